@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Parses every `flatout` command of the pages with the program: commands, options, recipes, presets, GPUs, keys and their values must exist.
+"""Checks every `flatout` command in the pages with the program: commands, options, recipes, presets, GPUs, keys and values must exist.
 
     python3 .ci/commands.py target/debug/flatout
-    python3 .ci/commands.py target/debug/flatout --list      prints every command it found and how it was checked
+        python3 .ci/commands.py target/debug/flatout --list      prints every command and how it was checked
 
-A command is a line of a fenced block that begins with `flatout`, or such a code span. Nothing is trained, opened or downloaded:
+    A command is a line of a fenced block that begins with `flatout`, or such a code span. Nothing is trained, opened or downloaded:
 
 - `flatout WORDS --help` parses options and their values, and fails at the first that does not exist;
 - `flatout recipes show RECIPE KEY=VALUE ...` checks the recipe, the keys and the values of commands that take them;
-- a line behind which the page shows a refusal must be refused in those words.
+- a line after which the page shows an error must fail with exactly that error.
 
-Words in capitals (RUN, FILE, N) stand for something: they are replaced where a number is wanted, and a key with such a value is looked up alone.
+Words in capitals (RUN, FILE, N) are placeholders: they are replaced where a number is expected, and of a key with such a value only the name is checked.
 """
 
 import argparse
@@ -25,18 +25,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "bench/README.md", "docs/**/*.md", "examples/**/*.md"]
 
-# Commands whose words before the first option are a recipe, keys and values.
+# Commands that take a recipe and overrides before the first option.
 TAKE_A_RECIPE = {"train", "plan", "sweep", "ablate", "profile", "tune"}
-# Commands that take a run or a model first, and keys behind it.
+# Commands that take a run or a model, followed by overrides.
 TAKE_A_RUN = {"resume", "generate", "eval", "chat", "serve", "logits"}
-# Their values are opened as a recipe is resolved, and neither models nor data are here: of these keys the name alone is checked.
+# Resolving a recipe opens the values of these keys, and models and data are not available: only the names are checked.
 OPENED = {"model.from", "model.vision.from", "adapter.from", "data.path", "data.held_out_path"}
-# What RECIPE, and a file that a page tells to write, stand for.
+# Replaces RECIPE, and recipe files that a page tells the reader to write.
 ANY_RECIPE = "qwen3-0.6b-sft"
-# A word that stands for something.
+# A placeholder.
 STANDS_FOR = re.compile(r"^[A-Z][A-Z_]*$|^N$|^HOST:PORT$")
 
-# Not parsed, each for a reason.
+# Commands that are not checked, each with the reason.
 EXCEPTIONS = {
     "flatout COMMAND --help": "it stands for every command",
     "flatout train lora.toml --run runs/lora": "the recipe begins from the run that the page makes before; the test of examples/ runs it",
@@ -48,11 +48,11 @@ EXCEPTIONS = {
 
 
 class Wrong(Exception):
-    """A command that does not parse, and why."""
+    """The reason why a command is wrong."""
 
 
 def found_in(page):
-    """The commands of a page: line number, text, and the refusal that the page shows behind it."""
+    """The commands of a page: line number, text, and the error that the page shows after it."""
     lines = (ROOT / page).read_text().splitlines()
     fence, number = None, 0
     while number < len(lines):
@@ -78,7 +78,7 @@ def found_in(page):
 
 
 def words_of(text):
-    """The words as a shell gives them to the program, without what a page writes behind and between them."""
+    """The arguments as a shell would pass them, without annotations of the page after and between them."""
     text = re.sub(r" \\\| [A-Z]+", "", text).replace("\\|", "|")
     text = re.sub(r"\[@STEP\]|(?<= )\[[^\]]*\]", "", text)
     text = re.split(r"\s{2,}[^\s-]|\s+#\s|\s[|>;&]+\s|\s>\S", text)[0]
@@ -88,7 +88,7 @@ def words_of(text):
 
 
 def first_value(word):
-    """Of a swept key's values the first: `lr=1e-3,3e-3` is `lr=1e-3`, and `train.seed=1..3` is `train.seed=1`."""
+    """The first value of a swept key: `lr=1e-3,3e-3` gives `lr=1e-3`, and `train.seed=1..3` gives `train.seed=1`."""
     key, value = word.split("=", 1)
     if "|" in value:
         return f"{key}={value.split('|')[0]}"
@@ -98,25 +98,25 @@ def first_value(word):
 class Program:
     def __init__(self, path):
         self.path = str(Path(path).resolve())
-        embedded = json.loads(self.said("recipes", "--json")[1])
+        embedded = json.loads(self.run("recipes", "--json")[1])
         self.recipes = {row["name"] for row in embedded["recipes"]}
         self.presets = {row["name"] for row in embedded["presets"]}
 
-    def said(self, *words, folder=ROOT):
+    def run(self, *words, folder=ROOT):
         ran = subprocess.run([self.path, *words], cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True)
         return ran.returncode, ran.stdout, ran.stderr.strip()
 
     def parse_options(self, words):
-        code, _, why = self.said(*words, "--help")
+        code, _, why = self.run(*words, "--help")
         if code != 0:
             raise Wrong(why.splitlines()[0])
 
     def has_key(self, key):
-        """Whether the key exists, in full or by its end: a value that is none of its own is refused for another reason."""
-        return "there is no key" not in self.said("recipes", "show", "tiny", f"{key}=?")[2]
+        """Whether the key exists, by its full path or its last part: an invalid value of a key that exists gives another error."""
+        return "there is no key" not in self.run("recipes", "show", "tiny", f"{key}=?")[2]
 
     def resolve(self, recipe, overrides, folder):
-        """Checks a recipe with its overrides, and alone those whose values stand for something or would be opened."""
+        """Checks a recipe with its overrides, and only the names of those whose values are placeholders or would be opened."""
         checked = []
         for word in overrides:
             key, value = word.split("=", 1)
@@ -125,13 +125,13 @@ class Program:
                     raise Wrong(f"there is no key `{key}`")
             else:
                 checked.append(word)
-        code, _, why = self.said("recipes", "show", recipe, *checked, folder=folder)
+        code, _, why = self.run("recipes", "show", recipe, *checked, folder=folder)
         if code != 0:
             raise Wrong(why)
 
 
 def split(words):
-    """Positional words, and options with their values. An option that is followed by no value has None."""
+    """Positional arguments, and options with their values; None for an option without a value."""
     alone, options = [], []
     rest = list(words)
     while rest:
@@ -146,7 +146,7 @@ def split(words):
     return alone, options
 
 
-# Options without a value, so that the word behind them is a word of the command.
+# Options without a value, so that the word after them is a positional argument.
 FLAGS = {
     "--watch", "--share-gpu", "--dry-run", "--launches", "--model", "--control", "--fresh", "--all", "--chat", "--json", "--quiet", "--verbose",
     "-q", "-v", "--open", "--force", "--adapter", "--verify", "--calibrate", "--restart", "--log", "--help",
@@ -154,7 +154,7 @@ FLAGS = {
 
 
 def check(program, page, text, refused):
-    """Says in a word how a command was checked, or raises what is wrong with it."""
+    """Checks a command and says how it was checked; raises Wrong with the reason."""
     if text in EXCEPTIONS:
         return f"not parsed: {EXCEPTIONS[text]}"
     words = words_of(text)
@@ -162,16 +162,16 @@ def check(program, page, text, refused):
         return "the program's name"
     folder = (ROOT / page).parent
     if refused:
-        code, _, why = program.said("plan", *words[1:]) if words[0] == "train" else program.said(*words)
+        code, _, why = program.run("plan", *words[1:]) if words[0] == "train" else program.run(*words)
         if code == 0 or why.splitlines()[0] != refused:
             raise Wrong(f"the page shows `{refused}`, and it says `{why}`")
         return "refused as the page shows"
     if "ends with code 2" in text:
         return "refused, in the test of the page"
 
-    # A number where an option wants one: any would do.
+    # Any number will do where an option expects one.
     typed = [re.sub(r"^(N|M|I)$", "1", word) for word in words]
-    # Overrides are looked at below; one that is an option's own value stays with it.
+    # Overrides are checked below; one that is the value of an option stays with it.
     is_option = [i > 0 and typed[i - 1] == "--try" for i in range(len(typed))]
     program.parse_options([word for word, its in zip(typed, is_option) if "=" not in word or word.startswith("-") or its])
     alone, options = split(words)

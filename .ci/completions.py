@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Types into real shells and presses Tab: what `flatout completions` prints must complete commands, options, recipes, keys, values and files.
+"""Tests shell completions by typing into real shells and pressing Tab: commands, options, recipes, keys, values and files must be completed.
 
     python3 .ci/completions.py target/debug/flatout
 
-Every shell that is installed is tried on a terminal of its own; bash must be there. A line PASS or FAIL a case."""
+Every installed shell is tested on its own terminal; bash is required. Prints a line PASS or FAIL per case."""
 
 import fcntl
 import os
@@ -19,7 +19,7 @@ import tempfile
 import termios
 import time
 
-# Words before Tab, and the text that the line must hold afterwards.
+# The typed text before Tab, and the text that the line must have afterwards.
 CASES = [
     ("flatout tra", "flatout train "),
     ("flatout doctor --veri", "flatout doctor --verify "),
@@ -42,7 +42,7 @@ LOAD = {
     "zsh": "PROMPT='> '; unsetopt zle_bracketed_paste; autoload -U compinit; compinit -u -D; source ./script",
     "fish": "function fish_prompt; echo '> '; end; source ./script",
 }
-# Ends a line that was completed without running it.
+# Clears a line without running it.
 CTRL_U = b"\x15"
 
 
@@ -60,7 +60,7 @@ class Terminal:
         os.write(self.file, keys if isinstance(keys, bytes) else keys.encode())
 
     def read(self, until, seconds):
-        """The bytes that are shown until some text is there or the time is up."""
+        """Reads output until it contains a text or the time is up."""
         shown, end = b"", time.monotonic() + seconds
         while time.monotonic() < end:
             if select.select([self.file], [], [], 0.05)[0]:
@@ -78,7 +78,7 @@ class Terminal:
 
 
 def plain(shown):
-    """Bytes as text, without what colours, and with the cursor's steps back taken."""
+    """Output as text, without escape sequences and with backspaces applied."""
     text = re.sub(rb"\x1b(\[[0-9;?<=>]*[a-zA-Z]|\][^\x07\x1b]*(\x07|\x1b\\)|[()][A-Z0-9]|[=>])", b"", shown)
     text = text.decode(errors="replace").replace("\r", "").replace("\a", "")
     while "\b" in text:
@@ -87,7 +87,7 @@ def plain(shown):
 
 
 def settled(terminal, folder):
-    """Waits until the shell has run what was typed."""
+    """Waits until the shell has processed its input."""
     mark = folder / "ready"
     terminal.type("echo x > ready\n")
     end = time.monotonic() + 20
@@ -122,7 +122,7 @@ def main():
             terminal.read("\0", 0.5)
             for typed, wanted in CASES:
                 terminal.type(typed + "\t")
-                # A shell shows words as they are typed, and behind them the letters that Tab adds. A sign behind that shows where the word ends.
+                # A shell echoes the typed words, followed by the letters that Tab adds. A character typed after that shows where the word ends.
                 shown = terminal.read(wanted.rstrip() if wanted.endswith(" ") else wanted, 6.0)
                 terminal.type("~")
                 shown = plain(shown + terminal.read("~", 3.0))

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks the pages against one another: links lead to files and headings that are there, every page is linked to, and no two have one title.
+"""Checks links between pages: targets and headings exist, every page is linked to, and titles are unique.
 
     python3 .ci/links.py
 
-Also: docs/ has the folders guides, reference, explanations and results, its index lists every page in them, and the README has at most 250 lines.
+Also checks that docs/ has the folders guides, reference, explanations and results, that its index lists every page in them, and that the README has at most 250 lines.
 """
 
 import re
@@ -14,13 +14,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 GROUPS = {"guides", "reference", "explanations", "results"}
-# Written for a reader who comes from elsewhere: nothing of this project needs to link to them.
+# Entry points, which other pages need not link to.
 ENTRANCES = {"README.md", ".github/PULL_REQUEST_TEMPLATE.md"}
 README_LINES = 250
 
 
 def without_code(text):
-    """The page with its fenced blocks and code spans left out, line by line."""
+    """The lines of a page, with those of fenced blocks blanked."""
     lines, fenced = [], False
     for line in text.splitlines():
         if line.startswith("```"):
@@ -32,7 +32,7 @@ def without_code(text):
 
 
 def anchor(heading):
-    """A heading as forges make it part of an address."""
+    """The anchor that forges generate for a heading."""
     heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
     return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
 
@@ -48,7 +48,7 @@ def main():
 
     for name, lines in pages.items():
         for number, line in enumerate(lines, 1):
-            # A link's text may be code; what stands in code alone is no link.
+            # The text of a link may be code, but a link inside code is not one.
             prose = re.sub(r"`[^`]*`", "code", line)
             for target in re.findall(r"\]\(([^)\s]+)\)", prose):
                 if re.match(r"[a-z]+:", target):

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Checks that arrows between crates and between modules of the training crate point down, and that folders stay small.
+"""Checks that dependencies between crates and between modules of the training crate point down, and that folders stay small.
 
 1. A crate depends only on crates below it: cli and python, measure, report, watch and serve, train, then models, runtime and data, then
-   ir, settings, world, http and waits. Dependencies of tests alone are left out.
+   ir, settings, world, http and waits. Dev-dependencies are ignored.
 2. The first-level modules of crates/train/src form no cycle. Every path `crate::...` in a module's files counts, also inside
-   functions; test modules do not. Where there is a cycle, it is printed with the lines that make it.
+   functions; test modules do not. A cycle is printed with the lines that cause it.
 3. No folder at or below those of FOLDERS holds more than MOST files.
 """
 
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ROOT / "crates/train/src"
 FOLDERS = ("crates/train/src", "crates/runtime/src/cuda", "crates/ir/src/passes")
 MOST = 20
-# Crates from the top down; those of one row do not know one another.
+# Crates from the top down; those of one row do not depend on one another.
 ROWS = (
     ("flatout", "flatout-python"),
     ("flatout-measure",),
@@ -32,10 +32,10 @@ ROWS = (
 def crates():
     """Dependencies between crates that do not point down."""
     command = ["cargo", "metadata", "--no-deps", "--format-version", "1", "--offline"]
-    told = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    metadata = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     row = {name: number for number, names in enumerate(ROWS) for name in names}
     wrong = []
-    for package in json.loads(told)["packages"]:
+    for package in json.loads(metadata)["packages"]:
         name = package["name"]
         for dependency in package["dependencies"]:
             other = dependency["name"]
@@ -61,7 +61,7 @@ def blank(text):
 
 
 def end_of_block(code, at):
-    """The place behind the block whose brace opens at or after `at`, or behind a semicolon that comes before it."""
+    """The offset after the block whose brace opens at or after `at`, or after a semicolon that comes before it."""
     depth = 0
     for place in range(at, len(code)):
         if code[place] == "{":
@@ -76,7 +76,7 @@ def end_of_block(code, at):
 
 
 def without_tests(code):
-    """The code with every item behind `#[cfg(test)]` blanked, and the names of test modules that are files."""
+    """The code with every `#[cfg(test)]` item blanked, and the names of test modules that are files."""
     named = []
     while match := re.search(r"#\[cfg\(test\)\]", code):
         end = end_of_block(code, match.end())
@@ -88,7 +88,7 @@ def without_tests(code):
 
 
 def group(code, at):
-    """The first names inside the braces that open at `at`."""
+    """The top-level names inside the braces that open at `at`."""
     names, depth, expect = [], 0, False
     for match in re.compile(r"[{},]|\w+").finditer(code, at):
         word = match.group()
@@ -108,7 +108,7 @@ def group(code, at):
 
 
 def paths(code, level):
-    """(first name behind the crate's root, place) of every path. `level` is how deep the file's module lies."""
+    """(first name after the crate's root, offset) of every path. `level` is the depth of the file's module."""
     root = r"(?<![\w:])(?:crate|" + "::".join(["super"] * level) + r")::"
     for match in re.finditer(root + r"(\w+|\{)", code):
         if match.group(1) == "{":
@@ -118,7 +118,7 @@ def paths(code, level):
 
 
 def exported():
-    """What lies at the crate's root, by the module it comes from: what lib.rs exports, and macros."""
+    """Names at the crate's root with the modules they come from: the exports of lib.rs, and macros."""
     code = blank((TRAIN / "lib.rs").read_text())
     found = {}
     for match in re.finditer(r"pub use (?:crate::)?(\w+)::([^;]+);", code):
@@ -131,7 +131,7 @@ def exported():
 
 
 def files_of(module):
-    """(file, how deep its module lies) of a first-level module, without files of tests."""
+    """(file, path of its module, code) of a first-level module, without files of tests."""
     tests = set()
     found = []
     own = [TRAIN / f"{module}.rs"] + sorted((TRAIN / module).rglob("*.rs"))
@@ -148,7 +148,7 @@ def files_of(module):
 
 
 def imports():
-    """From module to module, the lines that name the other one; and paths that lead nowhere."""
+    """The lines that import from one module into another, and paths that lead nowhere."""
     modules = {path.stem for path in TRAIN.iterdir() if path.is_dir() or path.suffix == ".rs"} - {"lib"}
     exports = exported()
     arrows, lost = {}, []
@@ -166,17 +166,17 @@ def imports():
 
 
 def back(arrows, start, goal):
-    """The shortest way from one module to another."""
-    ways = [[start]]
+    """The shortest path of imports from one module to another."""
+    queue = [[start]]
     seen = {start}
-    while ways:
-        way = ways.pop(0)
-        if way[-1] == goal:
-            return way
-        for other in sorted(arrows.get(way[-1], {})):
+    while queue:
+        path = queue.pop(0)
+        if path[-1] == goal:
+            return path
+        for other in sorted(arrows.get(path[-1], {})):
             if other not in seen:
                 seen.add(other)
-                ways.append(way + [other])
+                queue.append(path + [other])
     return None
 
 
@@ -185,9 +185,9 @@ def cycles(arrows):
     found = {}
     for module in sorted(arrows):
         for other in sorted(arrows[module]):
-            if way := back(arrows, other, module):
-                first = way.index(min(way))
-                cycle = tuple(way[first:] + way[:first])
+            if path := back(arrows, other, module):
+                first = path.index(min(path))
+                cycle = tuple(path[first:] + path[:first])
                 found[cycle] = None
     return sorted(found, key=lambda cycle: (len(cycle), cycle))
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Trains in a terminal under tmux, makes it narrower and wider while the bar runs or something is waited for, and looks at what is left on the screen.
+"""Tests the progress display in a terminal under tmux that is resized while a bar or a waiting line is shown.
 
-    python3 .ci/terminal.py target/debug/flatout
+python3 .ci/terminal.py target/debug/flatout
 
-It needs tmux and says that it skips where there is none. A line PASS or FAIL a claim."""
+Prints a line PASS or FAIL per check. Without tmux it prints SKIP."""
 
 import os
 import pathlib
@@ -33,7 +33,7 @@ def main():
         print(f"{'PASS' if good else 'FAIL'} {words}" + ("" if good else "\n" + shown))
 
     def begin(name, columns, command, scratch):
-        """A server of its own for every session: one that is ending takes no other."""
+        """Starts a session on its own server, because a server that is ending accepts no new session."""
         tmux[:] = ["tmux", "-L", f"flatout-{os.getpid()}-{name}"]
         env = {**os.environ, "TERM": "xterm-256color"}
         typed = [*tmux, "-f", "/dev/null", "new-session", "-d", "-x", str(columns), "-y", "50", command]
@@ -48,13 +48,13 @@ def main():
             time.sleep(0.2)
 
     def waits(scratch):
-        """Reading text through a pipe takes as long as this test keeps the pipe open: a line says so, and leaves nothing behind."""
+        """Reading text from a pipe takes as long as this test keeps the pipe open: a line says so, and is removed afterwards."""
         words = random.Random(1)
         vocabulary = ["".join(words.choices("abcdefghijklmnopqrstuvwxyz", k=words.randint(2, 9))) for _ in range(2000)]
         text = "\n\n".join(" ".join(words.choices(vocabulary, k=150)) for _ in range(2000))
         pipe = pathlib.Path(scratch, "pipe")
         os.mkfifo(pipe)
-        # A line stands above, as a prompt does: where none does, a line that tmux breaks in two is half in its history, out of reach.
+        # There is a line above, as with a prompt: otherwise half of a line that tmux wraps would be in its history, out of reach.
         command = f"echo above; LC_ALL=C.UTF-8 {program} data prepare - --out shards --vocab 600 < pipe; echo finished-here; sleep 600"
         begin("waits", 90, command, scratch)
         line = "reading text for a tokeniser"
@@ -62,7 +62,7 @@ def main():
             writer.write(text)
             writer.flush()
             wait(lambda: line in screen(), 60)
-            claim(line in screen(), "a wait of more than a second is told", screen())
+            claim(line in screen(), "a wait of more than a second is shown", screen())
             subprocess.run([*tmux, "resize-window", "-x", "30", "-y", "50"], check=True)
             time.sleep(1)
             claim(screen(300).count(line) <= 1, "one such line is left after the terminal became narrower", screen(300))

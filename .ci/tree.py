@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Writes docs/tree.md: every source file of the project with the first sentence of its own documentation.
+"""Writes docs/tree.md: every source file of the project with the first sentence of its documentation.
 
     .ci/tree.py             writes the page
-    .ci/tree.py --check     fails where the page is not what this would write, and where a page names a file that is not there
+    .ci/tree.py --check     fails if the page is not up to date, or if a page names a file that does not exist
 
-A Rust file is described by its `//!`, a CUDA or JavaScript file by the comment it begins with, a Python file by its docstring, a script by
-the comment behind `#!`. Files that differ only in their ending share a line, and a folder has the line of its `mod.rs`,
-`lib.rs` or `main.rs`, or of its `mod` block in the parent's. A folder without source files has one line. Left out are data
-beside source files, folders of data beside the script that made them, unit tests in files of their own (`tests.rs` under
-`src`), and docs/, which has an index of its own.
+A Rust file is described by its `//!`, a CUDA or JavaScript file by its first comment, a Python file by its docstring, a script by
+the comment after `#!`. Files that differ only in their extension share a line, and a folder has the line of its `mod.rs`,
+`lib.rs` or `main.rs`, or of its `mod` block in the parent's. A folder without source files has one line. Not listed are data
+next to source files, folders of data next to the script that made them, unit tests in separate files (`tests.rs` under
+`src`), and docs/, which has its own index.
 """
 
 import re
@@ -22,7 +22,7 @@ COMMENT = {".rs": "//!", ".cu": "//", ".cuh": "//", ".js": "//", "": "#"}
 SOURCES = {".rs", ".cu", ".cuh", ".js", ".py"}
 SPEAKS_FOR_ITS_FOLDER = ("mod.rs", "lib.rs", "main.rs")
 TOP = ("crates", "bench", "recipes", "examples", ".ci")
-# The description of a file begins in this column, or behind a longer name.
+# The description of a file begins in this column, or after a longer name.
 COLUMN = 38
 
 HEAD = """\
@@ -36,7 +36,7 @@ Each file with the first sentence of its own documentation. `.ci/tree.py` writes
 
 
 def files():
-    """Paths that are tracked, or would be."""
+    """Paths of files that are tracked or not ignored."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout.splitlines()
     return sorted({PurePosixPath(name) for name in names if (ROOT / name).is_file()})
@@ -51,7 +51,7 @@ def is_source(path):
 
 
 def documentation(path):
-    """The lines of the comment or docstring a file begins with."""
+    """The lines of the comment or docstring at the beginning of a file."""
     lines = (ROOT / path).read_text().splitlines()
     if lines and lines[0].startswith("#!") and not lines[0].startswith("#!["):
         lines = lines[1:]
@@ -70,7 +70,7 @@ def documentation(path):
 
 
 def description(path):
-    """The first sentence, of which only a beginning that stands alone is taken where it goes on in the next line."""
+    """The first sentence; if it continues in the next line, only its part up to a colon, semicolon or comma."""
     found = documentation(path)
     if not found or not found[0].strip():
         return None
@@ -97,7 +97,7 @@ def block(folder):
 
 
 def tree():
-    """The lines of the tree, and the files that say nothing about themselves."""
+    """The lines of the tree, and the files without documentation."""
     paths = [path for path in files() if is_listed(path)]
     sources = {path for path in paths if is_source(path)}
     silent = []
@@ -107,7 +107,7 @@ def tree():
         begin = "  " * depth + name
         lines.append(f"{begin:<{COLUMN - 2}}  {text}".rstrip())
 
-    def told(path):
+    def described(path):
         text = description(path)
         if text is None:
             silent.append(path)
@@ -124,12 +124,12 @@ def tree():
             kind = "fixtures" if "tests" in folder.parts else "files"
             say(depth, f"{folder.name}/", f"{kind}: {', '.join(endings)}")
             return
-        # A crate speaks through its library or its program, any other folder through its `mod.rs`.
+        # A crate is described by its library or its program, any other folder by its `mod.rs`.
         candidates = [folder / name for name in SPEAKS_FOR_ITS_FOLDER]
         candidates += [folder / "src" / name for name in SPEAKS_FOR_ITS_FOLDER if (folder / "Cargo.toml") in here]
         speakers = [path for path in candidates if path in sources]
         is_crates_src = folder.name == "src" and depth == 1
-        text = told(speakers[0]) if speakers and not is_crates_src else block(folder)
+        text = described(speakers[0]) if speakers and not is_crates_src else block(folder)
         say(depth, f"{folder if depth == 0 else folder.name}/", text)
         rows = {}
         for path in here:
@@ -141,7 +141,7 @@ def tree():
                 group = sorted(rows[name], key=lambda path: (".rs", ".cu", ".cuh", ".js", ".py", "").index(path.suffix))
                 others = [path.suffix for path in group[1:]]
                 others += sorted(path.suffix for path in here if path.stem == name and path not in sources and path.suffix)
-                say(depth + 1, ", ".join([group[0].name, *others]), told(group[0]))
+                say(depth + 1, ", ".join([group[0].name, *others]), described(group[0]))
             if name in folders:
                 walk(folder / name, depth + 1)
 
@@ -157,9 +157,9 @@ def tree():
 
 
 def missing():
-    """Files that a page names and that are not there: links, and words in backticks that are paths of sources.
+    """References in pages to files that do not exist: links, and words in backticks that are paths of sources.
 
-    A path may begin at the root, at crates/, or anywhere below, as the name of a neighbour does. `x.rs` stands for any file.
+    A path may begin at the root, at crates/, or anywhere below, as the name of a neighbouring file does. `x.rs` stands for any file.
     """
     known = files()
     folders = {folder for path in known for folder in path.parents}
@@ -168,7 +168,7 @@ def missing():
     wrong = []
     for page in (path for path in known if path.suffix == ".md"):
         text = (ROOT / page).read_text()
-        # Blocks of code show commands and what they print.
+        # Code blocks show commands and their output.
         text = re.sub(r"^```.*?^```", lambda block: re.sub(r"[^\n]", "", block.group()), text, flags=re.DOTALL | re.MULTILINE)
         for number, line in enumerate(text.splitlines(), 1):
             for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", line):

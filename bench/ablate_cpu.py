@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Whether `flatout ablate` agrees with itself: the whole command several times, its rows compared.
+"""Checks the repeatability of `flatout ablate`: runs the whole command several times and compares its rows.
 
     python bench/ablate_cpu.py target/release/flatout --calls 5
 
-Each call measures `tiny` anew. It must end within two minutes, show the base against itself as within noise, find a row whose
-times are made 10% longer, and give ranges that meet those of every other call, row by row. Needs nothing but Python, and a
-machine that has nothing else to do: what a neighbour takes widens the ranges, which is shown.
+Each call measures `tiny` again. It must end within two minutes, report the base compared with itself as within noise, detect a row
+whose times are scaled by 1.1, and give intervals that overlap those of every other call, row by row. Needs only Python, and an idle
+machine: other load widens the intervals, which are printed.
 """
 
 import argparse
@@ -21,15 +21,15 @@ def call(flatout, words):
     with tempfile.TemporaryDirectory() as cache:
         env = dict(os.environ, FLATOUT_CACHE=cache)
         command = [flatout, "ablate", *words, "--control", "--json"]
-        said = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
-    return time.time() - began, json.loads(said.stdout)
+        done = subprocess.run(command, env=env, check=True, capture_output=True, text=True)
+    return time.time() - began, json.loads(done.stdout)
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("flatout")
     parser.add_argument("--calls", type=int, default=5)
-    parser.add_argument("words", nargs="*", default=["tiny"], help="what follows `flatout ablate`")
+    parser.add_argument("words", nargs="*", default=["tiny"], help="arguments of `flatout ablate`")
     args = parser.parse_intermixed_args()
     calls, wrong = [], []
     for i in range(args.calls):

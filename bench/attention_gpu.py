@@ -1,13 +1,13 @@
-"""Attention, flatout's kernels against PyTorch's on one GPU: every shape of `flatout doctor --speed attention`, in turns.
+"""Compares flatout's attention kernels with PyTorch's on one GPU, on every shape of `flatout doctor --speed attention`, in interleaved rounds.
 
     cargo build --profile ship
     python bench/attention_gpu.py target/ship/flatout
     python bench/attention_gpu.py target/ship/flatout --only backward --rounds 3 --json
 
-One round is flatout's command, then bench/peers/attention_torch.py on the shapes that it named, each a fresh process. Every
-time is of one call with CUDA events, the median of several turns, on random numbers; where the tensors of one call would
-stay in the cache they lie several times in memory and calls go round them. Packed sequences run on PyTorch's packed
-attention where there is one, and padded to 512. Rates count the pairs that the mask leaves between real tokens.
+One round is flatout's command, then bench/peers/attention_torch.py on the shapes that it printed, each in a new process. A time is
+that of one call, measured with CUDA events, the median of several rounds, on random numbers; if the tensors of one call would stay
+in the cache, calls cycle through several copies in memory. Packed sequences run on PyTorch's packed attention if it has one, and
+padded to 512. Rates count the pairs of real tokens that the mask keeps.
 """
 
 import argparse
@@ -21,16 +21,16 @@ PEER = Path(__file__).resolve().parent / "peers" / "attention_torch.py"
 
 
 def run_flatout(binary, only):
-    """Shapes, each with its kernels' times. Fails where one shape does."""
+    """Shapes, each with its kernels' times. Fails if one shape fails."""
     command = [binary, "doctor", "--speed", "attention", "--json"] + (["--only", only] if only else [])
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     if not done.stdout.strip():
-        sys.exit(f"{' '.join(command)} gave nothing (code {done.returncode})")
+        sys.exit(f"{' '.join(command)} printed nothing (code {done.returncode})")
     return json.loads(done.stdout)
 
 
 def run_torch(python, shapes):
-    """Milliseconds of each backend, a dictionary a shape; none of trees, whose mask PyTorch's kernels have not."""
+    """Milliseconds of each backend, a dictionary per shape; none for trees, whose mask PyTorch's kernels do not support."""
     known = [shape for shape in shapes if "TwoIntervals" not in shape["shape"]]
     plain = [{key: shape[key] for key in ("backward", "causal", "heads", "kv_heads", "size", "lengths", "padded_to")}
              for shape in known]
@@ -42,7 +42,7 @@ def run_torch(python, shapes):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("--only", default="", help="shapes whose name holds this")
+    p.add_argument("--only", default="", help="only shapes whose name contains this")
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--python", default=sys.executable)
     p.add_argument("--json", action="store_true")

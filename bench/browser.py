@@ -1,4 +1,4 @@
-"""Chromium without a window, told what to do over its debugging protocol: for scripts that look at pages of flatout.
+"""Drives headless Chromium over its debugging protocol, for scripts that test pages of flatout.
 
 Needs Chromium (or Chrome) and the Python package `websockets`.
 """
@@ -18,12 +18,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def found():
-    """The program, or none."""
+    """The path of the program, or None."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """A browser with one page. Everything that the page logs or throws is kept in `trouble`."""
+    """A browser with one page. `trouble` collects everything that the page logs or throws."""
 
     def __init__(self, program):
         self.profile = tempfile.TemporaryDirectory(prefix="browser", ignore_cleanup_errors=True)
@@ -63,10 +63,10 @@ class Browser:
 
     def run(self, expression):
         """The value of a JavaScript expression in the page."""
-        told = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
-        if "exceptionDetails" in told:
-            raise RuntimeError(f"{expression}: {told['exceptionDetails']}")
-        return told["result"].get("value")
+        reply = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        if "exceptionDetails" in reply:
+            raise RuntimeError(f"{expression}: {reply['exceptionDetails']}")
+        return reply["result"].get("value")
 
     def open(self, url):
         self.call("Page.navigate", url=url)
@@ -76,7 +76,7 @@ class Browser:
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone)
 
     def scheme(self, name):
-        """Whether the system is `light` or `dark`."""
+        """Sets the system's colour scheme, `light` or `dark`."""
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     def key(self, name, code):
@@ -84,7 +84,7 @@ class Browser:
             self.call("Input.dispatchKeyEvent", type=kind, key=name, code=name, windowsVirtualKeyCode=code)
 
     def picture(self, path=None):
-        """A picture of the page as it is seen, as PNG."""
+        """A screenshot of the page as PNG."""
         data = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
         if path:
             Path(path).write_bytes(data)
@@ -101,7 +101,7 @@ class Browser:
 
 
 def wait(check, what, seconds=60):
-    """The first value of `check` that is true; an error where none comes."""
+    """Polls `check` until its value is true and returns it; an error after a timeout."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:

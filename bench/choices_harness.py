@@ -1,11 +1,11 @@
-"""Does `flatout eval --choices` count as the lm-evaluation-harness does? Trains small models, and compares both on the same files.
+"""Compares the accuracies of `flatout eval --choices` with those of the lm-evaluation-harness, for small models on the same files.
 
     pip install torch transformers lm_eval
     python bench/choices_harness.py target/release/flatout
 
-Questions in the forms of HellaSwag, ARC, MMLU and PIQA are drawn from this project's documents, asked of a run, of its export and of a
-tiny GPT-2 by `flatout eval --choices`, and of the folders by the harness with its own definitions of the tasks, whose files alone are
-replaced. Exits with 1 where an accuracy differs.
+Questions in the formats of HellaSwag, ARC, MMLU and PIQA are made from this project's documents. `flatout eval --choices` evaluates a
+run, its export and a tiny GPT-2; the harness evaluates the folders with its own task definitions, of which only the files are replaced.
+Exits with 1 if an accuracy differs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from lm_eval.models.huggingface import HFLM
 from program import Program
 
 DOCUMENTS = Path(__file__).resolve().parent.parent / "docs"
-# The file of each task among the harness's own, and the split that it evaluates.
+# The definition file of each task in the harness, and the split that it evaluates.
 TASKS = {
     "hellaswag": ("hellaswag/hellaswag.yaml", "validation"),
     "arc": ("arc/arc_easy.yaml", "test"),
@@ -44,7 +44,7 @@ def sentences():
 
 
 def questions(count, seed):
-    """Rows of every form, with odd spaces, marks and letters among them."""
+    """Rows of every format, some with unusual spaces, punctuation and letters."""
     draw, known = random.Random(seed), sentences()
     rows = {name: [] for name in TASKS}
     for number in range(count):
@@ -67,7 +67,7 @@ def questions(count, seed):
 
 
 def task(name, file, subject):
-    """The harness's own definition, of a local file."""
+    """The harness's own task definition, for a local file."""
     path, split = TASKS[name]
     path = Path(lm_eval.__file__).parent / "tasks" / path
     folder = path.parent
@@ -87,8 +87,8 @@ def task(name, file, subject):
         made.pop(key, None)
     made.update(task=f"local_{name}", dataset_path="json", dataset_kwargs={"data_files": {split: str(file)}}, test_split=split)
     if name == "mmlu":
-        said = (folder / f"mmlu_{subject}.yaml").read_text()
-        made["description"] = yaml.load(said, Loader)["description"]
+        output = (folder / f"mmlu_{subject}.yaml").read_text()
+        made["description"] = yaml.load(output, Loader)["description"]
     return made
 
 
@@ -119,8 +119,8 @@ def main():
                 theirs = lm_eval.simple_evaluate(model=harness, tasks=[task(name, file, "abstract_algebra")], num_fewshot=0,
                                                  bootstrap_iters=0)["results"][f"local_{name}"]
                 for model in [run, folder]:
-                    said = flatout("eval", str(model), "--choices", str(file), "backend=cpu", "precision=fp32", "--json")
-                    ours = json.loads(said)["choices"][0]
+                    output = flatout("eval", str(model), "--choices", str(file), "backend=cpu", "precision=fp32", "--json")
+                    ours = json.loads(output)["choices"][0]
                     for metric in ["acc", "acc_norm"]:
                         if f"{metric},none" not in theirs:
                             continue

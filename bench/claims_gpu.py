@@ -1,4 +1,4 @@
-"""Figures that only docs/results/claims.md asks for, measured on one GPU.
+"""Measures figures for docs/results/claims.md that no other script measures, on one GPU.
 
     cargo build --profile ship
     python bench/claims_gpu.py target/ship/flatout
@@ -7,12 +7,12 @@
 | part | what is measured |
 |---|---|
 | switches | `ablate` of CUDA graphs, cached rotations and the fused optimiser with Vision-BDH, and of CUDA graphs with Gemma's pairs |
-| batch | images a second of Vision-BDH with 64 and with 256 images at once, and 256 as four times 64 |
-| beside | images a second of Vision-BDH and of a vision transformer on the same images, 512 at once |
-| norm | `ablate --model` of pretrain-226m: an RMS norm against a layer norm |
-| quality | the loss after --steps updates of a decoder of 30M parameters: SwiGLU and GELU of equally many parameters, rotary and learned positions, and the norm of queries and keys with learning rates of 1, 5 and 15 times 1e-3 |
+| batch | images per second of Vision-BDH with micro-batches of 64 and of 256 images, and of 256 as four micro-batches of 64 |
+| beside | images per second of Vision-BDH and of a vision transformer on the same images, in micro-batches of 512 |
+| norm | `ablate --model` of pretrain-226m: RMS norm compared with layer norm |
+| quality | the loss after --steps updates of a decoder of 30M parameters: SwiGLU and GELU of equally many parameters, rotary and learned positions, and query-key normalisation with learning rates of 1, 5 and 15 times 1e-3 |
 
-Each run is a fresh process; those of one seed see the same tokens in the same order.
+Each run is a new process; runs with the same seed see the same tokens in the same order.
 """
 
 import argparse

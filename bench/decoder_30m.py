@@ -1,7 +1,7 @@
-"""A decoder of 30M parameters that learns the synthetic language: its words, a run of it, and what its log says.
+"""Shared by scripts that compare precisions: a decoder of 30M parameters that learns the synthetic language, and runs of it.
 
-`state_gpu.py` and `fp8_gpu.py` hold runs of it against one another. Every run is a fresh process, and those of one seed see the
-same tokens in the same order: the language is a function of the seed, and nothing else of the run changes what is drawn.
+`state_gpu.py` and `fp8_gpu.py` compare its runs. Every run is a new process, and runs with the same seed see the same tokens in the
+same order: the language depends only on the seed.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def arguments(description):
 
 
 def words(a, seed, *own):
-    """32 rows of 256 tokens an update. What the caller sets for the runs it compares comes last and wins."""
+    """Overrides for 32 rows of 256 tokens per update. Those of the caller come last and take precedence."""
     return [a.recipe, "data.source=synthetic", "model.width=512", f"model.layers={a.layers}", "model.heads=8", "model.kv_heads=4",
             "model.ffn=1536", "model.context=256", f"train.steps={a.steps}", "train.batch=32", "train.micro_batch=32",
             f"train.seed={seed}", f"schedule.warmup_steps={max(a.steps // 20, 1)}", "eval.rows=0", "checkpoint.every=0",
@@ -37,7 +37,7 @@ def command(a, run, seed, *own):
 
 
 def train(a, run, seed, *own):
-    """The losses of a run, its `start` event, the median step and how long the process took."""
+    """The losses of a run, its `start` event, the median step and the time of the process."""
     began = time.perf_counter()
     typed = command(a, run, seed, *own)
     done = subprocess.run(typed, stdout=subprocess.PIPE, text=True)

@@ -1,14 +1,13 @@
-"""Do `transformers`, PEFT and timm compute what flatout computes of classes? Trains small classifiers, exports them, and compares.
+"""Compares the probabilities of exported classifiers in `transformers`, PEFT and timm with flatout's, for small trained models.
 
     pip install torch transformers peft timm tokenizers safetensors pillow
     python bench/export_classes.py target/release/flatout
 
-Texts: for every family of encoders a random checkpoint of the library goes in, with its head of classes or as the body that
-fills in masked tokens, trains on pairs of texts and comes out. The library tokenises the pairs itself, with their types, and
-its probabilities are compared with those of `flatout eval --predict` on the run and on the folder; of a run with LoRA
-also those of PEFT's model over the base.
-Images: for every vision tower likewise, on images of the model's own size, so that nobody scales.
-Exits with 1 where a probability differs by more than 1e-5.
+Texts: for every family of encoders, a random checkpoint of the library, with a classification head or a masked-language-model head,
+is fine-tuned on pairs of texts and exported. The library tokenises the pairs itself, with token types, and its probabilities are
+compared with those of `flatout eval --predict` on the run and on the folder; for a run with LoRA also those of PEFT's model over the base.
+Images: likewise for every vision tower, on images of the model's own size, so that none is scaled.
+Exits with 1 if a probability differs by more than 1e-5.
 """
 
 import argparse
@@ -32,7 +31,7 @@ WORDS = "a the fox dog cat owl sees hears likes eats red blue small old one two 
 STEPS = ["train.epochs=2", "train.batch=8", "lr=3e-3", "backend=cpu", "precision=fp32"]
 SIZES = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, max_position_embeddings=34)
 DISTIL = dict(dim=24, n_layers=2, n_heads=3, hidden_dim=40, max_position_embeddings=34)
-# The library's names without the class, the fields, the sizes, and how it frames a pair.
+# The library's names without the class, the fields, the sizes, and its template for pairs.
 ENCODERS = {
     "Bert": (SIZES, "bert"),
     "Roberta": (SIZES | dict(type_vocab_size=1, pad_token_id=1, bos_token_id=0, eos_token_id=2), "roberta"),
@@ -43,7 +42,7 @@ ENCODERS = {
 
 
 def tokenizer(frame):
-    """Words and their endings, with the special tokens where each family has them."""
+    """A tokeniser of words and their endings, with the special tokens of each family."""
     special = ["[PAD]", "[CLS]", "[SEP]", "[UNK]"] if frame == "bert" else ["[CLS]", "[PAD]", "[SEP]", "[UNK]"]
     vocab = {word: number for number, word in enumerate(special + WORDS)}
     library = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
@@ -55,7 +54,7 @@ def tokenizer(frame):
 
 
 def pairs(count):
-    """Pairs of texts of unequal lengths, and whether both are of one animal."""
+    """Pairs of texts of different lengths, labelled by whether both are about the same animal."""
     generator = torch.Generator().manual_seed(7)
     draw = lambda many: [WORDS[i] for i in torch.randint(0, 18, (many,), generator=generator)]
     rows = []
@@ -66,7 +65,7 @@ def pairs(count):
 
 
 def predicted(flatout, model, file, out):
-    """The probabilities that `eval --predict` writes, a row a sample in the order of the file."""
+    """The probabilities that `eval --predict` writes, a row per sample in the order of the file."""
     flatout("eval", model, "--predict", file, "--out", out, "backend=cpu", "precision=fp32")
     rows = [json.loads(line) for line in (flatout.folder / out).read_text().splitlines()]
     return rows
@@ -95,30 +94,30 @@ def texts(flatout, compare):
                     [r[0] for r in rows], [r[1] for r in rows], return_token_type_ids=True
                 )
                 known = ["input_ids", "token_type_ids"] if frame == "bert" and name == "Bert" else ["input_ids"]
-                said = []
+                computed = []
                 with torch.no_grad():
                     for i in range(len(rows)):
                         one = {key: torch.tensor([inputs[key][i]]) for key in known}
-                        said.append(model.eval()(**one).logits.softmax(-1)[0])
-                return torch.stack(said)
+                        computed.append(model.eval()(**one).logits.softmax(-1)[0])
+                return torch.stack(computed)
 
             load = lambda path: hf.AutoModelForSequenceClassification.from_pretrained(
                 path, num_labels=3, dtype=torch.float32, attn_implementation="eager"
             )
             for model in [run, out]:
-                compare(f"{model}", predicted(flatout, model, "pairs.csv", "said.jsonl"), theirs(load(folder / out)))
+                compare(f"{model}", predicted(flatout, model, "pairs.csv", "predicted.jsonl"), theirs(load(folder / out)))
             if head == "ForMaskedLM":
                 continue
             flatout(*train, "adapter.kind=lora", "adapter.rank=3", "--run", f"{name}-lora")
             flatout("export", f"{name}-lora", "--to", f"{name}-adapter", "--adapter")
             adapted = PeftModel.from_pretrained(load(folder / base), folder / f"{name}-adapter")
-            compare(f"{name}, LoRA by PEFT", predicted(flatout, f"{name}-lora", "pairs.csv", "said.jsonl"), theirs(adapted))
+            compare(f"{name}, LoRA by PEFT", predicted(flatout, f"{name}-lora", "pairs.csv", "predicted.jsonl"), theirs(adapted))
 
 
 SIDE, PATCH = 24, 6
 VISION = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=40, image_size=SIDE, patch_size=PATCH)
 TEXT = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8, vocab_size=9, bos_token_id=1, eos_token_id=2)
-# The library's names with the class that goes in; a tower is part of a model that reads text as well.
+# The library's names with the class that is loaded; a tower is part of a model that also reads text.
 TOWERS = {
     "ViTForImageClassification": VISION,
     "ViTModel": VISION,
@@ -148,17 +147,17 @@ def images(flatout, compare):
         Image.fromarray(pixels.numpy()).save(place / f"{number}.png")
 
     def judged(name, base, probabilities):
-        """Trains from a folder, and compares the run and its export with what `probabilities` makes of an image and a folder."""
+        """Trains from a folder, and compares the run and its export with what `probabilities` returns for an image and a folder."""
         run, out = f"{name}-run", f"{name}-out"
         words = [f"model.image_size={SIDE}", "data.path=images", "data.held_out=0.2", "train.steps=6", "train.batch=6"]
         words += ["schedule.warmup_steps=1", "lr=1e-3", "train.mixup=0", "backend=cpu", "precision=fp32"]
-        # The recipe says another, and of a plain ViT it counts.
+        # The recipe has another value, which matters for a plain ViT.
         words += ["model.pooling=cls"] if name == "ViTModel" else []
         flatout("train", "vision-tiny", f"model.from={base}", *words, "--run", run)
         flatout("export", run, "--to", out)
         theirs = probabilities(folder / out)
         for model in [run, out]:
-            ours = predicted(flatout, model, "images", "said.jsonl")
+            ours = predicted(flatout, model, "images", "predicted.jsonl")
             compare(model, ours, torch.stack([theirs(Image.open(folder / row["row"])) for row in ours]))
 
     def by_transformers(out):
@@ -206,7 +205,7 @@ def images(flatout, compare):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("flatout", type=Path, help="the binary")
-    parser.add_argument("--only", choices=["texts", "images"], help="one of the two")
+    parser.add_argument("--only", choices=["texts", "images"], help="only one of the two")
     arguments = parser.parse_args()
     binary = arguments.flatout.resolve()
     torch.set_num_threads(2)

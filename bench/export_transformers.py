@@ -1,11 +1,11 @@
-"""Does `transformers` compute what flatout computes? Trains small runs, exports them, and compares logits.
+"""Compares the logits of exported runs in `transformers` with flatout's, for small trained models.
 
     pip install torch transformers safetensors tokenizers
     python bench/export_transformers.py target/release/flatout
 
 For every case: a run of a few steps, `flatout export` (f32 in shards, and bf16), AutoModelForCausalLM on the folder, and
 `flatout logits` on the run and on the folder for the same tokens. Also checks that AutoTokenizer reads the tokeniser and
-gives flatout's own tokens, and that a model saved by `transformers` goes in, trains and comes out. Exits with 1 where a
+gives flatout's own tokens, and that a model saved by `transformers` can be loaded, trained and exported. Exits with 1 if a
 logit differs by more than 1e-4 (bf16: than 1e-4 from the run's own weights rounded to bf16).
 """
 
@@ -21,7 +21,7 @@ from program import Program
 
 SMALL = ["train.steps=20", "train.batch=4", "model.context=32", "schedule.warmup_steps=2", "eval.rows=0", "backend=cpu"]
 SHAPE = ["model.width=48", "model.layers=2", "model.ffn=80"]
-# The factor on embeddings is the root of a width that has one, so that it is the same in every type.
+# The width is a square number, so that the factor on embeddings, its root, is the same in every type.
 GEMMA = ["model.heads=4", "model.kv_heads=2", "model.head_size=12", "model.norm_weight=one_plus", "model.post_norms=true",
          "model.activation=geglu", "model.width=64", "model.embed_scale=8"]
 CASES = {

@@ -1,5 +1,5 @@
-"""Fine-tuning on one GPU, flatout against transformers + PEFT in turns: Gemma-3-1B over text pairs with DoRA, and what flatout
-alone makes of an 8B model with LoRA.
+"""Fine-tuning on one GPU, flatout and transformers + PEFT in interleaved runs: Gemma-3-1B over text pairs with DoRA; and an 8B model
+with LoRA, flatout only.
 
     cargo build --profile ship
     python bench/finetune_gpu.py target/ship/flatout
@@ -10,14 +10,14 @@ alone makes of an 8B model with LoRA.
 | case | what is trained |
 |---|---|
 | full | `gemma3-1b-pairs`: DoRA of rank 16 on q, k, v, o, 32 pairs of 512 tokens |
-| lengths | the same with lognormal lengths of mean 200 up to 512: flatout lays them out as it chooses, the peer groups by length and pads to the longest of a batch |
-| qwen3-8b | Qwen3-8B's shape, LoRA of rank 16 on all linear weights, answers of 512 tokens in the mean packed into 16,384 at once, none of more than 4,096; flatout alone |
+| lengths | the same with lognormal lengths of mean 200 up to 512: flatout chooses its layout, the peer groups by length and pads to the longest of a batch |
+| qwen3-8b | Qwen3-8B's shape, LoRA of rank 16 on all linear weights, answers of 512 tokens on average and at most 4,096, packed into micro-batches of 16,384; flatout only |
 
-One round is a run of flatout in each case, then a run of each peer (bench/peers/gemma_peft.py), which does the cases one after
-another. Every run is a fresh process, weights are random, tokens uniformly so. tokens/s counts real tokens, never padding:
-flatout's over all steps behind a warm-up of four, the peer's over groups of steps. "peak" is the memory that tensors took, "of
-card" what the process took from the card. "best" is the fastest peer, whichever it is. --quick: one round, few steps, the peer
-compiled by layers; --small: sizes for a machine without a GPU, which only shows that the script runs.
+One round is a run of flatout for each case, then a run of each peer (bench/peers/gemma_peft.py), which does the cases one after
+another. Every run is a new process, weights are random, and tokens uniformly random. tokens/s counts real tokens, not padding:
+flatout's over all steps after a warm-up of four, the peer's over groups of steps. "peak" is the memory of tensors, "of card" the
+device memory of the process. "best" is the fastest peer. --quick: one round, few steps, the peer compiled by layers; --small: sizes
+for a machine without a GPU, which only shows that the script runs.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from words import words_of
 
 PEER = Path(__file__).resolve().parent / "peers" / "gemma_peft.py"
 CASES = dict(full=512, lengths=200)
-"""The mean length of each case with pairs, where the longest is 512."""
+"""The mean length of each case with pairs; the longest is 512."""
 
 GEMMA = dict(layers=26, width=1152, head_size=256, vocab=262144)
 SMALL_GEMMA = dict(layers=6, width=64, head_size=16, vocab=2048)
@@ -44,18 +44,18 @@ QWEN = dict(layers=36, width=4096, heads=32, kv_heads=8, head_size=128, ffn=1228
 SMALL_QWEN = dict(layers=2, width=64, heads=4, kv_heads=2, head_size=16, ffn=128, vocab=512, context=64)
 
 FRAME = 3
-"""Tokens around a pair: <bos> a <eos> b <eos>."""
+"""Special tokens of a pair: <bos> a <eos> b <eos>."""
 
 
 def write_pairs(path, names, lengths):
-    """Pairs of random words, of so many tokens with their frame, half of each class."""
+    """Pairs of random words with a given number of tokens including the special ones, half of each class."""
     draw = random.Random(2)
     with open(path, "w") as out:
         out.write("text_a,text_b,label\n")
         for i, length in enumerate(lengths):
-            said = [names[2 + draw.randrange(len(names) - 2)] for _ in range(length - FRAME)]
-            half = max(1, len(said) // 2)
-            out.write(f"{' '.join(said[:half])},{' '.join(said[half:])},{'same' if i % 2 else 'other'}\n")
+            sampled = [names[2 + draw.randrange(len(names) - 2)] for _ in range(length - FRAME)]
+            half = max(1, len(sampled) // 2)
+            out.write(f"{' '.join(sampled[:half])},{' '.join(sampled[half:])},{'same' if i % 2 else 'other'}\n")
 
 
 def run_flatout(a, folder, name, overrides, recipe):
@@ -126,11 +126,11 @@ def show(table, gpu):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("override", nargs="*", help="key=value for flatout only")
     p.add_argument("--cases", nargs="+", choices=[*CASES, "qwen3-8b"], default=list(CASES))
-    p.add_argument("--peers", nargs="*", choices=["no", "layers", "whole"], help="how the peer is compiled, a run each")
+    p.add_argument("--peers", nargs="*", choices=["no", "layers", "whole"], help="how the peer is compiled, one run each")
     p.add_argument("--rows", type=int, default=32)
-    p.add_argument("--steps", type=int, help="of flatout, behind the warm-up")
+    p.add_argument("--steps", type=int, help="steps of flatout after the warm-up")
     p.add_argument("--rounds", type=int)
     p.add_argument("--python", default=sys.executable)
     for flag in ("quick", "small", "json"):

@@ -1,4 +1,4 @@
-"""The foveated video model on one GPU, from tar shards: flatout and PyTorch in turns.
+"""Trains the foveated video model on one GPU from tar shards, flatout and PyTorch in interleaved runs.
 
     cargo build --profile ship
     python bench/fovea_gpu.py target/ship/flatout
@@ -7,10 +7,10 @@
 | stage | recipe | samples |
 |---|---|---|
 | 1 | fvlm-135m-align | 8 frames of 224 x 224, 150 tokens, all learned |
-| 2 | fvlm-135m-sft | 250 tokens of which 80 are learned; 55 of 100 are still images that stand for 8 frames, the others have 10 frames: 9 frames and 5 images in the mean |
-| 3 | fvlm-135m-dpo | pairs: a still image that stands for 8 frames, a prompt of about 60 tokens, two answers of about 120; the reference is computed before training |
+| 2 | fvlm-135m-sft | 250 tokens of which 80 are learned; 55 of 100 are still images that count as 8 frames, the others have 10 frames: 9 frames and 5 images on average |
+| 3 | fvlm-135m-dpo | pairs: a still image that counts as 8 frames, a prompt of about 60 tokens, two answers of about 120; the reference is computed before training |
 
-flatout decodes JPEGs out of shards while it trains; the share of its steps that waited for them is shown. The peer
+flatout decodes JPEGs from shards while it trains; the share of its steps spent waiting for them is printed. The peer
 (bench/peers/fovea_torch.py) has random pixels on the device and static shapes, and encodes all 9 frames of stage 2. Both keep fp32
 weights and compute in bf16. In stage 3 a sample is a pair.
 """
@@ -37,7 +37,7 @@ VOCAB, SAMPLES = 49152, 128
 TEMPLATE = ("{% for m in messages %}<bos>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
             "{% if add_generation_prompt %}<bos>assistant\n{% endif %}")
 FRAME = 5
-"""Tokens that the template puts around a question of words; an answer ends in one."""
+"""Tokens that the template adds to a question of words; an answer ends with one more."""
 
 
 def text_of(draw, tokens):
@@ -45,7 +45,7 @@ def text_of(draw, tokens):
 
 
 def write_shard(path, stage):
-    """A tar of samples: frames with the entropy of photographs, and a text that is tokenised already."""
+    """Writes a tar of samples: frames with the entropy of photographs, and tokenised texts."""
     from PIL import Image
 
     draw = random.Random(f"{path.name} {stage}")
@@ -104,14 +104,14 @@ def run_peer(a, stage, peer):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if not found:
-        print(f"{peer} gave nothing: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        print(f"{peer} printed nothing: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
     return found
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("override", nargs="*", help="key=value for flatout only")
     p.add_argument("--stages", type=int, nargs="+", choices=list(RECIPES), default=[1, 2])
     p.add_argument("--peers", nargs="*", default=["eager 8", "eager 32", "compiled 32"])
     p.add_argument("--at-once", type=int, nargs="+", default=[32, 64])

@@ -1,13 +1,13 @@
-"""Second looks against first looks: the small foveated model on drawn shapes, trained both ways, seed by seed.
+"""Compares second looks with first looks: the small foveated model on drawn shapes, trained both ways for each seed.
 
     cargo build --release
     python bench/fovea_looks.py target/release/flatout
     python bench/fovea_looks.py target/release/flatout train.steps=3000 --seeds 1 2 3 4 5
 
-Each seed draws other weights and another order of the same samples. `fine` lets the text model say where to look,
-`coarse` reads the first look at every frame, which is the same for all; everything else is equal. The table has the
-held-out loss, the share of answers that are exactly right and the seconds of each run; the last line says for how
-many seeds `fine` has the lower loss. It ends with code 1 unless that is all of them.
+Each seed has other initial weights and another order of the same samples. In `fine` the text model controls where to look; `coarse`
+reads the first look at every frame, which is independent of the text; everything else is equal. The table has the held-out loss, the
+share of exact answers and the seconds of each run; the last line has the number of seeds for which `fine` has the lower loss. Exits
+with 1 unless these are all.
 
 Only the standard library is needed (Python 3.11 or newer).
 """
@@ -46,7 +46,7 @@ def main():
     a = parse_arguments()
     flatout = a.flatout.resolve()
     if not flatout.is_file():
-        sys.exit(f"{flatout} is no file: build flatout first")
+        sys.exit(f"{flatout} is not a file: build flatout first")
     ahead = 0
     print(f"{'seed':>4} {'fine loss':>10} {'exact':>7} {'s':>5} {'coarse loss':>12} {'exact':>7} {'s':>5}")
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""What 8-bit products do to the loss: `precision=fp8` against bf16 on the same data, and against itself, killed and resumed.
+"""Effect of 8-bit products on the loss: compares `precision=fp8` with bf16 on the same data, and with itself after kills and resumes.
 
     cargo build --profile ship
     python bench/fp8_gpu.py target/ship/flatout
@@ -6,12 +6,12 @@
     python bench/fp8_gpu.py target/ship/flatout --steps 20 --seeds 1 --layers 2 --resume backend=cpu
 
 A decoder of 30M parameters learns the synthetic language for 2,000 updates of 32 x 256 tokens, with each of three seeds and each
-precision, in fp8 with every layer in 8 bits; the seeds of a precision run side by side, since one leaves most of a large GPU
-idle. Printed are the loss on 256 rows held out and the mean of the last hundred losses, each beside its ratio to that of bf16
-with the same seed. Exit code 0 where the mean of either ratio over the seeds is within half a percent of 1.
+precision, in fp8 with every layer in 8 bits; the seeds of a precision run concurrently, since one run leaves most of a large GPU
+idle. Prints the loss on 256 held-out rows and the mean of the last hundred losses, each with its ratio to that of bf16 with the same
+seed. Exit code 0 if the means of both ratios over the seeds are within half a percent of 1.
 
-`--resume` instead trains in fp8 with deterministic=on, once in one go and once killed with SIGKILL after it has saved, three
-times over, and resumed. Exit code 0 where every loss, and the state at the end, has the same bits.
+`--resume` instead trains in fp8 with deterministic=on, once without interruption and once killed three times with SIGKILL after a
+save, and resumed. Exit code 0 if all losses and the final state have the same bits.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ import decoder_30m
 PRECISIONS = ["bf16", "fp8"]
 WITHIN = 0.005
 KILLS = 3
-# So small a model would keep in bf16 what does not gain.
+# By default so small a model would keep most layers in bf16, because they would not gain.
 LAYERS = ["train.fp8_layers=all"]
 
 
@@ -37,7 +37,7 @@ def train(a, folder, precision, seed):
                             "eval.rows=256")
     active = run["start"]["switches"]["precision"]
     if active != precision:
-        sys.exit(f"precision={precision} was asked for and {active} is active")
+        sys.exit(f"precision={precision} was requested and {active} is active")
     return dict(precision=precision, seed=seed, first=run["losses"][0], last=decoder_30m.last(run["losses"], min(100, a.steps // 2)),
                 held_out=run["held_out"], step_ms=run["step_ms"], seconds=run["seconds"])
 
@@ -71,7 +71,7 @@ def events(run):
 
 
 def losses(run):
-    """By step; of several lines for one step the last counts."""
+    """Losses by step; the last of several lines for one step counts."""
     return {event["step"]: event["loss"] for event in events(run) if event["event"] == "step"}
 
 
@@ -81,7 +81,7 @@ def state(run):
 
 
 def killed(typed, run):
-    """A life of the run that ends by SIGKILL some way behind its first save."""
+    """A process of the run that is ended by SIGKILL some time after its first save."""
     process = subprocess.Popen([*typed, "--resume", "auto"], stdout=subprocess.PIPE, text=True)
     has_saved, behind = False, 0
     for line in process.stdout:

@@ -1,19 +1,19 @@
-"""Does llama.cpp compute what flatout computes? Trains a small run of every family, exports it to GGUF, and opens it with llama.cpp.
+"""Compares llama.cpp with flatout on exported GGUF files: tokens, greedy texts and losses of a small run of every family.
 
     pip install llama-cpp-python transformers tokenizers sentencepiece protobuf safetensors numpy
     python bench/gguf_llama_cpp.py target/release/flatout
     python bench/gguf_llama_cpp.py target/release/flatout --only gemma3
 
 For every case: a run of a few hundred steps on the pages of docs/, with a tokeniser of the kind that the family is published with, trained on
-the same pages. The run is exported in f16, bf16 and q8_0, and once more through the Hugging Face layout. Then, a line PASS or FAIL for each:
+the same pages. The run is exported in f16, bf16 and q8_0, and once more through the Hugging Face layout. Prints a line PASS or FAIL for each check:
   tokens   llama.cpp's tokens of a text that was not trained on, and of a line of hard cases, are those of the exported tokenizer.json
   begins   a text begins and ends as the exported tokenizer.json says
-  greedy   llama.cpp's likeliest text after ten prompts is that of `flatout generate --temperature 0`, in f16 and in bf16. At most a fifth may part,
-           each at a token where the two likeliest are less than 0.01 apart in our logits and no further than llama.cpp's logits of these two are
-           from ours at that place, because it rounds activations to the type of the weights
+  greedy   llama.cpp's greedy continuations of ten prompts are those of `flatout generate --temperature 0`, in f16 and in bf16. At most a fifth may
+           diverge, each at a token where the two likeliest are less than 0.01 apart in flatout's logits and no further than llama.cpp's logits of
+           these two are from flatout's there, because llama.cpp rounds activations to the type of the weights
   loss     the mean loss over the text that was not trained on is flatout's: within 0.1% in f16, 0.5% in bf16, 1% in q8_0
-  folder   the file made from the exported folder has the same tensors and the same metadata but for general.*
-Exits with 1 where one fails.
+  folder   the file made from the exported folder has the same tensors and the same metadata except general.*
+  Exits with 1 if one fails.
 """
 
 import argparse
@@ -40,7 +40,7 @@ GREEDY = {"temperature": 0, "top_k": 1, "repeat_penalty": 1.0}
 PROMPTS = [
     "The run", "A tokeniser of", "## Export\n\n", "Weights are", "it's 1234 tokens, and", "A GPU", "Before the first", "**Metrics**", "| key |", "Every line of",
 ]
-# Greedy texts may part at a tie: how near one is, in logits, and the share of texts that may.
+# Greedy texts may diverge at a near tie: its largest distance in logits, and the largest share of texts that may diverge.
 NEAREST_TIE, MOST_PARTED = 0.01, 0.2
 HARD = "I'm sure it'S 3.14159, isn't it?  Two  spaces,\ttabs\n\n\nlines; na\u00efve caf\u00e9, \u6771\u4eac 2026\u5e74, \U0001f980\u200d\U0001f980 x_y=10**9 <bos> \u00bd \u0661\u0662\u0663"
 LLAMA3 = (
@@ -54,7 +54,7 @@ GEMMA = SHAPE + [
     "model.width=256", "model.head_size=32", "model.norm_weight=one_plus", "model.post_norms=true", "model.activation=geglu",
     "model.embed_scale=16", "model.window=24",
 ]
-# A name, the keys of the model, and how texts become tokens.
+# A name, the model's keys, and the kind of tokeniser.
 CASES = {
     "llama": (LLAMA + ["model.tied=false", "model.head_size=24"], "own"),
     "llama, biases, SmolLM2's tokens": (LLAMA + ["model.bias=all"], "smollm"),
@@ -82,7 +82,7 @@ TRAIN = [
 
 
 def byte_level(splitter, text, ignore_merges=False):
-    """A byte-level tokeniser whose words are cut by `splitter`; None is GPT-2's rule."""
+    """A byte-level tokeniser with `splitter` as pre-tokeniser; None is GPT-2's rule."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
     bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitter is None or not isinstance(splitter, str))
     parts = [pre_tokenizers.Split(Regex(splitter), "isolated")] if isinstance(splitter, str) else [splitter] if splitter else []
@@ -121,7 +121,7 @@ def make_tokenizer(kind, text, folder):
     if kind == "llama3":
         tokenizer.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=[("<bos>", 0)])
     if kind == "qwen2":
-        # As published: one that says nothing of how a text begins.
+        # As published: without a rule for the begin of a text.
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder / "tokenizer.json"
@@ -134,7 +134,7 @@ def log_softmax(logits):
 
 
 def mean_loss(logits, rows):
-    """Of every next token in rows of equal length."""
+    """The mean loss over all next tokens in rows of equal length."""
     losses = [-log_softmax(of_row[:-1])[np.arange(len(row) - 1), row[1:]] for of_row, row in zip(logits, rows)]
     return np.concatenate(losses).mean()
 
@@ -149,15 +149,15 @@ class Proof:
 
 
 def opened(path):
-    """The file, with keys and values of attention in f32 so that only weights are rounded."""
+    """Opens a file, with the KV cache in f32 so that only weights are rounded."""
     return Llama(
         str(path), n_ctx=CONTEXT, n_batch=CONTEXT, logits_all=True, verbose=False, n_threads=2, type_k=0, type_v=0, flash_attn=False,
     )
 
 
 def parting(flatout, run, model, tokens, folder):
-    """Where their greedy text first differs from ours: how far apart the two tokens are in our logits, and how far their logits of these two are
-    from ours."""
+    """At the first token where llama.cpp's greedy text differs: the distance of the two tokens in flatout's logits, and how far llama.cpp's
+    logits of these two are from flatout's."""
     row = list(tokens)
     for token in model.generate(tokens, temp=0.0, top_k=1, repeat_penalty=1.0):
         row.append(token)
@@ -223,7 +223,7 @@ def compare(proof, case, flatout, run, held_out, folder):
         furthest = max(np.abs(a - b).max() for a, b in zip(logits, ours))
         proof.line(case, f"loss {dtype}", off < bound, f"{loss:.5f} for {own_loss:.5f}, off by {100 * off:.3f}%; a logit by {furthest:.4f}")
         if dtype != "q8_0":
-            # Documents of every run began with this token, whether the tokenizer.json says so or not.
+            # The documents of every run began with this token, whether or not tokenizer.json has a rule for it.
             prompts = [[bos, *model.tokenize(prompt.encode(), add_bos=False, special=False)] for prompt in PROMPTS]
             theirs = [model.create_completion(tokens, max_tokens=LENGTH, **GREEDY)["choices"][0]["text"] for tokens in prompts]
             parted = [tokens for prompt, tokens, a, b in zip(PROMPTS, prompts, texts, theirs) if a != prompt + b]
@@ -250,7 +250,7 @@ def compare(proof, case, flatout, run, held_out, folder):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("flatout", type=Path, help="the binary")
-    parser.add_argument("--only", default="", help="cases whose name has this")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
     args = parser.parse_args()
     names = ["llama-cpp-python", "gguf", "tokenizers", "transformers", "sentencepiece"]
     print(", ".join(f"{name} {version(name)}" for name in names), flush=True)
@@ -268,7 +268,7 @@ def main():
                 continue
             run = f"run{number}"
             if keys is None:
-                # Adapters beside another run, merged by the export.
+                # Adapters over another run, which the export merges.
                 flatout("train", "tiny", *LLAMA, "data.path=book.txt", *TRAIN, "train.steps=150", "--run", "base")
                 flatout(
                     "train", "tiny", "model.from=base", "data.path=book.txt", *TRAIN, "train.steps=60", "adapter.kind=lora",

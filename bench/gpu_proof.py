@@ -1,11 +1,11 @@
-"""What the CUDA backend promises, shown on this machine: a line PASS or FAIL a claim, with the numbers.
+"""Tests the guarantees of the CUDA backend on this machine, with a line PASS or FAIL per check and its numbers.
 
     cargo build --profile ship
     python bench/gpu_proof.py target/ship/flatout
     python bench/gpu_proof.py target/ship/flatout --only resume --keep /tmp/proof
 
-Needs a GPU that `flatout doctor` calls usable, and nothing beside Python. Exit code 0 where everything passes, 1 where
-something fails, 2 where there is no GPU to prove anything on.
+Needs a GPU that `flatout doctor` calls usable, and only Python's standard library. Exit code 0 if everything passes, 1 if something
+fails, 2 if there is no usable GPU.
 """
 
 import argparse
@@ -20,12 +20,12 @@ import tempfile
 import time
 from pathlib import Path
 
-# A decoder small enough for the CPU to train beside the GPU, in the proportions of the recipe.
+# A decoder small enough to be trained on the CPU for comparison, in the proportions of the recipe.
 FOUR_LAYERS = ["pretrain-226m", "data.source=synthetic", "model.layers=4", "model.context=128", "train.batch=4",
                "train.micro_batch=2", "schedule.warmup_steps=25"]
 TINY = ["tiny"]
 SHORT = ["tiny", "schedule.warmup_steps=1", "eval.rows=0", "checkpoint.every=0"]
-# Long enough to be killed in, saved often enough to be resumed from.
+# Long enough to be killed during the run, saved often enough to be resumed.
 STEPS = 6000
 KILLED = ["tiny", f"train.steps={STEPS}", "train.batch=8", "checkpoint.every=50", "eval.every=2000"]
 
@@ -63,7 +63,7 @@ class Proof:
         return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
     def losses(self, run):
-        """Of several lines for one step the last counts."""
+        """The losses by step; the last of several lines for one step counts."""
         steps = {e["step"]: e["loss"] for e in self.events(run) if e["event"] == "step"}
         return [steps[step] for step in sorted(steps)]
 
@@ -107,14 +107,14 @@ def curves(p):
 
 
 def killed(p, run, extra, kills):
-    """Trains to the end through SIGKILLs at random moments; returns how many found it alive."""
+    """Trains to the end through SIGKILLs at random moments; returns the number that hit a living process."""
     alive, tries = 0, 0
     while alive < kills and tries < 4 * kills:
         tries += 1
         command = p.command(["train", *KILLED, "log.every=1", *extra], run, "--resume", "auto", "--json")
         process = subprocess.Popen(command, env=p.environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        # From the start of the process to some way into training, however fast the GPU is: half of the kills come
-        # after this life has saved.
+        # From the start of the process to some point in training, however fast the GPU is: half of the kills come
+        # after this process has saved.
         saves = lambda: sum(e["event"] == "saved" for e in p.events(run))
         before = saves()
         time.sleep(p.draw.uniform(0.2, 1.5))
@@ -131,7 +131,7 @@ def killed(p, run, extra, kills):
 
 
 def resume(p):
-    """With deterministic=on a killed run ends with the bits of one nobody disturbed; without, it resumes and says so."""
+    """With deterministic=on a killed run ends with the bits of an uninterrupted one; without, it resumes and says so."""
     exact = ["deterministic=on"]
     if not p.done(p.train(KILLED, "unbroken", *exact), "the unbroken run"):
         return
@@ -144,23 +144,23 @@ def resume(p):
         p.say(a == b, "deterministic=on: weights, moments and counters after SIGKILL", f"{a[0]} {a[1][:16]} and {b[0]} {b[1][:16]}")
         start = p.start("broken")
         p.say(start["not_deterministic"] == [] and start["switches"]["autotune"] == "off",
-              "deterministic=on: every kernel is, and nothing is timed", str(start["switches"]["autotune"]))
+              "deterministic=on: every kernel is deterministic, and nothing is timed", str(start["switches"]["autotune"]))
     kills, result = killed(p, "loose", [], 2)
     if p.done(result, "a killed run without deterministic=on"):
-        losses, said = p.losses("loose"), [w for w in p.warnings("loose") if w.startswith("resumed;")]
+        losses, reported = p.losses("loose"), [w for w in p.warnings("loose") if w.startswith("resumed;")]
         p.say(len(losses) == STEPS and all(x is not None for x in losses), "without it: all state resumes",
               f"last loss {losses[-1]:.4f}, unbroken {p.losses('unbroken')[-1]:.4f}")
         named = p.start("loose")["not_deterministic"]
-        p.say(bool(said) and bool(named) and all(kernel in said[-1] for kernel in named),
-              "without it: the warning names the kernels", str(said[-1:] or "no warning"))
+        p.say(bool(reported) and bool(named) and all(kernel in reported[-1] for kernel in named),
+              "without it: the warning names the kernels", str(reported[-1:] or "no warning"))
 
 
 def environment(p):
-    """Variables that make NVIDIA's libraries compute something else are cleared, with a line each."""
+    """Variables that change what NVIDIA's libraries compute are cleared, with a line for each."""
     hostile = {"NVIDIA_TF32_OVERRIDE": "1", "CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLAS_EMULATE_SINGLE_PRECISION": "1",
                "CUBLAS_EMULATION_STRATEGY": "eager"}
     common = ["precision=fp32", "deterministic=on", "train.steps=20"]
-    # Lines for people are not printed beside --json.
+    # With --json, the lines for people are not printed.
     plain = p.train(SHORT, "plain", *common, form=())
     set_ = p.train(SHORT, "hostile", *common, env=p.environment(**hostile), form=())
     if p.done(plain, "20 steps") and p.done(set_, "20 steps with hostile variables"):
@@ -176,8 +176,8 @@ def too_large(p):
     began = time.perf_counter()
     result = p.train(["pretrain-226m"], "large", *words)
     last = (result.stderr.strip().splitlines() or [""])[-1]
-    said = "GiB:" in last and "activations" in last and "is the largest that fits" in last
-    p.say(result.returncode == 2 and said and not (p.folder / "large").exists(),
+    reported = "GiB:" in last and "activations" in last and "is the largest that fits" in last
+    p.say(result.returncode == 2 and reported and not (p.folder / "large").exists(),
           "a plan too large: exit 2, the breakdown, the largest micro-batch",
           f"exit {result.returncode} after {time.perf_counter() - began:.1f} s: {last}")
 
@@ -188,12 +188,12 @@ def libraries(p):
 
 
 def attention(p):
-    """Where cuDNN cannot serve attention, our kernel does, and the run says so."""
+    """Where cuDNN does not support the attention, flatout's kernel is used, and the run says so."""
     common = ["precision=bf16", "train.steps=10"]
     if p.done(p.train(SHORT, "odd-heads", *common, "model.head_size=20"), "heads of 20"):
-        said, losses = p.start("odd-heads").get("attention") or "", p.losses("odd-heads")
-        p.say("cuDNN" not in said.split(",")[0] and said != "" and len(losses) == 10,
-              "heads cuDNN does not take: our kernels serve them, and the start says so", said)
+        reported, losses = p.start("odd-heads").get("attention") or "", p.losses("odd-heads")
+        p.say("cuDNN" not in reported.split(",")[0] and reported != "" and len(losses) == 10,
+              "heads that cuDNN does not support: flatout's kernels run them, and the start says so", reported)
     found = libraries(p)
     bare = p.folder / "bare"
     (bare / "lib").mkdir(parents=True)
@@ -209,12 +209,12 @@ def attention(p):
     if here:
         print(f"SKIP  without cuDNN: the system's own cannot be hidden  {here[0]['path']}", flush=True)
     elif p.done(p.train(SHORT, "no-cudnn", *common, env=env, binary=binary), "without cuDNN: 10 steps"):
-        said = [w for w in p.warnings("no-cudnn") if "cuDNN is missing" in w]
-        p.say(bool(said) and len(p.losses("no-cudnn")) == 10, "without cuDNN: it trains, with a warning", str(said[:1]))
+        reported = [w for w in p.warnings("no-cudnn") if "cuDNN is missing" in w]
+        p.say(bool(reported) and len(p.losses("no-cudnn")) == 10, "without cuDNN: it trains, with a warning", str(reported[:1]))
 
 
 def cache(p):
-    """Two processes fill an empty cache together; a damaged entry is made again; a second start compiles and times nothing."""
+    """Two processes fill an empty cache concurrently; a damaged entry is rebuilt; a second start compiles and times nothing."""
     p.cache = p.folder / "shared-cache"
     common = ["train", *SHORT, "train.steps=5"]
     both = [subprocess.Popen(p.command(common, f"both-{i}", "--json"), env=p.environment(), stdout=subprocess.DEVNULL,
@@ -263,8 +263,8 @@ def first_step(p):
 
 
 def times(p):
-    """Steps are timed on the device: they add up to the run, none is faster than the device, and the last is one like
-    the others."""
+    """Steps are timed on the device: they add up to the run, none is faster than the device's peak, and the last takes as long as the
+    others."""
     words = ["pretrain-226m", "data.source=synthetic", "train.batch=64", "train.micro_batch=8", "train.steps=30",
              "schedule.warmup_steps=1", "eval.rows=0", "checkpoint.every=0"]
     if not p.done(p.train(words, "times"), "30 steps of 8 micro-batches"):
@@ -273,16 +273,16 @@ def times(p):
     steps = [e for e in events if e["event"] == "step"]
     ms = sorted(e["step_ms"] for e in steps[1:])
     middle = ms[len(ms) // 2]
-    p.say(0.9 < ms[0] / middle and ms[-1] / middle < 1.2, "every step behind the first takes about as long",
+    p.say(0.9 < ms[0] / middle and ms[-1] / middle < 1.2, "every step after the first takes about as long",
           f"{ms[0]:.1f} to {ms[-1]:.1f} ms, the last {steps[-1]['step_ms']:.1f}")
     wall = steps[-1]["time"] - steps[0]["time"]
     share = sum(e["step_ms"] for e in steps[1:]) / 1e3 / wall
     p.say(0.95 < share < 1.05, "steps add up to the run", f"{100 * share:.1f}% of {wall:.2f} s between the first and the last")
     end = [e for e in events if e["event"] == "end"][-1]
     took = end["time"] - p.start("times")["time"]
-    p.say(0.95 < end["tokens_per_second"] * took / steps[-1]["tokens"] < 1.05, "the end's tokens a second are tokens over time",
+    p.say(0.95 < end["tokens_per_second"] * took / steps[-1]["tokens"] < 1.05, "tokens per second of the `end` event are tokens over time",
           f"{end['tokens_per_second']:.0f}, {steps[-1]['tokens']} in {took:.2f} s")
-    p.say(all(e.get("mfu", 0) < 1 for e in steps), "no step is faster than the device",
+    p.say(all(e.get("mfu", 0) < 1 for e in steps), "no step is faster than the device's peak",
           f"MFU of at most {100 * max(e.get('mfu', 0) for e in steps):.1f}%")
 
 
@@ -293,15 +293,15 @@ PROOFS = {"curves": curves, "times": times, "resume": resume, "environment": env
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary", type=Path)
-    parser.add_argument("--only", choices=PROOFS, help="one proof")
+    parser.add_argument("--only", choices=PROOFS, help="only one part")
     parser.add_argument("--keep", type=Path, help="an empty folder for the runs, kept")
     parser.add_argument("--kills", type=int, default=8, help="kills of the deterministic run")
-    parser.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the moments of the kills")
     a = parser.parse_args()
     binary = a.binary.resolve()
     usable = json.loads(subprocess.run([binary, "doctor", "--json"], capture_output=True, text=True).stdout)["gpu"]
     if usable["usable"] is not True:
-        print(f"there is no GPU to prove anything on: {usable['is']}", file=sys.stderr)
+        print(f"there is no usable GPU: {usable['is']}", file=sys.stderr)
         return 2
     print(usable["is"], flush=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -314,7 +314,7 @@ def main():
                 began = time.perf_counter()
                 try:
                     prove(proof)
-                except Exception as why:  # One proof that cannot be made leaves the others.
+                except Exception as why:  # If one check cannot be made, the others still are.
                     proof.say(False, f"{name} could not be made", f"{type(why).__name__}: {why}")
                 print(f"      {name} took {time.perf_counter() - began:.0f} s", flush=True)
         print(f"{proof.passed} passed, {proof.failed} failed")

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Draws docs/results/how-fast.md's pictures and writes its table from bench/how_fast.toml, which has the README's figures.
+"""Draws the pictures of docs/results/how-fast.md and writes its table from bench/how_fast.toml, which has the README's figures.
 
     python bench/how_fast.py             writes them
-    python bench/how_fast.py --check     fails where they are not what this would write, or where the README has other figures
+    python bench/how_fast.py --check     fails if they are not up to date, or if the README has other figures
 
-A bar of speed is flatout's rate over the peer's on a logarithmic axis; a bar of memory is flatout's share of the peer's. Colours follow the
-reader's light or dark setting. Needs Python 3.11.
+Bars of speed show flatout's rate over the peer's on a logarithmic axis; bars of memory show flatout's memory over the peer's. Colours follow
+the reader's light or dark setting. Needs Python 3.11.
 """
 
 import math
@@ -20,7 +20,7 @@ DATA = ROOT / "bench/how_fast.toml"
 PAGE = ROOT / "docs/results/how-fast.md"
 PICTURES = ROOT / "docs/images"
 
-# Labels end and bars begin at LABELS, and what is said of a bar begins at SAID.
+# Labels end and bars begin at LABELS, and the text of a bar begins at SAID.
 WIDTH, LABELS, BARS, SAID = 960, 262, 380, 664
 TOP, ROW, BOTTOM = 66, 30, 44
 
@@ -77,7 +77,7 @@ def picture(title, rows, place, ticks, peer_at):
 
 
 def speed(rows):
-    """Rates over the peers', each bar from the peer's on."""
+    """Rates over the peers' rates, with bars that begin at 1."""
     scale = BARS / math.log(16)
     bars = [(r["trains"], number(r["ratio"]), (f"{r['ratio']} x", f"{r['speed'][0]} against {r['speed'][1]} {r['unit']}")) for r in rows]
     ticks = [(tick, f"{tick} x") for tick in (1, 2, 4, 8, 16)]
@@ -85,7 +85,7 @@ def speed(rows):
 
 
 def memory(rows):
-    """Shares of the peers' memory."""
+    """Memory over the peers' memory."""
     bars = []
     for row in rows:
         ours, theirs = row["memory"]
@@ -108,7 +108,7 @@ def table(data):
 
 
 def missing_in_readme(data):
-    """Figures and commands that the README's table does not have in a row of their own."""
+    """Figures and commands that have no row in the README's table."""
     readme = (ROOT / "README.md").read_text()
     rows = [line for line in readme.splitlines() if line.startswith("| ") and " against " in line]
     for row in data["row"]:

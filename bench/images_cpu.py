@@ -1,13 +1,12 @@
-"""Images a second of one core: `flatout data inspect --task images --time`, Pillow and torchvision, on the same files, in turns.
+"""Images per second of one core: `flatout data inspect --task images --time`, Pillow and torchvision on the same files, in interleaved rounds.
 
-Two jobs are timed. `decode` is bytes of a JPEG or PNG to red, green and blue. `fed` is what training needs of it: decoded,
-a random part of 8% to 100% of the area cut out, scaled to 224 x 224 with antialiasing and mirrored half of the time, as
-bytes. The peers are written to win: files are in memory, one process, one thread, no conversion that the next step does
-not need, and torchvision runs on tensors as well as on Pillow's images. Time is what the process spent on a core, so that
-other programs on the machine disturb less.
+Two jobs are timed. `decode` decodes a JPEG or PNG to RGB. `fed` is the preprocessing for training: decoding, a random crop of 8% to
+100% of the area, resizing to 224 x 224 with antialiasing, and a random flip, as bytes. The peers are written to win: files are in
+memory, one process, one thread, no conversion that the next step does not need, and torchvision runs on tensors as well as on
+Pillow's images. Time is CPU time of the process, which other programs on the machine disturb less.
 
 The files are made here: scenes with the spectrum of photographs (1/f noise, edges, grain), 500 x 375 and alike at quality
-90, which is about what ImageNet's files are, and larger ones of 2048 x 1536.
+90, similar to ImageNet's files, and larger ones of 2048 x 1536.
 
     pip install pillow torchvision numpy
     python bench/images_cpu.py target/ship/flatout --rounds 3
@@ -30,7 +29,7 @@ from torchvision.transforms import v2
 
 
 def scene(draw, width, height):
-    """Noise with the spectrum of photographs, discs with hard edges, and grain."""
+    """An image: noise with the spectrum of photographs, discs with hard edges, and grain."""
     out = np.zeros((height, width, 3))
     for cells in (2, 4, 8, 16, 32, 64, 128):
         shape = (max(2, height * cells // 256 + 2), max(2, width * cells // 256 + 2), 3)
@@ -59,7 +58,7 @@ def write(folder):
     }
     for kind, (images, ending, options) in kinds.items():
         for at, image in enumerate(images):
-            # A folder a class; nothing is learned here, and two are the least.
+            # A folder per class; nothing is trained here, and two are the minimum.
             path = folder / kind.replace(" ", "-").replace(":", "") / str(at % 2) / f"{at:03}.{ending}"
             path.parent.mkdir(parents=True, exist_ok=True)
             image.save(path, **options)
@@ -67,7 +66,7 @@ def write(folder):
 
 
 def rate(job, items, seconds):
-    """Calls a second of the process's time."""
+    """Calls per second of the process's CPU time."""
     for item in items[:8]:
         job(item)
     done, began = 0, time.process_time()
@@ -99,7 +98,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("flatout", help="the program, as shipped")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.5, help="of each measurement")
+    parser.add_argument("--seconds", type=float, default=1.5, help="seconds per measurement")
     parser.add_argument("--folder", help="keep the files here")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -119,7 +118,7 @@ def main():
             middle = {name: [statistics.median(pair[at] for pair in pairs) for at in (0, 1)] for name, pairs in seen.items()}
             rows.append((kind, len(files[0]) // 1024, middle))
     print(f"Pillow {Image.__version__} with libjpeg-turbo {features.version('libjpeg_turbo')}, torch {torch.__version__}; "
-          f"images a second of one core, median of {arguments.rounds} rounds")
+          f"images per second of one core, median of {arguments.rounds} rounds")
     print("| files | job | flatout | Pillow | torchvision | against the faster |")
     print("|---|---|---|---|---|---|")
     for kind, kilobytes, middle in rows:

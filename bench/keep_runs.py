@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""Makes the runs kept under crates/cli/tests/runs: each trained to step 20 and cut back to its checkpoint of step 10.
+"""Makes the runs in crates/cli/tests/runs: each is trained to step 20 and cut back to its checkpoint of step 10.
 
     python bench/keep_runs.py BINARY OUT
 
-The losses of steps 11 to 20 lie beside each run in losses.json. A later binary must resume the runs as they are and come
-to the same losses: within 1e-5 in crates/cli/tests/kept_runs.rs, to the bit on one machine by bench/picture.py. The kept
-ones were made by the version whose config.toml held both what was asked for and what it came to, so they are not to be
-made anew: add runs of newer forms beside them.
+The losses of steps 11 to 20 are in losses.json next to each run. A later binary must resume the runs and get the same losses: within
+1e-5 in crates/cli/tests/kept_runs.rs, to the bit on one machine in bench/picture.py. The existing runs were made by a version whose
+config.toml had both the requested and the resolved settings, so do not make them again: add runs of newer formats.
 """
 
 import json

@@ -1,17 +1,17 @@
-"""Ranks started by the launchers of clusters, shown on this machine: a line PASS or FAIL a claim, with the numbers.
+"""Tests ranks that the launchers of clusters start, on this machine, with a line PASS or FAIL per check and its numbers.
 
     cargo build
     apt-get install openmpi-bin mpich slurmctld slurmd slurm-client munge      # Debian's names
     python bench/launchers_proof.py target/debug/flatout
     python bench/launchers_proof.py target/debug/flatout --only slurm --keep proof
 
-`openmpi` and `mpich` run `mpirun -n 4`. `slurm` starts SLURM itself, with a configuration, a key and folders of its own and one node
-that is this machine: `srun --ntasks 4`; `mpirun` inside a job; and a batch script that is asked to stop by `--signal=USR1@..`,
-saves, ends with code 3, puts itself back into the queue and goes on with half as many tasks in each life. Every run must save the
-state that one process saves, to the bit. `torchrun` is tried where it is found.
+`openmpi` and `mpich` run `mpirun -n 4`. `slurm` starts SLURM itself, with its own configuration, key and folders and this machine as
+the only node: `srun --ntasks 4`; `mpirun` inside a job; and a batch script that is asked to stop by `--signal=USR1@..`, saves, ends
+with code 3, requeues itself and resumes with half as many tasks each time. Every run must save the same state as one process, to the
+bit. `torchrun` is tested if it is found.
 
-It installs nothing and changes nothing outside of its folder. A launcher that is not there fails its claim, unless `--only` leaves
-it out. Only the standard library is needed here. Exit code 0 where everything passes, 1 where something fails.
+Nothing is installed or changed outside of its folder. A missing launcher fails its check, unless `--only` excludes it. Needs only the
+standard library. Exit code 0 if everything passes, 1 if something fails.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Proof:
         return ok
 
     def words(self, run, count, *more):
-        """The command that begins or continues a run."""
+        """The command that starts or resumes a run."""
         own = [f"train.steps={count}", "checkpoint.every=0", "--run", str(self.folder / run), "--resume", "auto", "-q"]
         return [str(self.binary), "train", *SMALL, *own, *more]
 
@@ -66,14 +66,14 @@ class Proof:
         return not missing or self.say(False, what, f"not installed: {', '.join(missing)}")
 
     def one(self, run, count):
-        """The state of one process at the end of as many steps."""
+        """The state of one process after this number of steps."""
         done = subprocess.run(self.words(run, count), capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"one process fails: {done.stderr}")
         return state(self.folder / run, count)
 
     def same(self, what, launcher, run, ranks, expected, env=None):
-        """Runs a launcher and compares what was saved."""
+        """Runs a launcher and compares the saved state."""
         began = time.monotonic()
         command = [*launcher, *self.words(run, STEPS)]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=600, stdin=subprocess.DEVNULL)
@@ -90,7 +90,7 @@ PATH = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
 def openmpi(proof, expected):
     what = "mpirun -n 4, Open MPI"
     if proof.has(what, "mpirun.openmpi"):
-        # More ranks than cores, and as root in a container: both are refused unless they are meant.
+        # More ranks than cores, and root in a container: both need an explicit option.
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         launcher = ["mpirun.openmpi", *root, "--oversubscribe", "-n", "4"]
         proof.same(what, launcher, "openmpi", 4, expected)
@@ -104,18 +104,18 @@ def mpich(proof, expected):
 
 def torchrun(proof, expected):
     if not shutil.which("torchrun"):
-        print("NOTE  torchrun is not on the path and was not tried", flush=True)
+        print("NOTE torchrun is not on the path and was not tested", flush=True)
         return
     launcher = ["torchrun", "--no-python", "--nproc-per-node", "4", "--"]
     proof.same("torchrun --nproc-per-node 4", launcher, "torchrun", 4, expected)
 
 
 class Slurm:
-    """SLURM on one node, which is this machine, with everything it keeps in one folder."""
+    """SLURM with this machine as the only node and all its files in one folder."""
 
     def __init__(self, folder):
         self.folder, self.processes = folder, []
-        # The key's folder is private; the socket's must be open to be used.
+        # The key's folder must be private, and the socket's accessible.
         folder.mkdir(mode=0o711)
         (folder / "private").mkdir(mode=0o700)
         for name in ("state", "spool"):
@@ -128,7 +128,7 @@ class Slurm:
         settings = {
             "ClusterName": "proof", "SlurmctldHost": f"{host}(127.0.0.1)", "SlurmUser": user, "SlurmdUser": user,
             "AuthType": "auth/munge",
-            # A job that is put back into the queue waits until what it was allowed has expired.
+            # A requeued job waits until its credential has expired.
             "AuthInfo": f"socket={folder}/socket,cred_expire=5",
             "SlurmctldPort": ports[0], "SlurmdPort": ports[1],
             "StateSaveLocation": folder / "state", "SlurmdSpoolDir": folder / "spool",
@@ -180,7 +180,7 @@ def wait(seconds, is_so, what):
     until = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > until:
-            sys.exit(f"within {seconds} s it was not so that {what}")
+            sys.exit(f"timeout after {seconds} s: {what}")
         time.sleep(0.2)
 
 
@@ -201,17 +201,17 @@ def slurm(proof, expected):
 
 
 def requeued(proof, cluster):
-    """A job that is asked to stop, goes back into the queue and goes on with fewer tasks."""
+    """A job that is asked to stop, is requeued and resumes with fewer tasks."""
     first = steps(proof.folder / "srun")
     seconds = sum(step["step_ms"] for step in first.values()) / 1e3
-    # More steps than one life has time for.
+    # More steps than one allocation has time for.
     count = int(max(200, 5 * LIFE_SECONDS * len(first) / seconds))
     command = " ".join(f"'{word}'" for word in proof.words("requeued", count, f"log.every={max(1, count // 100)}"))
-    job, said = proof.folder / "job.sh", proof.folder / "job.out"
+    job, output = proof.folder / "job.sh", proof.folder / "job.out"
     job.write_text(JOB % command)
     began = time.monotonic()
-    told = subprocess.run(["sbatch", "--parsable", "--output", said, job], env=cluster.env, capture_output=True, text=True)
-    number = told.stdout.strip()
+    submitted = subprocess.run(["sbatch", "--parsable", "--output", output, job], env=cluster.env, capture_output=True, text=True)
+    number = submitted.stdout.strip()
     expected = proof.one("unbroken", count)
 
     def over():
@@ -219,10 +219,10 @@ def requeued(proof, cluster):
         return "JobState=COMPLETED" in shown or "JobState=FAILED" in shown or "JobState=TIMEOUT" in shown
 
     wait(900, over, "the job ends")
-    lives, lines = ranks_of_lives(proof.folder / "requeued"), said.read_text()
+    lives, lines = ranks_of_lives(proof.folder / "requeued"), output.read_text()
     codes = [int(line.split()[1]) for line in lines.splitlines() if line.startswith("code ")]
     is_good = codes == [3] * (len(codes) - 1) + [0] and len(codes) > 1 and lives == [max(1, 4 >> life) for life in range(len(codes))]
-    if not proof.say(is_good, "sbatch --signal=USR1 --requeue: code 3, back into the queue, fewer tasks",
+    if not proof.say(is_good, "sbatch --signal=USR1 --requeue: code 3, requeued, fewer tasks",
                      f"{count} steps, ranks {lives}, codes {codes}, {time.monotonic() - began:.0f} s"):
         print(lines[-2000:], flush=True)
         return
@@ -234,10 +234,10 @@ CLAIMS = {"openmpi": openmpi, "mpich": mpich, "torchrun": torchrun, "slurm": slu
 
 
 def main():
-    p = argparse.ArgumentParser(description="Show that ranks train alike whoever starts them.")
+    p = argparse.ArgumentParser(description="Test that ranks train alike with every launcher.")
     p.add_argument("flatout", type=Path, help="the flatout binary, for example target/debug/flatout")
-    p.add_argument("--only", nargs="+", choices=CLAIMS, default=list(CLAIMS), help="the launchers to try")
-    p.add_argument("--keep", type=Path, help="a folder to work in that stays; it must not exist")
+    p.add_argument("--only", nargs="+", choices=CLAIMS, default=list(CLAIMS), help="the launchers to test")
+    p.add_argument("--keep", type=Path, help="a new folder to work in, which is kept")
     a = p.parse_args()
     if not a.flatout.is_file():
         p.error(f"there is no file {a.flatout}; build it with: cargo build")
@@ -245,7 +245,7 @@ def main():
         a.keep.mkdir(parents=True)
     folder = a.keep or Path(tempfile.mkdtemp(prefix="flatout-"))
     folder.chmod(0o711)
-    # Variables of a launcher around this script must not reach its runs.
+    # Variables of a launcher that runs this script must not reach its runs.
     for name in list(os.environ):
         if name.startswith(("SLURM", "PMI", "OMPI_", "MPI_", "FLATOUT_")) or name in ("RANK", "WORLD_SIZE"):
             del os.environ[name]

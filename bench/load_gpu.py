@@ -1,5 +1,5 @@
-"""From somebody else's weights to the first step: Gemma-3-1B's shape (2 GB of bf16), random, written by transformers as it
-publishes models, then fine-tuned with flatout, twice: the first start also compiles kernels and tunes products.
+"""Time from pretrained weights to the first step: random weights in Gemma-3-1B's shape (2 GB of bf16), written by transformers in its
+layout and fine-tuned with flatout twice; the first start also compiles kernels and tunes products.
 
     pip install torch transformers
     cargo build --profile ship
@@ -20,12 +20,12 @@ import steady
 from finetune_gpu import GEMMA, SMALL_GEMMA, write_pairs
 from words import words_of
 
-PEOPLE_WAIT = 10.0
-"""Seconds that a start may take."""
+MOST_SECONDS = 10.0
+"""The longest accepted start, in seconds."""
 
 
 def publish(folder, sizes, device):
-    """The model's files; returns their bytes."""
+    """Writes the model's files and returns their size in bytes."""
     import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
@@ -61,7 +61,7 @@ def start(a, folder, name, batch, length):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("--small", action="store_true", help="sizes for a machine without a GPU, which only shows that it runs")
+    p.add_argument("--small", action="store_true", help="sizes for a machine without a GPU, which only show that it runs")
     a = p.parse_args()
     sizes, length, batch = (SMALL_GEMMA, 64, 4) if a.small else (GEMMA, 512, 32)
     with tempfile.TemporaryDirectory() as folder:
@@ -71,7 +71,7 @@ def main():
         times = {name: start(a, folder, name, batch, length) for name in ("first", "second")}
     print(steady.gpu())
     print(f"{bytes_ / 1e9:.2f} GB of weights to the end of the first step: {times['first']:.1f} s at the first start, "
-          f"{times['second']:.1f} s at the second (at most {PEOPLE_WAIT:.0f} s: {'held' if times['second'] < PEOPLE_WAIT else 'NOT HELD'})")
+          f"{times['second']:.1f} s at the second (at most {MOST_SECONDS:.0f} s: {'held' if times['second'] < MOST_SECONDS else 'NOT HELD'})")
 
 
 if __name__ == "__main__":

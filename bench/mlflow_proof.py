@@ -1,13 +1,12 @@
-"""That MLflow knows everything of a run, shown with a real server: a line PASS or FAIL for each promise.
+"""Tests that an MLflow server receives everything of a run, with a real server and a line PASS or FAIL per check.
 
     pip install mlflow
     python bench/mlflow_proof.py target/release/flatout
 
-Trains `tiny` with track.mlflow on a server with a SQLite database, kills the server in the middle, lets the run go on without one, stops the
-run, starts the server again, resumes, and reads everything back with MLflow's own client: every number of events.jsonl is there, once,
-under the same run, with parameters, tags and the status. Also tells a server of a run that it did not
-follow, and deletes and restores a run.
-Exits with 1 where one fails.
+Trains `tiny` with track.mlflow on a server with a SQLite database, kills the server during the run, lets the run continue without it, stops
+the run, starts the server again, resumes, and reads everything back with MLflow's own client: every metric of events.jsonl is there exactly
+once, in the same run, with parameters, tags and the status. Also sends a finished run to a server, and deletes and restores a run.
+Exits with 1 if a check fails.
 """
 
 import argparse
@@ -30,7 +29,7 @@ TRAIN = [
     "backend=cpu", "model.width=64", "model.layers=2", "train.steps=400", "train.batch=4", "eval.every=50", "eval.rows=8", "checkpoint.every=50",
     "schedule.warmup_steps=10",
 ]
-# Fields of a step line, and MLflow's names of them.
+# Fields of a `step` line, and their names in MLflow.
 STEP = {
     "loss": "train/loss", "grad_norm": "train/grad_norm", "lr": "train/lr", "epoch": "train/epoch", "tokens": "train/tokens",
     "skipped": "train/skipped", "tokens_per_second": "speed/tokens_per_second", "samples_per_second": "speed/samples_per_second",
@@ -53,7 +52,7 @@ def free_port():
 
 
 class Server:
-    """MLflow's own server over a database in a folder."""
+    """MLflow's own server with a database in a folder."""
 
     def __init__(self, folder, port, *more, **environment):
         self.folder, self.port, self.more, self.environment = folder, port, more, environment
@@ -88,7 +87,7 @@ def events(run):
 
 
 def expected(run):
-    """Every number of a log as (name, step, value)."""
+    """All metrics of a log as (name, step, value)."""
     points = collections.Counter()
     for event in events(run):
         if event["event"] == "step":
@@ -103,13 +102,13 @@ def expected(run):
 
 
 def known(client, run_id, names):
-    """The numbers that MLflow has under these names, in the same form."""
+    """The metrics that MLflow has under these names, in the same form."""
     points = ((name, point.step, point.value) for name in names for point in client.get_metric_history(run_id, name))
     return collections.Counter(points)
 
 
 def same(ours, theirs):
-    """Whether two sets of points are equal. Losses are of 32 bits, and written with the digits that these have."""
+    """Whether two sets of points are equal, when rounded to the digits of 32-bit floats in which losses are written."""
     def rounded(points):
         total = collections.Counter()
         for (name, step, value), count in points.items():
@@ -148,9 +147,9 @@ def main():
         killed_at = steps()
         while steps() < killed_at + 60 and training.poll() is None:
             time.sleep(0.02)
-        line(steps() >= killed_at + 60, f"the server was killed at step {killed_at}, and the run goes on: step {steps()}")
+        line(steps() >= killed_at + 60, f"the server was killed at step {killed_at}, and the run continues: step {steps()}")
         training.send_signal(signal.SIGINT)
-        said = training.communicate()[1]
+        errors = training.communicate()[1]
         line(training.returncode == 3, f"the run stops with code {training.returncode}")
         warnings = [event["message"] for event in events(run) if event["event"] == "warning" and "MLflow" in event["message"]]
         line(len(warnings) == 2 and "flatout runs track" in warnings[1], f"warnings: {warnings}")
@@ -173,25 +172,25 @@ def main():
 
         plain = folder / "plain"
         subprocess.run([binary, "train", "tiny", *TRAIN, "train.steps=30", "--run", str(plain), "-q"], cwd=folder, check=True, capture_output=True)
-        told = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
-        told = json.loads(told.stdout)
+        sent = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
+        sent = json.loads(sent.stdout)
         ours = expected(plain)
-        line(told["points"] == sum(ours.values()) and same(ours, known(client, told["run_id"], {name for name, _, _ in ours})),
-             f"a run that nobody followed is told afterwards: {told['points']} points")
+        line(sent["points"] == sum(ours.values()) and same(ours, known(client, sent["run_id"], {name for name, _, _ in ours})),
+             f"a finished run is sent afterwards: {sent['points']} points")
         again = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
         line(json.loads(again.stdout)["lines"] == 0, "and not twice")
         began = next(event["time"] for event in events(plain) if event["event"] == "start")
-        theirs = client.get_run(told["run_id"]).info.start_time
+        theirs = client.get_run(sent["run_id"]).info.start_time
         line(theirs == round(1e3 * began), f"it began there at {theirs}, and at {1e3 * began:.0f} by its log")
         slash = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}/", "--json"], cwd=folder, capture_output=True, text=True)
         line(json.loads(slash.stdout)["lines"] == 0, "nor where the address ends with a slash")
 
-        client.delete_run(told["run_id"])
+        client.delete_run(sent["run_id"])
         more = [binary, "resume", str(plain), "train.steps=120", f"track.mlflow={server.address}"]
         resumed = subprocess.run(more, cwd=folder, capture_output=True, text=True)
         warnings = [event["message"] for event in events(plain) if event["event"] == "warning" and "MLflow" in event["message"]]
         line(resumed.returncode == 0 and len(warnings) == 1 and "deleted" in warnings[0], f"a run that was deleted there: {warnings}")
-        client.restore_run(told["run_id"])
+        client.restore_run(sent["run_id"])
         later = subprocess.run([binary, "runs", "track", str(plain), f"track.mlflow={server.address}", "--json"], cwd=folder, capture_output=True, text=True)
         ours = expected(plain)
         line(same(ours, known(client, json.loads(later.stdout)["run_id"], {name for name, _, _ in ours})),

@@ -1,4 +1,4 @@
-"""Muon against AdamW on the same text: held-out loss after as many updates, and after as much time.
+"""Compares Muon with AdamW on the same text: held-out loss after equal numbers of updates and after equal time.
 
     cargo build --profile ship
     python bench/muon.py target/ship/flatout
@@ -6,14 +6,14 @@
     python bench/muon.py target/ship/flatout --gpu
 
 The recipe `tiny` without a GPU learns the synthetic language, or the text that `data.path` names. With `--gpu` a decoder of GPT-2's
-shape with half of its layers and width learns the sources of Python's standard library, of the Python that runs this script. Every run is a fresh process.
-Both optimisers have the same learning rates, which `optimizer.muon_adjust=match_rms_adamw` makes comparable, and the same seeds;
-those of one seed see the same rows in the same order.
+shape with half of its layers and width learns the sources of the standard library of the Python that runs this script. Every run is a new
+process. Both optimisers have the same learning rates, which `optimizer.muon_adjust=match_rms_adamw` makes comparable, and the same seeds;
+runs with the same seed see the same rows in the same order.
 
-Printed are held-out losses at equal steps and at equal times, the mean over seeds and the spread (largest minus smallest), each optimiser at
-its rate with the lowest mean at the end; and when Muon is as low as AdamW is at the end. Time is that of updates alone: the median of
-a run's steps times their number. Between evaluations losses lie on straight lines. Exit code 0 where Muon's mean is below
-AdamW's at every evaluation, by steps and by time.
+Prints held-out losses at equal steps and at equal times, the mean over seeds and the spread (largest minus smallest), each optimiser at
+its learning rate with the lowest final mean; and the time at which Muon reaches AdamW's final loss. Time counts updates only: the median
+step times the number of steps. Losses between evaluations are interpolated linearly. Exit code 0 if Muon's mean is below AdamW's at every
+evaluation, by steps and by time.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def arguments():
 
 
 def standard_library(binary, folder):
-    """Modules of the standard library as shards of tokens, each a document; those of `encodings` are tables, most of them alike."""
+    """Shards of tokens with a document per module of the standard library, without `encodings`, whose modules are similar tables."""
     root = Path(sysconfig.get_path("stdlib"))
     texts = [path.read_text(errors="replace") for path in sorted(root.rglob("*.py")) if not {"site-packages", "encodings"} & {*path.parts}]
     path, shards = folder / "library.jsonl", folder / "shards"
@@ -73,12 +73,12 @@ def train(a, folder, words, kind, rate, seed):
     times = [event["step_ms"] for event in events if event["event"] == "step"]
     losses = {event["step"]: event["loss"] for event in events if event["event"] == "eval"}
     row = dict(kind=kind, rate=rate, seed=seed, losses=losses, step_ms=statistics.median(times))
-    print(f"{kind:6} lr {rate:g} seed {seed}: held out {losses[a.steps]:.4f}, {row['step_ms']:.2f} ms a step", file=sys.stderr, flush=True)
+    print(f"{kind:6} lr {rate:g} seed {seed}: held out {losses[a.steps]:.4f}, {row['step_ms']:.2f} ms per step", file=sys.stderr, flush=True)
     return row
 
 
 def between(points, x):
-    """The value at `x` of the line through `points`, or none outside."""
+    """Linear interpolation of `points` at `x`; None outside their range."""
     for (x0, y0), (x1, y1) in zip(points, points[1:]):
         if x0 <= x <= x1:
             return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
@@ -111,7 +111,7 @@ def main():
 
     curves = {kind: [(step * step_ms[kind] / 1e3, mean(kind, best[kind], step)) for step in steps] for kind in KINDS}
     moments = [(seconds, loss, between(curves["muon"], seconds)) for seconds, loss in curves["adamw"]]
-    print("held-out loss after as much time")
+    print("held-out loss after equal time")
     print(f"{'':6} {'':7} " + " ".join(f"{f'{seconds:.2f} s':>16}" for seconds, _, _ in moments))
     for place, kind in [(1, "adamw"), (2, "muon")]:
         print(f"{kind:6} {'':7} " + " ".join(f"{moment[place]:16.4f}" if moment[place] else f"{'':>16}" for moment in moments))

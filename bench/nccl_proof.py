@@ -1,26 +1,26 @@
-"""Ranks on GPUs, shown on a machine with one GPU: a line PASS or FAIL a claim, and a table of all at the end.
+"""Tests ranks on GPUs on a machine with one GPU, with a line PASS or FAIL per check and a table of all at the end.
 
     cargo build --profile ship
     python bench/nccl_proof.py target/ship/flatout
     python bench/nccl_proof.py target/ship/flatout --only alone speed
     python bench/nccl_proof.py target/ship/flatout --only ranks --kinds bf16 --ranks 2 --steps 10 --levels gradients
 
-Ranks share the GPU (`--share-gpu`): NCCL then carries their tensors over loopback, which shows that a run is right and says nothing
+Ranks share the GPU (`--share-gpu`): NCCL then carries their tensors over loopback, which shows that a run is correct, but nothing
 about speed.
 
     alone     one rank that exchanges with itself by NCCL has the losses and the state of the plain run, to the bit
-    speed     and at least 99.5% of its speed, in turns
-    ranks     two and four ranks have the bits of as many lanes on one rank, by level and kind of training
-    groups    four ranks in groups of two (mesh.shards=2) have the bits of four lanes on one rank, by level
+    speed     and at least 99.5% of its speed, in interleaved runs
+    ranks     two and four ranks have the bits of as many lanes on one rank, for each level of sharding and kind of training
+    groups    four ranks in groups of two (mesh.shards=2) have the bits of four lanes on one rank, for each level
     free      without deterministic=on two ranks have the losses of one, within rounding
     resume    four ranks, then two, then one: the bits of one rank
-    kill      one rank of four is killed: all are gone within ten seconds, and one sentence says so
-    window    with the arena a window of NCCL's (wire_window=on), one rank and two have the bits that they have without; where NCCL
-              makes none, one rank and two say so in a sentence
-    torchrun  ranks that torchrun starts; left out with a line where it is not installed
+    kill      one rank of four is killed: all end within ten seconds, with one sentence that says so
+    window    with the arena registered as a window of NCCL (wire_window=on), one rank and two have the same bits as without; if NCCL
+              makes no window, one rank and two say so in a sentence
+    torchrun  ranks that torchrun starts; skipped with a line if it is not installed
 
-Needs a GPU that `flatout doctor` calls usable, NCCL, and only Python's standard library. Exit code 0 where everything passes, 1 where
-something fails.
+    Needs a GPU that `flatout doctor` calls usable, NCCL, and only Python's standard library. Exit code 0 if everything passes, 1 if
+    something fails.
 """
 
 import argparse
@@ -45,12 +45,12 @@ KINDS = {
     "lora": ["model.from=base", "adapter.kind=lora", "adapter.dropout=0.1"],
 }
 LEVELS = ["none", "optimizer", "gradients", "parameters"]
-# The decoder of `pretrain-226m` in an eighth of its layers: it starts in seconds, and an update has as many bytes of gradients for its
+# The decoder of `pretrain-226m` with an eighth of its layers: it starts in seconds, and has the same ratio of gradient bytes to
 # arithmetic.
 LARGE = ["pretrain-226m", "data.source=synthetic", "model.layers=4", "train.batch=32", "schedule.warmup_steps=5", "eval.rows=0",
          "checkpoint.every=0", "log.every=1", "autotune=off"]
 GONE_WITHIN = 10.0
-# Beyond the first updates, in which clocks and caches settle.
+# Without the first updates, in which clocks and caches settle.
 SETTLED = 10
 
 
@@ -67,15 +67,15 @@ class Proof:
         return [str(self.binary), "train", *words, "--run", run, "-q", *rest]
 
     def run(self, command, env=None):
-        """The sentence of a failure; nothing where there is none."""
+        """Runs a command; returns the sentence of a failure, or an empty string."""
         try:
             done = subprocess.run(command, cwd=self.folder, capture_output=True, text=True, timeout=self.patience,
                                   env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL)
         except subprocess.TimeoutExpired as ended:
-            told = (ended.stderr or b"").decode(errors="replace").strip().splitlines()[-3:]
-            return f"still running after {self.patience} s: {told}"
-        told = done.stderr.strip().splitlines()
-        return "" if done.returncode == 0 else f"code {done.returncode}: {' | '.join(told[-4:])}"
+            message = (ended.stderr or b"").decode(errors="replace").strip().splitlines()[-3:]
+            return f"still running after {self.patience} s: {message}"
+        message = done.stderr.strip().splitlines()
+        return "" if done.returncode == 0 else f"code {done.returncode}: {' | '.join(message[-4:])}"
 
     def train(self, words, run, *rest, env=None):
         return self.run(self.command(words, run, *rest), env)
@@ -87,13 +87,13 @@ class Proof:
         return {step: (event["loss"], event["grad_norm"]) for step, event in steps(self.path(run)).items()}
 
     def differs(self, run, other, count):
-        """How two runs of as many steps differ; nothing where they do not."""
+        """The difference of two runs with equal numbers of steps; empty if they are equal."""
         ours, theirs = self.losses(run), self.losses(other)
         if len(ours) != count:
             return f"{len(ours)} of {count} steps"
-        for step, told in theirs.items():
-            if ours.get(step) != told:
-                return f"step {step}: {ours.get(step)} and not {told}"
+        for step, message in theirs.items():
+            if ours.get(step) != message:
+                return f"step {step}: {ours.get(step)} and not {message}"
         if state(self.path(run), count) != state(self.path(other), count):
             return "the same losses, and another state"
         return ""
@@ -140,7 +140,7 @@ def speed(p, a):
 
 
 def base(p):
-    """A model for adapters to lie beside."""
+    """Trains a base model for adapters."""
     if not p.path("base").exists():
         failed = p.train(["tiny", "model.layers=2", "train.steps=5", "eval.rows=0"], "base")
         if failed:
@@ -163,8 +163,8 @@ def ranks(p, a):
                 began = time.monotonic()
                 differs = p.train([*words, f"shard={shard}"], run, *shared(count)) or p.differs(run, one, a.steps)
                 world, seconds = p.world(run), time.monotonic() - began
-                told = f"{world.get('wire')}, divides {world.get('shard')}, NCCL took {world.get('wire_bytes', 0) >> 20} MiB, {seconds:.0f} s"
-                p.say(not differs, f"{kind}: {count} ranks, shard={shard}, {a.steps} updates", differs or told)
+                message = f"{world.get('wire')}, divides {world.get('shard')}, NCCL took {world.get('wire_bytes', 0) >> 20} MiB, {seconds:.0f} s"
+                p.say(not differs, f"{kind}: {count} ranks, shard={shard}, {a.steps} updates", differs or message)
 
 
 def groups(p, a):
@@ -195,7 +195,7 @@ def resume(p, a):
         more = [str(p.binary), "resume", "chain", f"train.steps={until}", "-q", *shared(count)]
         failed = failed or p.run(more)
     differs = failed or p.differs("chain", "unbroken", total)
-    p.say(not differs, "on with 4, 2 and 1 ranks", differs or f"the bits of one rank after {total} updates")
+    p.say(not differs, "resumed with 4, 2 and 1 ranks", differs or f"the bits of one rank after {total} updates")
 
 
 def kill(p, a):
@@ -209,19 +209,19 @@ def kill(p, a):
     processes = children(parent.pid)
     if parent.poll() is not None or len(processes) != count or saved(p.path(run)) < 20:
         parent.kill()
-        return p.say(False, "a killed rank", f"the run does not begin: {parent.communicate()[1].strip()}")
+        return p.say(False, "a killed rank", f"the run does not start: {parent.communicate()[1].strip()}")
     os.kill(processes[victim], signal.SIGKILL)
     killed = time.monotonic()
     try:
-        told = parent.communicate(timeout=60)[1]
+        message = parent.communicate(timeout=60)[1]
     except subprocess.TimeoutExpired:
         parent.kill()
-        return p.say(False, "a killed rank", "the others are there after 60 s")
+        return p.say(False, "a killed rank", "the others are still running after 60 s")
     seconds = time.monotonic() - killed
     left = [process for process in processes if Path(f"/proc/{process}").exists()]
-    is_told = told.count("\n") == 1 and f"rank {victim} (" in told and "was killed by signal 9 (SIGKILL)" in told
-    ok = parent.returncode == 1 and not left and seconds <= GONE_WITHIN and is_told and "--gpus 4 --share-gpu" in told
-    p.say(ok, "one rank of four is killed", f"code {parent.returncode}, all gone after {seconds:.1f} s, left {left}: {told.strip()}")
+    is_reported = message.count("\n") == 1 and f"rank {victim} (" in message and "was killed by signal 9 (SIGKILL)" in message
+    ok = parent.returncode == 1 and not left and seconds <= GONE_WITHIN and is_reported and "--gpus 4 --share-gpu" in message
+    p.say(ok, "one rank of four is killed", f"code {parent.returncode}, all gone after {seconds:.1f} s, left {left}: {message.strip()}")
 
 
 def window(p, a):
@@ -234,8 +234,8 @@ def window(p, a):
         if not differs and active != ["off", "on"]:
             differs = f"the runs report wire_window={active}"
         taken = [p.world(run).get("wire_bytes", 0) >> 20 for run in (plain, windowed)]
-        told = f"the bits of the run without; NCCL took {taken[0]} MiB without and {taken[1]} with"
-        p.say(not differs, f"a window, {count} rank{'s' if count > 1 else ''}, {a.steps} updates", differs or told)
+        message = f"the bits of the run without; NCCL took {taken[0]} MiB without and {taken[1]} with"
+        p.say(not differs, f"a window, {count} rank{'s' if count > 1 else ''}, {a.steps} updates", differs or message)
         without = {"NCCL_WIN_ENABLE": "0", "NCCL_LOCAL_REGISTER": "0"}
         refused = p.train([*words, lanes, "wire_window=on"], f"refused-{count}", *shared(count), env=without)
         p.say("NCCL made no window of the arena" in refused, f"no window, {count} rank{'s' if count > 1 else ''}", refused or "it trained")
@@ -244,7 +244,7 @@ def window(p, a):
 def torchrun(p, a):
     found = a.torchrun or shutil.which("torchrun")
     if not found:
-        print("torchrun is not installed: left out", flush=True)
+        print("torchrun is not installed: skipped", flush=True)
         return
     words = [*SMALL, *KINDS["bf16"], f"train.steps={a.steps}", "train.lanes=2"]
     line = " ".join([str(p.binary), "train", *words, "--run", "torchrun", "--share-gpu", "-q"])
@@ -265,14 +265,14 @@ def main():
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
-    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS, help="what ranks divide")
-    parser.add_argument("--steps", type=int, default=20, help="updates of a run that is compared")
-    parser.add_argument("--turns", type=int, default=4, help="runs of each kind whose speed is compared")
+    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS, help="levels of sharding")
+    parser.add_argument("--steps", type=int, default=20, help="updates of each compared run")
+    parser.add_argument("--turns", type=int, default=4, help="interleaved runs of each kind for the comparison of speed")
     parser.add_argument("--speed-steps", type=int, default=60)
-    parser.add_argument("--speed-words", nargs="*", default=[], help="further settings of these runs")
-    parser.add_argument("--patience", type=int, default=300, help="seconds that a run may take")
-    parser.add_argument("--torchrun", help="the command that is torchrun; found on the path where not given")
-    parser.add_argument("--keep", type=Path, help="a folder for the runs, which are removed otherwise")
+    parser.add_argument("--speed-words", nargs="*", default=[], help="further overrides of these runs")
+    parser.add_argument("--patience", type=int, default=300, help="timeout of a run in seconds")
+    parser.add_argument("--torchrun", help="the torchrun command; by default the one on the path")
+    parser.add_argument("--keep", type=Path, help="a folder to keep the runs in; otherwise they are removed")
     args = parser.parse_args()
     if not args.binary.is_file():
         parser.error(f"there is no file {args.binary}; build it with: cargo build --profile ship")
@@ -284,7 +284,7 @@ def main():
             began = time.monotonic()
             PARTS[part](proof, args)
             print(f"      {part} took {time.monotonic() - began:.0f} s", flush=True)
-    print("\n| claim | holds | |\n|---|---|---|")
+    print("\n| check | holds | |\n|---|---|---|")
     for ok, what, numbers in proof.rows:
         print(f"| {what} | {'yes' if ok else 'NO'} | {numbers} |")
     sys.exit(0 if all(ok for ok, _, _ in proof.rows) else 1)

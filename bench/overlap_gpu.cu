@@ -3,10 +3,10 @@
 //   nvcc -O3 -arch=native bench/overlap_gpu.cu -o overlap -lcublas && ./overlap
 //
 // Two questions, on the backward pass of 32 layers of `pretrain-226m` without its attention (products by cuBLAS, elementwise
-// kernels of the bytes that norms, gated activations and rotations move), as graphs that take turns:
+// kernels with the memory traffic of norms, gated activations and rotations), as graphs in interleaved rounds:
 //
 //   side    Weight gradients on a second stream, joined again at most `window` launches later.
-//   early   Elementwise kernels that are launched before the product in front of them ends (programmatic dependent launch) and
+//   early   Elementwise kernels that are launched before the preceding product ends (programmatic dependent launch) and
 //           wait for it on the device.
 
 #include <algorithm>

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Makes about a hundred megabytes of real prose and code: the documentation of Debian packages, as documents of text.
+"""Builds a text data set of about a hundred megabytes of prose and code from the documentation of Debian packages.
 
     python bench/package_text.py --out docs.jsonl.zst
     python bench/package_text.py --out docs.jsonl.zst git-doc perl-doc
 
-Every page of HTML becomes a document without its marks, and so does every file of text; a paragraph that stood on an earlier page (menus,
-licences) is left out, and so are pages of less than 500 characters of what remains. The order of documents is by package and path. It needs
-Debian's `apt-get` and `dpkg-deb`, and `zstd`; nothing is installed and nothing needs root.
+Every HTML page, without its markup, and every text file becomes a document; paragraphs that occurred on an earlier page (menus, licences)
+are left out, and so are pages with less than 500 remaining characters. Documents are ordered by package and path. Needs Debian's `apt-get`
+and `dpkg-deb`, and `zstd`; nothing is installed and nothing needs root.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import tempfile
 from html.parser import HTMLParser
 from pathlib import Path
 
-# Languages, libraries, tools and systems, each in the words of other people.
+# Documentation of languages, libraries, tools and systems by different authors.
 PACKAGES = """python3.11-doc python-django-doc python-sqlalchemy-doc python-pandas-doc python-scipy-doc python-sympy-doc postgresql-doc-15
     git-doc rust-doc perl-doc linux-doc-6.1 erlang-doc ghc-doc sqlite3-doc nodejs-doc debian-policy debian-reference-en octave-doc maxima-doc
     zsh-doc cmake-doc bash-doc gnuplot-doc""".split()
@@ -33,7 +33,7 @@ HIDDEN = {"script", "style", "nav", "header", "footer", "svg", "head", "button",
 
 
 class Text(HTMLParser):
-    """The text of a page; what is preformatted keeps its lines."""
+    """Extracts the text of a page; preformatted text keeps its lines."""
 
     def __init__(self):
         super().__init__(convert_charrefs=True)
@@ -67,7 +67,7 @@ def of_html(page):
 
 
 def paragraphs(text):
-    """Blocks between empty lines, their lines without trailing blanks."""
+    """Paragraphs between empty lines, without trailing blanks."""
     block = []
     for line in text.split("\n"):
         line = line.rstrip()
@@ -103,9 +103,9 @@ def documents(package, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("packages", nargs="*", default=PACKAGES, help="packages of documentation; by default those of the script")
+    parser.add_argument("packages", nargs="*", default=PACKAGES, help="documentation packages; by default those in the script")
     parser.add_argument("--out", type=Path, required=True, help="the file to write, JSONL compressed with zstd")
-    parser.add_argument("--megabytes", type=float, default=120, help="stop behind the package with which there is as much text")
+    parser.add_argument("--megabytes", type=float, default=120, help="stop after the package with which there is so much text")
     args = parser.parse_args()
     seen, total, count = set(), 0, 0
     writer = subprocess.Popen(["zstd", "--quiet", "--force", "-15", "-T0", "-", "-o", args.out], stdin=subprocess.PIPE)

@@ -1,12 +1,12 @@
-"""Does PEFT compute what flatout computes with its adapters? Trains small adapters, exports them, and compares logits.
+"""Compares the logits of exported adapters in PEFT with flatout's, for small trained models.
 
     pip install torch transformers peft safetensors
     python bench/peft_adapters.py target/release/flatout
 
-For every case: a base of a few steps, exported; adapters trained beside it; `flatout export --adapter`, loaded by
-PeftModel over the base; and `flatout export`, loaded by transformers as it is. Both are compared with `flatout logits` on
-the run. Then an adapter that PEFT saved goes in, trains on and comes out, and so do tables that grew for new tokens. Exits with 1 where a logit differs by more than
-1e-5 of the largest.
+For every case: an exported base of a few steps; adapters trained over it; `flatout export --adapter`, loaded by PeftModel over the
+base; and `flatout export`, loaded by transformers directly. Both are compared with `flatout logits` on the run. Then an adapter that
+PEFT saved is loaded, trained further and exported, and so are embeddings extended for new tokens. Exits with 1 if a logit differs by
+more than 1e-5 of the largest.
 """
 
 import argparse
@@ -30,7 +30,7 @@ CASES = {
     "dora, norm trained too": ["adapter.kind=dora", "adapter.paths=['**.up','layers.1']", "adapter.also_train=norm"],
     "lora, both ends": ["adapter.kind=lora", "adapter.rank=4", "adapter.paths=['layers','embed','head']"],
 }
-# One table in both places has no merged form.
+# A tied embedding with adapters has no merged form.
 ENDS = "lora, both ends"
 BOUND = 1e-5
 
@@ -96,7 +96,7 @@ def main():
             back = PeftModel.from_pretrained(base(), scratch / f"back-{kind}")
             compare(f"trained on and back, {kind}", back, ids, flatout.logits(f"on-{kind}", ids))
 
-        # Two new tokens: PEFT's base is grown first, and the tables of the adapter are laid over it.
+        # Two new tokens: PEFT's base is extended first, and the adapter's embeddings replace its tables.
         (scratch / "tools.txt").write_text("".join(f"a {n} <tool>b</tool> c\n" for n in range(400)))
         for tied in [True, False]:
             begin = [*SHAPE, *SMALL, f"model.tied={str(tied).lower()}", "model.vocab=300", "data.path=tools.txt"]

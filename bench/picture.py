@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
-"""Shows that a change to flatout's code changes nothing it computes: takes a picture of two binaries and compares them.
+"""Checks that a change to flatout's code does not change results: takes snapshots of two binaries and compares them.
 
     python bench/picture.py OLD NEW [--renames FILE] [--out DIR] [--only TEXT] [--quick]
 
-A picture is, for every recipe, alone and with each preset, on the CPU and on every GPU known by name: the compiled plans
-as text (`flatout plan --text`: every slot, buffer and launch with its place), the bytes of the arena and the resolved
-switches (`flatout plan --json`). For what is small enough to train here it is also the first twenty losses, bit for bit,
-and for every run kept under crates/cli/tests/runs the losses it goes on with when it is resumed.
+A snapshot has, for every recipe, alone and with each preset, on the CPU and on every GPU known by name: the compiled plans as text
+(`flatout plan --text`: every slot, buffer and launch with its offset), the bytes of the arena and the resolved switches (`flatout plan
+--json`). For models small enough to be trained here it also has the first twenty losses, bit for bit, and for every run in
+crates/cli/tests/runs the losses after it is resumed.
 
-A file of renames has lines `old name -> new name`; they are applied to the old picture before it is compared. Whoever
-renames a kernel, an operation or a pass lists it there. `-` and `+` before a line of JSON keys name what only one has.
+A file of renames has lines `old name -> new name`, which are applied to the old snapshot before the comparison. Renamed kernels,
+operations and passes are listed there. `-` and `+` before a line of JSON keys mark keys that only one binary has.
 
-Exit code 0: the pictures are equal. 1: they differ, and the first difference of each part is printed.
+Exit code 0: the snapshots are equal. 1: they differ, and the first difference of each part is printed.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 KEPT = ROOT / "crates/cli/tests/runs"
 
-# Every kind of task and model, and the switches that change state or layout, in sizes that take seconds on two cores.
+# All kinds of tasks and models, and the switches that change state or layout, in sizes that take seconds on two cores.
 SMALL_TEXT = ["model.width=32", "model.layers=2", "model.heads=2", "model.kv_heads=1", "model.head_size=16",
               "model.ffn=48", "model.context=32", "model.vocab=300"]
 TRAINED = {
@@ -62,19 +62,19 @@ def run(binary, words, folder, **more):
 
 
 def planned(binary, words, folder):
-    """The text of the plans and the facts about them, or the sentence that refuses them."""
+    """The text of the plans and their facts, or the sentence of the refusal."""
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         text = Path(scratch) / "plans.txt"
-        said = run(binary, ["plan", *words, "--json", "--text", str(text)], folder)
-        if said.returncode == 2:
-            return {"refused": said.stderr.strip()}
-        if said.returncode != 0:
-            return {"failed": said.stderr.strip()}
-        return {"facts": json.loads(said.stdout), "plans": text.read_text()}
+        done = run(binary, ["plan", *words, "--json", "--text", str(text)], folder)
+        if done.returncode == 2:
+            return {"refused": done.stderr.strip()}
+        if done.returncode != 0:
+            return {"failed": done.stderr.strip()}
+        return {"facts": json.loads(done.stdout), "plans": text.read_text()}
 
 
 def bits(events):
-    """Losses of steps and evaluations as bits of f32; of several lines for one step the last counts."""
+    """Losses of steps and evaluations as bits of f32; the last of several lines for one step counts."""
     losses = {}
     for line in events.read_text().splitlines():
         event = json.loads(line)
@@ -87,23 +87,23 @@ def bits(events):
 
 def trained(binary, words, folder):
     dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
-    said = run(binary, ["train", *words, "--run", str(dir), "-q"], folder)
-    if said.returncode != 0:
-        return {"failed": f"exit {said.returncode}: {said.stderr.strip()}"}
+    done = run(binary, ["train", *words, "--run", str(dir), "-q"], folder)
+    if done.returncode != 0:
+        return {"failed": f"exit {done.returncode}: {done.stderr.strip()}"}
     return {"losses": bits(dir / "events.jsonl")}
 
 
 def resumed(binary, kept, folder):
     dir = Path(tempfile.mkdtemp(dir=folder)) / "run"
     shutil.copytree(kept, dir)
-    said = run(binary, ["resume", str(dir), "-q"], folder)
-    if said.returncode != 0:
-        return {"failed": f"exit {said.returncode}: {said.stderr.strip()}"}
+    done = run(binary, ["resume", str(dir), "-q"], folder)
+    if done.returncode != 0:
+        return {"failed": f"exit {done.returncode}: {done.stderr.strip()}"}
     return {"losses": bits(dir / "events.jsonl")}
 
 
 def parts(binary, folder, quick):
-    """Names of the parts of a picture, each with what makes it."""
+    """The names of a snapshot's parts, each with the function that makes it."""
     recipes = sorted(path.stem for path in (ROOT / "recipes").glob("*.toml"))
     gpus = re.findall(r"^([a-z]\S*)\s+sm_", gpu_table().read_text(), re.M)
     presets = sorted(p.stem for p in (ROOT / "recipes/presets").glob("*.toml") if p.stem != "gpu")
@@ -139,8 +139,8 @@ def renamed(text, renames):
 
 
 def lines(part, renames):
-    """A part of a picture as lines, apart from times, the most rows that fit, which follow the CPU's free memory, and the
-    sentence on what was measured on a GPU."""
+    """A part of a snapshot as lines, without times, the largest micro-batches, which depend on the CPU's free memory, and the
+    sentence about measurements on a GPU."""
     if "plans" in part:
         left_out = lambda key: "seconds" in key or "_ms" in key or key == "largest_micro_batch"
         facts = {k: v for k, v in part["facts"].items() if not left_out(k)}
@@ -160,9 +160,9 @@ def main():
     flags.add_argument("old", type=Path, help="the binary before the change")
     flags.add_argument("new", type=Path, help="the binary after it")
     flags.add_argument("--renames", help="a file of lines `old name -> new name`")
-    flags.add_argument("--out", type=Path, help="keep both pictures in this folder")
+    flags.add_argument("--out", type=Path, help="keep both snapshots in this folder")
     flags.add_argument("--only", help="only parts whose name contains this")
-    flags.add_argument("--quick", action="store_true", help="plans alone, nothing is trained")
+    flags.add_argument("--quick", action="store_true", help="only plans; nothing is trained")
     args = flags.parse_args()
     renames = read_renames(args.renames) if args.renames else []
     old, new = args.old.resolve(), args.new.resolve()

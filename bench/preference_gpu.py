@@ -1,13 +1,13 @@
-"""DPO on Qwen3-0.6B on one GPU, pairs of 1,024 tokens of which 512 are the prompt: flatout and TRL's own trainer in turns.
+"""DPO on Qwen3-0.6B on one GPU, pairs of 1,024 tokens of which 512 are the prompt: flatout and TRL's own trainer in interleaved runs.
 
     cargo build --profile ship
     python bench/preference_gpu.py target/ship/flatout
     python bench/preference_gpu.py target/ship/flatout --peers "bf16 liger 8" --rounds 1
 
 pairs/s counts pairs of answers. flatout computes the prompt once for both answers of a pair, trains fp32 weights in bf16, and has
-the reference's log-probabilities from a pass before the first step, as TRL has (precompute_ref_log_probs). TRL runs with weights in
-bf16 (less to move than flatout) or in fp32 under autocast, with Liger's kernels or without, at several pairs at once; "best" is the
-fastest of them. No row is padded on either side.
+the reference's log-probabilities from a pass before the first step, as TRL does (precompute_ref_log_probs). TRL runs with weights in
+bf16 (less memory traffic than flatout) or in fp32 under autocast, with or without Liger's kernels, with several micro-batch sizes; "best"
+is the fastest of them. No row is padded on either side.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import words
 PEER = Path(__file__).resolve().parent / "peers" / "dpo_trl.py"
 VOCAB = 151936
 FRAME = 1
-"""Tokens that a chat template puts around a prompt of words."""
+"""Tokens that a chat template adds to a prompt of words."""
 
 
 def write_pairs(folder, pairs, prompt, answer):
@@ -67,14 +67,14 @@ def run_peer(a, peer):
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"peer"')]
     if not found:
-        print(f"{peer} gave nothing: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        print(f"{peer} printed nothing: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
     return found
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("override", nargs="*", help="key=value for flatout only")
     p.add_argument("--peers", nargs="*", default=["bf16 liger 4", "bf16 liger 8", "bf16 liger 16", "fp32 liger 8"])
     p.add_argument("--at-once", type=int, nargs="+", default=[8, 16])
     p.add_argument("--pairs", type=int, default=256)

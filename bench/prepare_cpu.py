@@ -1,10 +1,10 @@
-"""Tokens a second of `flatout data prepare` and of the Python package `tokenizers`, on the same text, with the same
-tokenizer.json, on the same cores, in turns.
+"""Tokens per second of `flatout data prepare` and of the Python package `tokenizers`, on the same text, with the same tokenizer.json, on
+the same cores, in interleaved rounds.
 
 Both sides do the whole job: read a JSONL file, tokenise every document, write the tokens to disk. flatout also writes an
 index with hashes. The Python side is written to win: documents go to `encode_batch_fast` in large batches, which uses all
-threads it is given and computes no offsets, and tokens are written with numpy in one piece. Its time is also printed
-without reading and writing (`encode only`). Both must give the same number of tokens, or the comparison is void.
+its threads and computes no offsets, and tokens are written with numpy at once. Its time is also printed without reading and writing
+(`encode only`). Both must give the same number of tokens, or the comparison is void.
 
     python bench/prepare_cpu.py target/release/flatout --megabytes 64 --workers 2 --rounds 3
 """
@@ -23,7 +23,7 @@ import time
 
 
 def write_text(path, megabytes):
-    """Documents of invented words with frequencies as in language (Zipf), 1 to 8 KB each. The same for everybody."""
+    """Writes documents of invented words with frequencies as in language (Zipf), 1 to 8 KB each, always the same."""
     draw = random.Random(7)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "el", "ir", "os", "un")]
     words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(60_000)]
@@ -100,14 +100,14 @@ def main():
         for _ in range(args.rounds):
             shutil.rmtree(shards, ignore_errors=True)
             since = time.perf_counter()
-            said = subprocess.run(prepare + ["--out", str(shards), "--tokenizer", str(tokenizer)],
+            done = subprocess.run(prepare + ["--out", str(shards), "--tokenizer", str(tokenizer)],
                                   check=True, capture_output=True, text=True)
             seconds = time.perf_counter() - since
-            tokens = json.loads(said.stdout)["manifest"]["totals"]["tokens"]
+            tokens = json.loads(done.stdout)["manifest"]["totals"]["tokens"]
             ours.append(tokens / seconds)
-            said = subprocess.run([args.python, "-c", PEER, str(source), str(tokenizer), str(folder / "peer.bin")],
+            done = subprocess.run([args.python, "-c", PEER, str(source), str(tokenizer), str(folder / "peer.bin")],
                                   check=True, capture_output=True, text=True, env=environment)
-            peer = json.loads(said.stdout)
+            peer = json.loads(done.stdout)
             if peer["tokens"] != tokens:
                 sys.exit(f"flatout made {tokens} tokens and tokenizers {peer['tokens']}: nothing can be compared")
             theirs.append(tokens / peer["seconds"])

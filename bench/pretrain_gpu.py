@@ -1,4 +1,4 @@
-"""flatout against PyTorch on one GPU: the recipe `pretrain-226m`, or a decoder of other sizes, in turns.
+"""Compares flatout with PyTorch on one GPU: the recipe `pretrain-226m`, or a decoder of other sizes, in interleaved runs.
 
     cargo build --profile ship
     python bench/pretrain_gpu.py target/ship/flatout --rows 32 --rounds 2
@@ -8,11 +8,10 @@
         --head-size 128 --ffn 5504
 
 One round is a run of flatout in each precision, then a run of each peer (bench/peers/pretrain_torch.py: bf16 autocast, cuDNN
-attention, fused AdamW; `compile` with torch.compile of the whole model, `layers` of a layer for all of them, `-fp8` with products
-of 8 bits). Every run is a fresh process. Both sides
-train on uniformly random tokens of the whole vocabulary, both report the median step after a warm-up, memory
-(what tensors took, and what the process took from the card) and the seconds from the start of the process to steady steps. MFU
-counts six FLOP a weight of the products and a token, and causal attention's, over 989 TFLOP/s (--peak).
+attention, fused AdamW; `compile` with torch.compile of the whole model, `layers` of one layer for all, `-fp8` with 8-bit products).
+Every run is a new process. Both sides train on uniformly random tokens of the whole vocabulary and report the median step after a
+warm-up, memory (of tensors, and of the process on the device) and the seconds from the start of the process to steady steps. MFU
+counts six FLOP per weight of a product and token, and those of causal attention, over 989 TFLOP/s (--peak).
 """
 
 import argparse
@@ -31,7 +30,7 @@ PEER = Path(__file__).resolve().parent / "peers" / "pretrain_torch.py"
 
 
 def write_data(folder, vocab, words):
-    """A tokeniser of `vocab` words and a text of random ones, so that every token is about equally likely."""
+    """Writes a tokeniser of `vocab` words and a text of random words, so that tokens are about equally likely."""
     names = words_of(folder, vocab)
     draw = random.Random(0)
     with open(folder / "text.txt", "w") as out:
@@ -66,7 +65,7 @@ def run_torch(python, a, rows, peer):
 
 
 def flops_a_token(a):
-    """Forward and backward, of products and causal attention."""
+    """FLOP per token of products and causal attention, forward and backward."""
     q, kv = a.heads * a.head_size, a.kv_heads * a.head_size
     layer = a.width * (q + 2 * kv) + q * a.width + 3 * a.width * a.ffn
     return 6 * (a.layers * layer + a.width * VOCAB) + 6 * a.layers * q * CONTEXT
@@ -93,15 +92,15 @@ def show(a, rows, results, gpu):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("override", nargs="*", help="key=value for flatout only")
     p.add_argument("--rows", type=int, nargs="+", default=[32])
     for key, value in SIZES.items():
         p.add_argument(f"--{key.replace('_', '-')}", type=int, default=value)
-    p.add_argument("--precision", nargs="+", default=["bf16"], help="flatout's, one run each")
+    p.add_argument("--precision", nargs="+", default=["bf16"], help="precisions of flatout, one run each")
     p.add_argument("--peers", nargs="*", default=["compile"], choices=[how + what for how in ("compile", "layers", "eager") for what in ("", "-fp8")])
     p.add_argument("--steps", type=int, default=20)
     p.add_argument("--rounds", type=int, default=2)
-    p.add_argument("--peak", type=float, default=989, help="TFLOP/s that MFU is a share of")
+    p.add_argument("--peak", type=float, default=989, help="peak TFLOP/s for MFU")
     p.add_argument("--python", default=sys.executable)
     p.add_argument("--json", action="store_true")
     a = p.parse_args()

@@ -1,4 +1,4 @@
-"""The binary, run in a folder of its own: what scripts that compare logits share. Measures nothing itself."""
+"""Shared by scripts that compare logits: runs the binary in a folder."""
 
 import json
 import subprocess
@@ -10,14 +10,14 @@ class Program:
         self.binary, self.folder = binary, folder
 
     def __call__(self, *words):
-        """Standard output of `flatout words ...`; ends the script where it fails."""
+        """Standard output of `flatout words ...`; ends the script if it fails."""
         done = subprocess.run([self.binary, *map(str, words)], cwd=self.folder, capture_output=True, text=True)
         if done.returncode != 0:
             sys.exit(f"flatout {' '.join(map(str, words))}\n{done.stderr}")
         return done.stdout
 
     def logits(self, model, ids):
-        """What a run or a folder computes for rows of tokens, in f32 on the CPU."""
+        """The logits of a run or a folder for rows of tokens, in f32 on the CPU."""
         from safetensors.torch import load_file
 
         (self.folder / "ids.json").write_text(json.dumps(ids.tolist()))

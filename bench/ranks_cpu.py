@@ -1,12 +1,12 @@
-"""What sharing out a run costs on one machine: two ranks of one thread against one process with two threads, on the recipe `tiny`.
+"""Measures the overhead of ranks on one machine: two ranks of one thread compared with one process of two threads, on the recipe `tiny`.
 
     cargo build --profile ship
     python bench/ranks_cpu.py target/ship/flatout
     python bench/ranks_cpu.py target/ship/flatout --before OLD/flatout --rounds 5
 
 A round is a run of each, one after another, pinned to the same two cores. A run's speed is its tokens over the median time of a step
-behind the first `--warmup` steps. Printed are the median over rounds and the ratio: 0.9 or more is wanted. `--before` also runs
-another build on two ranks, to show what a change is worth. Needs Linux and only the standard library.
+after the first `--warmup` steps. Prints the median over rounds and the ratio; the goal is at least 0.9. `--before` also runs another
+build on two ranks, to show the effect of a change. Needs Linux and only the standard library.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from ranks_runs import steps
 
 
 def speed(binary, ranks, a, folder):
-    """Tokens a second of one run."""
+    """Tokens per second of one run."""
     run = Path(folder) / f"{ranks}-{len(os.listdir(folder))}"
     command = [str(binary), "train", "tiny", "backend=cpu", f"train.steps={a.warmup + a.steps}", "eval.rows=0", "checkpoint.every=0",
                *a.overrides, "--run", str(run), "--ranks", str(ranks), "-q"]
@@ -38,10 +38,10 @@ def main():
     p = argparse.ArgumentParser(description="Measure two ranks of one thread against one process with two threads.")
     p.add_argument("flatout", type=Path, help="the flatout binary, for example target/ship/flatout")
     p.add_argument("overrides", nargs="*", help="key=value, as in train.batch=16")
-    p.add_argument("--before", type=Path, help="another build, which is run on two ranks too")
+    p.add_argument("--before", type=Path, help="another build, which also runs on two ranks")
     p.add_argument("--rounds", type=int, default=5)
-    p.add_argument("--warmup", type=int, default=20, help="steps before the clock counts")
-    p.add_argument("--steps", type=int, default=200, help="steps that count")
+    p.add_argument("--warmup", type=int, default=20, help="warm-up steps")
+    p.add_argument("--steps", type=int, default=200, help="timed steps")
     a = p.parse_intermixed_args()
     sides = {"one process, two threads": (a.flatout, 1), "two ranks": (a.flatout, 2)}
     if a.before:

@@ -1,15 +1,15 @@
-"""Kills one random rank of four at random moments, again and again, and goes on with a random number of ranks: a line a kill.
+"""Kills one random rank of four at random moments, again and again, and resumes with a random number of ranks, with a line per kill.
 
     cargo build
     python bench/ranks_kill.py target/debug/flatout
     python bench/ranks_kill.py target/debug/flatout --kills 50 --seed 7
 
-Every kill is a `kill -9` that meets a living process: of a run that begins, trains or saves. Then everyone must be gone within five
-seconds, with one sentence that names the rank, and exit code 1. The run goes on with 1, 2 or 4 ranks to a step of its own, then with
-four that are killed again. After `--each` kills a run is let end, and must have the state of one process that
-nobody disturbed, to the bit; then the next run begins. `--seed` draws the moments, ranks and numbers again.
+Every kill is a `kill -9` of a living process, while a run starts, trains or saves. All processes must then end within five seconds,
+with one sentence that names the rank, and exit code 1. The run resumes with 1, 2 or 4 ranks up to some step, then with four that are
+killed again. After `--each` kills a run may end, and must have the state of one uninterrupted process, to the bit; then the next run
+begins. `--seed` repeats the same moments, ranks and numbers.
 
-Needs Linux and only the standard library. Exit code 0 where all of it holds, 1 at the first thing that does not.
+Needs Linux and only the standard library. Exit code 0 if all checks hold, 1 at the first that does not.
 """
 
 import argparse
@@ -29,7 +29,7 @@ GONE_WITHIN = 5.0
 
 
 def children(parent):
-    """The living processes that a process has started."""
+    """The living child processes of a process."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -54,10 +54,10 @@ class Kills:
     def finish(self, run, ranks, total, until=None):
         done = subprocess.run(self.command(run, ranks, total, until), cwd=self.folder, capture_output=True, text=True)
         if done.returncode != 0:
-            sys.exit(f"{run} does not go on with {ranks} ranks: code {done.returncode}, {done.stderr}")
+            sys.exit(f"{run} does not resume with {ranks} ranks: code {done.returncode}, {done.stderr}")
 
     def kill(self, run, total, furthest):
-        """One life of four ranks, up to a step at most, and its end."""
+        """Runs four ranks up to at most a step, kills one, and checks how they end."""
         parent = subprocess.Popen(self.command(run, 4, total), cwd=self.folder, stdout=subprocess.DEVNULL,
                                   stderr=subprocess.PIPE, text=True)
         began, before = time.monotonic(), saved(self.folder / run)
@@ -65,7 +65,7 @@ class Kills:
             if parent.poll() is not None or time.monotonic() - began > 60:
                 sys.exit(f"four ranks do not start: {parent.communicate()[1]}")
             time.sleep(0.002)
-        # A third of the lives may end before their first step.
+        # A third of the kills may come before the first step.
         after = self.draw.uniform(0, 2.0) if self.draw.random() < 1 / 3 else 1e9
         while time.monotonic() - began < after and saved(self.folder / run) < furthest:
             if parent.poll() is not None:
@@ -76,22 +76,22 @@ class Kills:
         victim = self.draw.randrange(4)
         os.kill(ranks[victim], signal.SIGKILL)
         killed = time.monotonic()
-        told = parent.communicate(timeout=60)[1]
+        message = parent.communicate(timeout=60)[1]
         seconds = time.monotonic() - killed
         left = [rank for rank in ranks if Path(f"/proc/{rank}").exists()]
-        is_told = told.count("\n") == 1 and f"rank {victim} (" in told and "was killed by signal 9 (SIGKILL)" in told
-        if parent.returncode != 1 or left or seconds > GONE_WITHIN or not is_told:
-            sys.exit(f"rank {victim} of {run} was killed: code {parent.returncode}, {seconds:.1f} s, left {left}, said:\n{told}")
+        is_reported = message.count("\n") == 1 and f"rank {victim} (" in message and "was killed by signal 9 (SIGKILL)" in message
+        if parent.returncode != 1 or left or seconds > GONE_WITHIN or not is_reported:
+            sys.exit(f"rank {victim} of {run} was killed: code {parent.returncode}, {seconds:.1f} s, left {left}, said:\n{message}")
         self.slowest = max(self.slowest, seconds)
         self.before_steps += saved(self.folder / run) == before
-        return victim, seconds, told.strip()
+        return victim, seconds, message.strip()
 
 
 def main():
     p = argparse.ArgumentParser(description="Kill ranks at random and compare the runs with one that was not killed.")
     p.add_argument("flatout", type=Path, help="the flatout binary, for example target/debug/flatout")
     p.add_argument("--kills", type=int, default=200)
-    p.add_argument("--each", type=int, default=20, help="kills of one run, after which it is let end and compared")
+    p.add_argument("--each", type=int, default=20, help="kills per run, after which it may end and is compared")
     p.add_argument("--seed", type=int, default=None)
     p.add_argument("-v", "--verbose", action="store_true", help="show every sentence")
     a = p.parse_args()
@@ -106,15 +106,15 @@ def main():
         expected = state(folder / "unbroken", total)
         for kill in range(a.kills):
             run, place = f"run-{kill // a.each}", kill % a.each
-            # No life gets further than its share of the steps, so that every kill meets a living process.
+            # A process gets no further than its share of the steps, so that every kill hits a living process.
             share = max(0, total - 10 - saved(folder / run)) // (a.each - place)
-            victim, seconds, told = kills.kill(run, total, saved(folder / run) + 1 + kills.draw.randrange(share // 2 + 1))
+            victim, seconds, message = kills.kill(run, total, saved(folder / run) + 1 + kills.draw.randrange(share // 2 + 1))
             ranks = kills.draw.choice([1, 2, 4])
             kills.ranks[ranks] += 1
             is_last = place == a.each - 1 or kill == a.kills - 1
             kills.finish(run, ranks, total, None if is_last else min(total - 10, saved(folder / run) + 1))
             line = f"kill {kill + 1}: rank {victim}, all gone after {seconds:.2f} s, on with {ranks} to step {saved(folder / run)}"
-            print(line + (f"\n  {told}" if a.verbose else ""), flush=True)
+            print(line + (f"\n  {message}" if a.verbose else ""), flush=True)
             if is_last:
                 found = state(folder / run, total)
                 if found != expected:
@@ -125,7 +125,7 @@ def main():
         shutil.rmtree(folder, ignore_errors=True)
     on = ", ".join(f"{count} on {ranks}" for ranks, count in kills.ranks.items())
     print(f"{a.kills} kills (seed {seed}), {kills.before_steps} of them before their life had saved a step; the slowest end took "
-          f"{kills.slowest:.2f} s; went on: {on} ranks; {time.monotonic() - began:.0f} s")
+          f"{kills.slowest:.2f} s; resumed with: {on} ranks; {time.monotonic() - began:.0f} s")
 
 
 if __name__ == "__main__":

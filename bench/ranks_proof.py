@@ -1,14 +1,14 @@
-"""That the number of ranks, and what they divide, change no bit of a run: a line PASS or FAIL a kind of training.
+"""Tests that the number of ranks and the level of sharding change no bit of a run, with a line PASS or FAIL per kind of training.
 
     cargo build --release
     python bench/ranks_proof.py target/release/flatout
     python bench/ranks_proof.py target/release/flatout --only text chat --ranks 1 2 4 --updates 60 --keep proof
 
 Trains each kind with `train.lanes=8` on 1, 2, 4 and 8 ranks, with `shard=none`, `optimizer`, `gradients` and `parameters`, 60 updates by
-default, and compares every loss, norm and evaluation, and every saved tensor, put together from the parts of its checkpoint, with
-those of one rank. Examples of any length, whose gradients are then summed in another order, must have the losses of one rank within
-1e-5. Then goes on with a run on another number of ranks and at another level every ten updates. Needs nothing beside Python.
-Exit code 0 where everything passes, 1 where something fails.
+default, and compares every loss, norm and evaluation, and every saved tensor, assembled from the shards of its checkpoint, with
+those of one rank. Examples of any length, whose gradients are summed in another order, must have the losses of one rank within
+1e-5. Then resumes a run with another number of ranks and another level every ten updates. Needs only Python's standard library.
+Exit code 0 if everything passes, 1 if something fails.
 """
 
 import argparse
@@ -26,7 +26,7 @@ SMALL = ["model.width=32", "model.heads=2", "train.batch=16", "train.lanes=8", "
 TEXT = ["model.layers=2", "model.kv_heads=1", "model.ffn=48"]
 TINY = ["tiny", *TEXT, "model.context=32"]
 CHAT = ["tiny", *TEXT, "model.context=64", "data.synthetic_rows=200"]
-# Beside adapters, which every rank has whole, an embedding that ranks divide.
+# Adapters, which are replicated on every rank, with an embedding, which is sharded.
 ADAPTER = ["adapter.rank=32", "adapter.also_train=[embed]", "model.width=64"]
 KINDS = {
     "text": [*TINY, "model.dropout=0.1", "optimizer.clip=0.5", "train.ema=0.9"],
@@ -41,11 +41,12 @@ KINDS = {
     "images": ["vision-tiny", "model.layers=3", "data.synthetic_rows=200", "train.mixup=0.4", "image_table=off",
                "train.ema=0.9"],
 }
-# Gradients that are added in every micro-batch have the bits of the other levels where a lane has one, of the same shape on every rank.
+# Gradients that are reduced in every micro-batch have the bits of the other levels if a lane has one micro-batch, of the same
+# shape on every rank.
 IN_STEP = {"text", "bf16", "int8", "lora", "dora", "images"}
 LEVELS = ["none", "optimizer", "gradients", "parameters"]
 WITHIN = 1e-5
-# Times differ from run to run, and everything else may not.
+# Times differ from run to run, but nothing else may.
 TIMES = {"step_ms", "tokens_per_second", "samples_per_second", "time", "of_predicted", "data_wait_ms", "ranks"}
 
 
@@ -66,22 +67,22 @@ class Proof:
         words = [*KINDS[kind][:1], *SMALL, f"train.steps={self.updates}", *KINDS[kind][1:], *more]
         self.flatout("train", *words, "--run", run, "--ranks", str(ranks))
 
-    def told(self, run):
-        """Every step and evaluation without its times, by name and step."""
+    def logged(self, run):
+        """All steps and evaluations without their times, by name and step."""
         lines = (self.folder / run / "events.jsonl").read_text().splitlines()
         events = [event for event in map(json.loads, lines) if event["event"] in ("step", "eval")]
         timeless = lambda event: {key: value for key, value in event.items() if key not in TIMES}
         return {(event["event"], event["step"]): timeless(event) for event in events}
 
     def close(self, run, other):
-        """How far apart the losses of two runs are, in words; nothing where they are the same within rounding."""
-        ours, theirs = self.told(run), self.told(other)
+        """The difference of two runs' losses in words; empty where they are equal within rounding."""
+        ours, theirs = self.logged(run), self.logged(other)
         off = max((abs(ours[at]["loss"] / event["loss"] - 1) for at, event in theirs.items() if at in ours), default=1)
         return "" if ours.keys() == theirs.keys() and off <= WITHIN else f"losses are off by {off:.1e}"
 
     def same(self, run, other):
-        """How two runs differ, in words; nothing where they do not. A run that was ended on the way also evaluated there."""
-        ours, theirs = self.told(run), self.told(other)
+        """The difference of two runs in words; empty where they are equal. A run that was stopped in between also evaluated there."""
+        ours, theirs = self.logged(run), self.logged(other)
         for at, event in theirs.items():
             if ours.get(at) != event:
                 return f"{ours.get(at)} and {event}"
@@ -105,7 +106,7 @@ def prove(proof, kind, numbers, levels):
             if start["world"]["shard"] != shard:
                 differs = f"ranks divide {start['world']['shard']}"
             proof.say(not differs, f"{kind}: {ranks} ranks, shard={shard}, {proof.updates} updates", differs)
-    # On with another number of ranks every ten updates, and at another level where bits do not depend on it.
+    # Resume with another number of ranks every ten updates, and with another level where bits do not depend on it.
     run, at = f"{kind}-chain", 10
     levels = levels if kind in IN_STEP else ["auto"]
     proof.train(kind, run, numbers[-1], f"train.steps={at}", f"schedule.horizon_steps={proof.updates}")
@@ -117,7 +118,7 @@ def prove(proof, kind, numbers, levels):
         proof.flatout("resume", run, f"train.steps={at}", f"shard={level}", "--ranks", str(chain[-1]))
     differs = proof.same(run, one)
     words = ", ".join(map(str, chain))
-    proof.say(not differs, f"{kind}: on with {words} ranks", differs or f"{time.time() - began:.0f} s")
+    proof.say(not differs, f"{kind}: resumed with {words} ranks", differs or f"{time.time() - began:.0f} s")
 
 
 def main():
@@ -127,7 +128,7 @@ def main():
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS)
     parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--keep", type=Path, help="a folder for the runs, which are removed otherwise")
+    parser.add_argument("--keep", type=Path, help="a folder to keep the runs in; otherwise they are removed")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = args.keep or Path(scratch)

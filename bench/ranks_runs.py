@@ -1,4 +1,4 @@
-"""Runs of several ranks on the CPU, small enough to be repeated: what scripts about ranks share. Measures nothing itself."""
+"""Shared by scripts about ranks: small runs of several ranks on the CPU, and the state they saved."""
 
 import hashlib
 import json
@@ -11,18 +11,18 @@ SMALL = ["tiny", "model.context=32", "model.width=32", "model.layers=1", "model.
 
 
 def state(run, step):
-    """A hash of everything that was saved at a step, whatever number of ranks saved it: weights, moments, counters and the data's
+    """A hash of everything saved at a step, which does not depend on the number of ranks: weights, moments, counters and the data's
     cursor."""
     record = json.loads((Path(run) / "checkpoints" / f"step-{step}" / "state.json").read_text())
-    told = {key: record[key] for key in ("step", "cursor", "counters")}
-    found = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+    fields = {key: record[key] for key in ("step", "cursor", "counters")}
+    found = hashlib.sha256(json.dumps(fields, sort_keys=True).encode())
     for name, (dtype, shape, data) in sorted(tensors(run, step).items()):
         found.update(f"{name} {dtype} {shape}".encode() + data)
     return found.hexdigest()
 
 
 def tensors(run, step):
-    """Every tensor of a checkpoint, put together from its parts: type, shape and bytes by name."""
+    """All tensors of a checkpoint, assembled from its shards: type, shape and bytes by name."""
     folder = Path(run) / "checkpoints" / f"step-{step}"
     files = {path.name: safetensors(path) for path in folder.glob("*.safetensors")}
     if list(files) == ["state.safetensors"]:
@@ -44,7 +44,7 @@ def safetensors(path):
 
 
 def events(run):
-    """The lines of a run's log; a last one that is not whole yet is left out."""
+    """The lines of a run's log; a partial last line is left out."""
     log = Path(run) / "events.jsonl"
     lines = log.read_text().splitlines() if log.is_file() else []
     found = []
@@ -57,17 +57,17 @@ def events(run):
 
 
 def steps(run):
-    """The step lines of a run by step, where a later one wins."""
+    """The step lines of a run by step; later ones replace earlier ones."""
     return {event["step"]: event for event in events(run) if event["event"] == "step"}
 
 
 def ranks_of_lives(run):
-    """The number of ranks of each life of a run."""
+    """The number of ranks of each start of a run."""
     return [event.get("world", {}).get("ranks", 1) for event in events(run) if event["event"] == "start"]
 
 
 def saved(run):
-    """The newest step with a whole checkpoint; 0 where there is none."""
+    """The newest step with a complete checkpoint; 0 if there is none."""
     folder = Path(run) / "checkpoints"
     found = [file.parent.name for file in folder.glob("step-*/complete") if file.stat().st_size == 32]
     return max((int(name.removeprefix("step-")) for name in found), default=0)

@@ -1,9 +1,9 @@
-"""What bad clients do to `flatout serve`: a line PASS or FAIL a claim, with the memory that the server takes.
+"""Tests `flatout serve` with misbehaving clients, with a line PASS or FAIL per check and the memory of the server.
 
     python bench/serve_bad.py target/release/flatout [--requests 10000]
 
-Malformed bodies, bodies that are too large, clients that send slowly, streams that are left in the middle, wrong keys, hostile headers,
-and many requests: nothing is lost, memory is bounded, every refusal is a sentence. Needs nothing but Python.
+Malformed bodies, bodies that are too large, slow clients, abandoned streams, wrong keys, hostile headers, and many requests: no request is
+lost, memory is bounded, every refusal is a sentence. Needs only Python.
 """
 
 import argparse
@@ -21,26 +21,26 @@ from pathlib import Path
 from serving import Claims, Server, train_chat
 
 KEY = "secret"
-# Growth of the process over many requests that counts as none: caches that fill up.
+# Growth of memory that is accepted over many requests, because caches fill up.
 SLACK = 24 << 20
 
 
 def ask(port, path, body=None, key=KEY, headers=()):
-    """Status and JSON of one request, on a connection of its own."""
+    """Status and JSON of one request, on its own connection."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     head = {"Authorization": f"Bearer {key}", "Content-Type": "application/json", **dict(headers)}
     data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     try:
         connection.request("GET" if body is None else "POST", path, body=data, headers=head)
         answer = connection.getresponse()
-        said = answer.read()
-        return answer.status, json.loads(said) if said else None
+        response = answer.read()
+        return answer.status, json.loads(response) if response else None
     finally:
         connection.close()
 
 
 def raw(port, data, wait=60, pause=None):
-    """What comes back for bytes, sent all at once or one by one with pauses; and how long that took."""
+    """Sends bytes, all at once or one by one with pauses; returns the response and the time."""
     began = time.time()
     with socket.create_connection(("127.0.0.1", port), timeout=wait) as connection:
         found = b""
@@ -73,20 +73,20 @@ def refusals(port, claims):
         for _ in range(draw.randint(1, 6)):
             at = draw.randrange(len(body))
             body[at:at + draw.randint(0, 2)] = bytes(draw.randrange(256) for _ in range(draw.randint(0, 3)))
-        status, said = ask(port, "/v1/completions", bytes(body))
-        is_right = status == 200 or status == 400 and isinstance(said["error"]["message"], str)
+        status, response = ask(port, "/v1/completions", bytes(body))
+        is_right = status == 200 or status == 400 and isinstance(response["error"]["message"], str)
         statuses[status if is_right else "wrong"] = statuses.get(status if is_right else "wrong", 0) + 1
     claims("2,000 damaged bodies get an answer or a sentence", "wrong" not in statuses, statuses)
-    status, said = ask(port, "/v1/completions", b'{"prompt": "' + b"a" * (5 << 20) + b'"}')
-    claims("a body that is too large is refused", status == 413, said["error"]["message"])
+    status, response = ask(port, "/v1/completions", b'{"prompt": "' + b"a" * (5 << 20) + b'"}')
+    claims("a body that is too large is refused", status == 413, response["error"]["message"])
     found, _ = raw(port, post(b"", length=10 ** 15))
-    claims("one that only says it is large too", found.startswith(b"HTTP/1.1 413"))
+    claims("a body that only claims to be large is refused too", found.startswith(b"HTTP/1.1 413"))
     found, _ = raw(port, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer secret\r\nContent-Type: application/json\r\n"
                    b"Transfer-Encoding: chunked\r\n\r\n" + b"10000\r\n" + b"a" * 65536 + b"\r\n" + b"10000\r\n" + b"a" * 65536)
-    claims("a body in pieces that breaks off harms nobody", ask(port, "/health")[0] == 200)
+    claims("an incomplete chunked body does no harm", ask(port, "/health")[0] == 200)
     for key in ["", "wrong", KEY + "x", KEY[:-1]]:
-        status, said = ask(port, "/v1/completions", {"prompt": "a"}, key=key)
-        claims(f"the key {key!r} is refused", status == 401 and said["error"]["code"] == "invalid_api_key")
+        status, response = ask(port, "/v1/completions", {"prompt": "a"}, key=key)
+        claims(f"the key {key!r} is refused", status == 401 and response["error"]["code"] == "invalid_api_key")
     hostile = {
         "a header without end": b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"y" * (1 << 20) + b"\r\n\r\n",
         "ten thousand headers": b"GET /health HTTP/1.1\r\n" + b"".join(b"X%d: y\r\n" % i for i in range(10000)) + b"\r\n",
@@ -102,7 +102,7 @@ def refusals(port, claims):
 
 
 def slow(port, claims):
-    """Clients that send a byte now and then are let go, and nobody waits for them."""
+    """Clients that send only a byte now and then are disconnected and do not delay others."""
     results = {}
 
     def headers():
@@ -119,12 +119,12 @@ def slow(port, claims):
     waited = time.time() - began
     claims("others are answered while forty clients send slowly", status == 200 and waited < 5, f"{waited:.2f} s")
     [thread.join() for thread in threads]
-    claims("slow headers are let go", results["headers"] < 45, f"{results['headers']:.0f} s")
-    claims("slow bodies are let go", results["body"] < 45, f"{results['body']:.0f} s")
+    claims("clients with slow headers are disconnected", results["headers"] < 45, f"{results['headers']:.0f} s")
+    claims("clients with slow bodies are disconnected", results["body"] < 45, f"{results['body']:.0f} s")
 
 
 def leaving(server, claims):
-    """Streams that are left in the middle, and answers that nobody waits for."""
+    """Clients that disconnect during a stream or before the response."""
     body = json.dumps({"prompt": "the feather", "max_tokens": 10 ** 6, "stream": True, "n": 2, "logit_bias": {"1": -100, "3": -100}}).encode()
     whole = json.dumps({"prompt": "the feather", "max_tokens": 10 ** 6, "n": 8, "logit_bias": {"1": -100, "3": -100}}).encode()
 
@@ -139,11 +139,11 @@ def leaving(server, claims):
     began = time.time()
     status, _ = ask(server.port, "/v1/completions", {"prompt": "a", "max_tokens": 4})
     waited = time.time() - began
-    claims("300 clients left, and the next one is answered", status == 200 and waited < 10, f"{waited:.2f} s")
+    claims("after 300 clients have disconnected the next one is answered", status == 200 and waited < 10, f"{waited:.2f} s")
 
 
 def many(server, claims, count):
-    """Many requests: every one is answered, and memory does not grow with them."""
+    """Many requests: all are answered, and memory does not grow with them."""
     lock, statuses, marks = threading.Lock(), {}, []
 
     def work(number):
@@ -155,8 +155,8 @@ def many(server, claims, count):
                 body["temperature"] = "bad"
             connection.request("POST", "/v1/completions", body=json.dumps(body).encode(), headers=head)
             answer = connection.getresponse()
-            said = answer.read()
-            is_right = answer.status == (400 if at % 11 == 0 else 200) and (at % 4 != 0 or at % 11 == 0 or said.endswith(b"data: [DONE]\n\n"))
+            response = answer.read()
+            is_right = answer.status == (400 if at % 11 == 0 else 200) and (at % 4 != 0 or at % 11 == 0 or response.endswith(b"data: [DONE]\n\n"))
             with lock:
                 statuses[answer.status if is_right else "wrong"] = statuses.get(answer.status if is_right else "wrong", 0) + 1
                 if sum(statuses.values()) % (count // 10) == 0:
@@ -198,7 +198,7 @@ def main():
             code = server.stop()
             seconds = time.time() - began
             left.join()
-            claims("it ends with 0 within seconds while 64 texts are made", code == 0 and seconds < 12, f"{seconds:.1f} s")
+            claims("it ends with code 0 within seconds while 64 texts are generated", code == 0 and seconds < 12, f"{seconds:.1f} s")
     return claims.end()
 
 

@@ -1,11 +1,11 @@
-"""Does lm-eval score a model behind `flatout serve` as it scores it in transformers? Trains small models, and compares both on the same files.
+"""Compares lm-eval's scores of models behind `flatout serve` with those in transformers, for small trained models on the same files.
 
     pip install torch transformers "lm_eval[api]"
     python bench/serve_lm_eval.py target/release/flatout
 
-Two tasks made of local JSONL, multiple choice and perplexity, are asked of an exported folder by the harness's `hf` model, and of
-`flatout serve` over the same folder by its `local-completions`, which sends token ids with `echo` and `logprobs`. Accuracies must be
-equal and log-likelihoods within 1e-3. Exits with 1 where they are not; where a package is missing it says so and ends with 0.
+Two tasks of local JSONL files, multiple choice and perplexity, are evaluated on an exported folder by the harness's `hf` model, and on
+`flatout serve` with the same folder by its `local-completions`, which sends token ids with `echo` and `logprobs`. Accuracies must be
+equal and log-likelihoods within 1e-3, otherwise it exits with 1; if a package is missing it says so and exits with 0.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from choices_harness import sentences
 from program import Program
 from serving import Claims, Server, train
 
-# No text is longer: the harness cuts longer ones into windows whose sizes differ between its models by what they leave for an answer.
+# No text is longer: the harness splits longer ones into windows, whose sizes differ between its models.
 CONTEXT = 512
 SHAPES = {"llama": [], "gpt2": ["model.kv_heads=4", "model.qk_norm=false", "model.bias=all", "model.norm=layer", "model.norm_bias=true",
                                 "model.activation=gelu_tanh", "model.positions=learned"]}

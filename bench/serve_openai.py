@@ -1,9 +1,9 @@
-"""Does the `openai` package speak with `flatout serve`? Trains a small run that chats and asks it through the package: a line PASS or FAIL a claim.
+"""Tests `flatout serve` with the `openai` package and a small chat model, with a line PASS or FAIL per check.
 
     pip install openai
     python bench/serve_openai.py target/release/flatout
 
-Needs no GPU and no network. Where the package is missing it says so and ends with 0.
+Needs no GPU and no network. If the package is missing it says so and exits with 0.
 """
 
 import argparse
@@ -43,18 +43,18 @@ def completions(client, model, claims):
     claims("a stream has the text of the whole answer",
            "".join(piece.choices[0].text for piece in pieces if piece.choices) == first.choices[0].text)
     claims("a stream ends with its usage", pieces[-1].usage == first.usage and not pieces[-1].choices, pieces[-1].usage.total_tokens)
-    told = make(**plain, logprobs=3, echo=True, temperature=0)
-    lists = told.choices[0].logprobs
-    count = told.usage.total_tokens
-    claims("log-probabilities have an entry a token, of the prompt and the text",
+    scored = make(**plain, logprobs=3, echo=True, temperature=0)
+    lists = scored.choices[0].logprobs
+    count = scored.usage.total_tokens
+    claims("log-probabilities have an entry per token of the prompt and the text",
            [len(lists.tokens), len(lists.token_logprobs), len(lists.top_logprobs), len(lists.text_offset)] == [count] * 4, count)
     claims("the first token of a prompt has none", lists.token_logprobs[0] is None and all(p < 0 for p in lists.token_logprobs[1:]))
-    drawn = told.usage.completion_tokens
+    drawn = scored.usage.completion_tokens
     claims("at temperature 0 every token is the likeliest",
            all(p == max(top.values()) for p, top in zip(lists.token_logprobs[-drawn:], lists.top_logprobs[-drawn:])))
-    claims("the answer begins with the prompt that is echoed", told.choices[0].text.startswith("the feather"))
-    again = make(model=model, prompt=told.choices[0].text, max_tokens=0, logprobs=0, echo=True)
-    claims("max_tokens=0 scores a text and adds nothing", again.choices[0].text == told.choices[0].text
+    claims("the answer begins with the prompt that is echoed", scored.choices[0].text.startswith("the feather"))
+    again = make(model=model, prompt=scored.choices[0].text, max_tokens=0, logprobs=0, echo=True)
+    claims("max_tokens=0 scores a text and adds nothing", again.choices[0].text == scored.choices[0].text
            and again.usage.completion_tokens == 0)
     ending = dict(model=model, prompt="a", max_tokens=40, temperature=0, logit_bias={"1": -100, "3": -100}, logprobs=0)
     long = make(**ending).choices[0]
@@ -65,7 +65,7 @@ def completions(client, model, claims):
     parts = list(make(**ending, stop=["@@", middle], stream=True, stream_options={"include_usage": True}))
     claims("the tokens of that string count in the usage, of an answer and of a stream",
            len(cut.logprobs.tokens) < stopped.usage.completion_tokens == parts[-1].usage.completion_tokens, stopped.usage.completion_tokens)
-    claims("a text that is as long as was asked for says so", long.finish_reason == "length")
+    claims("a text that reaches max_tokens has the reason length", long.finish_reason == "length")
     several = make(**{**plain, "prompt": ["the feather", "a table"]}, n=3)
     texts = [choice.text for choice in several.choices]
     claims("prompts times n choices, in order", [c.index for c in several.choices] == list(range(6)) and len(set(texts[:3])) > 1)
@@ -77,7 +77,7 @@ def completions(client, model, claims):
 
 def chat(client, model, claims):
     make = client.chat.completions.create
-    # Without the tokens that end an answer, which a small model draws too early.
+    # Bans the tokens that end an answer, which a small model samples too early.
     plain = dict(model=model, messages=QUESTION, max_completion_tokens=20, seed=3, logit_bias={"1": -100, "3": -100})
     whole = make(**plain)
     claims("an answer is a message of the assistant", whole.choices[0].message.role == "assistant", repr(whole.choices[0].message.content))
@@ -89,24 +89,24 @@ def chat(client, model, claims):
     ended = make(**{**plain, "logit_bias": {"3": 100}})
     claims("the token that ends a turn of the template ends the answer", ended.choices[0].finish_reason == "stop"
            and ended.choices[0].message.content == "" and ended.usage.completion_tokens == 1)
-    told = make(**plain, logprobs=True, top_logprobs=4, temperature=0).choices[0]
-    claims("tokens of an answer have log-probabilities and the likeliest beside them",
-           len(told.logprobs.content) == 20 and all(len(token.top_logprobs) == 4 and token.logprob <= 0 for token in told.logprobs.content))
+    scored = make(**plain, logprobs=True, top_logprobs=4, temperature=0).choices[0]
+    claims("tokens of an answer have log-probabilities, with those of the likeliest tokens",
+           len(scored.logprobs.content) == 20 and all(len(token.top_logprobs) == 4 and token.logprob <= 0 for token in scored.logprobs.content))
     claims("bytes of the tokens make the text",
-           b"".join(bytes(token.bytes) for token in told.logprobs.content).decode() == told.message.content)
+           b"".join(bytes(token.bytes) for token in scored.logprobs.content).decode() == scored.message.content)
     several = make(**plain, n=4)
     claims("n answers", len({choice.message.content for choice in several.choices}) > 1 and len(several.choices) == 4)
 
 
 def at_once(client, model, claims):
-    """What is answered among others is what is answered alone."""
+    """A response among concurrent requests equals the response alone."""
     def ask(number):
         return client.completions.create(model=model, prompt="the feather " * (1 + number % 7), max_tokens=24, seed=number,
                                          logprobs=1, echo=number % 3 == 0).choices[0].model_dump()
     alone = [ask(number) for number in range(24)]
     with ThreadPoolExecutor(24) as pool:
         together = list(pool.map(ask, range(24)))
-    claims("24 requests at once get what each gets alone, to the last digit", alone == together)
+    claims("24 concurrent requests get the same responses as alone, to the last digit", alone == together)
 
 
 def errors(client, model, claims):
@@ -126,7 +126,7 @@ def errors(client, model, claims):
            isinstance(error, openai.BadRequestError) and error.code == "context_length_exceeded", error and error.body["message"])
     seen = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}]}]
     error = refusal(talk, model=model, messages=seen)
-    claims("an image that lies elsewhere is refused", isinstance(error, openai.BadRequestError), error and error.body["message"])
+    claims("an image at another address is refused", isinstance(error, openai.BadRequestError), error and error.body["message"])
 
 
 def main():
@@ -148,7 +148,7 @@ def main():
             wrong = openai.OpenAI(base_url=server.base_url, api_key="wrong", max_retries=0)
             error = refusal(wrong.completions.create, model=server.model, prompt="a")
             claims("a wrong key is refused", isinstance(error, openai.AuthenticationError), error and error.body["message"])
-            claims("it ends with 0 when it is asked to", server.stop() == 0)
+            claims("it ends with code 0 when it is stopped", server.stop() == 0)
     return claims.end()
 
 

@@ -1,4 +1,4 @@
-"""A server of `flatout serve` for scripts that prove something of it: a small run that chats, the server over it, and lines PASS or FAIL."""
+"""Shared by scripts that test `flatout serve`: a small chat model, its server, and lines PASS or FAIL."""
 
 import json
 import os
@@ -7,13 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-# A run that takes seconds on two cores and knows a chat template.
+# A run that takes seconds on two cores and has a chat template.
 SMALL = ["model.width=64", "model.layers=2", "model.ffn=96", "model.heads=4", "model.kv_heads=2", "model.context=256", "train.batch=8",
          "schedule.warmup_steps=10", "eval.rows=0", "backend=cpu", "precision=fp32"]
 
 
 def train(binary, run, *words):
-    """Trains a small run; ends the script where that fails."""
+    """Trains a small run; ends the script if that fails."""
     done = subprocess.run([binary, "train", "tiny", *SMALL, *words, "--run", str(run), "-q"], capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(done.stderr)
@@ -34,16 +34,16 @@ class Server:
         command = [binary, "serve", str(model), "--port", "0", "--json", "backend=cpu", "precision=fp32", *words]
         self.log = open(Path(model).parent / "serve.log", "w+")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment)
-        said = ""
-        while not said.rstrip().endswith("}"):
+        output = ""
+        while not output.rstrip().endswith("}"):
             line = self.process.stdout.readline()
             if not line:
                 self.log.seek(0)
                 sys.exit(f"the server ended: {self.log.read()}")
-            said += line
-        self.told = json.loads(said)
-        self.base_url, self.model = self.told["base_url"], self.told["model"]
-        self.port = int(self.told["url"].rstrip("/").rsplit(":", 1)[1])
+            output += line
+        self.info = json.loads(output)
+        self.base_url, self.model = self.info["base_url"], self.info["model"]
+        self.port = int(self.info["url"].rstrip("/").rsplit(":", 1)[1])
 
     def __enter__(self):
         return self
@@ -52,11 +52,11 @@ class Server:
         self.stop()
 
     def resident(self):
-        """Bytes of memory that the process has now."""
+        """Resident memory of the process in bytes."""
         return int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def stop(self):
-        """Asks it to end and gives its exit code."""
+        """Stops the server and returns its exit code."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout=30)

@@ -1,8 +1,8 @@
-"""A data set on a server that speaks the hub's protocol, at a limited rate: what scripts about streaming share.
+"""Shared by scripts about streaming: serves a data set in the hub's protocol, with a rate limit.
 
-`write_set` writes a set of parquet or JSONL files of drawn words, with nothing but the standard library. `Server` serves a folder as
-`hf://bench/set`: card, listing in pages, redirections to a store on another port, ranges. All connections together get as many bytes a
-second as the limit says.
+`write_set` writes a set of parquet or JSONL files of random words, with only the standard library. `Server` serves a folder as
+`hf://bench/set`: card, paginated listing, redirects to a store on another port, range requests. The rate limit applies to all
+connections together.
 """
 
 import http.server
@@ -20,12 +20,12 @@ CHUNK = 1 << 18
 
 
 def texts(megabytes, seed=7):
-    """Documents of invented words with frequencies as in language (Zipf), of about 1 to 8 KB."""
+    """Generates documents of invented words with frequencies as in language (Zipf), of about 1 to 8 KB."""
     draw = random.Random(seed)
     syllables = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "el", "ir", "os", "un")]
     words = ["".join(draw.choices(syllables, k=draw.randint(1, 4))) for _ in range(60_000)]
     weights = [1 / (rank + 3) for rank in range(len(words))]
-    # Drawing is slow in Python: documents are cut from a long series of words at places that are drawn.
+    # Random numbers are slow in Python: documents are slices of a long sequence of words at random positions.
     series = draw.choices(words, weights=weights, k=2_000_000)
     written = 0
     while written < megabytes * 1_000_000:
@@ -48,7 +48,7 @@ def write_set(folder, form, files, megabytes, rows=1000):
 
 
 def write_parquet(path, documents, rows):
-    """A column `text` of required strings, plain and not packed, a page a row group; and a column `n` of integers beside it."""
+    """Writes a column `text` of required strings, plain and uncompressed, one page per row group, and a column `n` of integers."""
     with open(path, "wb") as out:
         out.write(b"PAR1")
         groups = []
@@ -97,7 +97,7 @@ def sized(binary):
 
 
 class Thrift:
-    """A structure in Thrift's compact protocol, field by field in the order of their numbers."""
+    """A struct in Thrift's compact protocol, with fields in ascending order of their ids."""
 
     def __init__(self):
         self.bytes, self.last = b"", 0
@@ -128,7 +128,7 @@ class Thrift:
 
 
 class Bucket:
-    """As many bytes a second for all connections together. Who slept too long catches up, by a fifth of a second at most."""
+    """A token bucket: a rate limit in bytes per second for all connections together, with bursts of at most a fifth of a second."""
 
     def __init__(self, bytes_per_second):
         self.rate, self.free_at, self.lock, self.sent = bytes_per_second, 0.0, threading.Lock(), 0

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Time to a held-out loss: GPT-2's model with AdamW at the best of several learning rates, and `gpt2-speedrun`, on the same text.
+"""Compares the time to a held-out loss of GPT-2 with AdamW, at the best of several learning rates, and of `gpt2-speedrun`, on the same text.
 
     python bench/package_text.py --out docs.jsonl.zst
     cargo build --profile ship
@@ -9,16 +9,16 @@
         model.context=128 model.vocab=4096 train.batch=16 --speedrun 'schedule.windows=[32,64,128]' --vocab 4096 --steps 200 \\
         --lengths 80 120 160 --seeds 1
 
-The baseline is `gpt2-124m` with 128 rows of 1,024 tokens an update, 800 updates, a cosine over them and a tenth of them as warm-up, once for
-each of `--rates`. The rate with the lowest held-out loss at the end is run with every seed; its last held-out loss is the goal of that
-seed. `gpt2-speedrun` is run with each of `--lengths`, as schedules over so many updates, until one is at the goal of the first
-seed; that length is run with the other seeds. Time is that of updates alone: the sum of a run's steps. Between two evaluations the loss is read off the
-line between them. Every run is a fresh process, and the seeds' runs are in turns. Overrides are laid over both recipes, and those of
-`--speedrun` behind them over `gpt2-speedrun` alone.
+The baseline is `gpt2-124m` with 128 rows of 1,024 tokens per update, 800 updates and a cosine schedule with a tenth of them as warm-up,
+once for each of `--rates`. The rate with the lowest final held-out loss is run with every seed; its last held-out loss is the goal of that
+seed. `gpt2-speedrun` is run with each of `--lengths`, as the number of updates of its schedule, until one reaches the goal of the first
+seed; that length is run with the other seeds. Time counts updates only: the sum of a run's steps. Losses between two evaluations are
+interpolated linearly. Every run is a new process, and the runs of the seeds are interleaved. Overrides apply to both recipes, and those of
+`--speedrun` after them to `gpt2-speedrun` only.
 
 `--llmc` names llm.c's program, built with nvcc from its public source: it trains the same model on the same tokens with the best rate
-and the same batch, schedule and weight decay. Its losses are of its own held-out shard, which is ours in its form. Without it a line says that it is left out.
-Exit code 0 where the time is at most `--most` of the baseline's with every seed.
+and the same batch, schedule and weight decay. Its losses are of its own held-out shard, which has our held-out tokens in its format.
+Without it a line says that it is left out. Exit code 0 if the time is at most `--most` of the baseline's with every seed.
 """
 
 import argparse
@@ -38,15 +38,15 @@ BATCH = 128
 def arguments():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout", type=Path)
-    p.add_argument("text", type=Path, help="documents, as `flatout data prepare` takes them, or a folder of shards")
-    p.add_argument("override", nargs="*", metavar="KEY=VALUE", help="laid over both recipes")
-    p.add_argument("--speedrun", nargs="+", default=[], metavar="KEY=VALUE", help="laid over the speed run alone")
+    p.add_argument("text", type=Path, help="documents in a format of `flatout data prepare`, or a folder of shards")
+    p.add_argument("override", nargs="*", metavar="KEY=VALUE", help="overrides of both recipes")
+    p.add_argument("--speedrun", nargs="+", default=[], metavar="KEY=VALUE", help="overrides of the speed run only")
     p.add_argument("--vocab", type=int, default=50257, help="tokens of the tokeniser that is trained on the text")
     p.add_argument("--steps", type=int, default=800, help="updates of the baseline")
     p.add_argument("--rates", type=float, nargs="+", default=[6e-4, 1.2e-3, 2.4e-3])
     p.add_argument("--lengths", type=int, nargs="+", default=[240, 280, 320, 360, 400], help="updates of the speed-run, tried in this order")
     p.add_argument("--seeds", type=int, default=3)
-    p.add_argument("--every", type=int, help="updates between evaluations: a fortieth of the baseline's")
+    p.add_argument("--every", type=int, help="updates between evaluations; by default a fortieth of the baseline's")
     p.add_argument("--most", type=float, default=0.45)
     p.add_argument("--llmc", type=Path, help="llm.c's train_gpt2cu")
     a = p.parse_intermixed_args()
@@ -63,7 +63,7 @@ def finish(typed):
 
 
 def run(a, folder, name, recipe, words, own=()):
-    """The evaluations of a run as (seconds of updates, updates, held-out loss); `own` are overrides of its recipe alone."""
+    """The evaluations of a run as (seconds of updates, updates, held-out loss); `own` are overrides of its recipe only."""
     typed = [a.flatout, "train", recipe, f"data.path={a.shards}", *words, f"eval.every={a.every}", "checkpoint.every=0", "log.every=1", *a.override, *own]
     seconds, steps, points = 0.0, 0, []
     for line in finish([*typed, "--run", folder / name, "--json"]).splitlines():
@@ -87,7 +87,7 @@ def speedrun(a, folder, length, seed):
 
 
 def reached(points, goal):
-    """Seconds to a loss, or none."""
+    """Seconds to a loss, or None."""
     before = None
     for seconds, _, loss in points:
         if loss <= goal:
@@ -97,7 +97,7 @@ def reached(points, goal):
 
 
 def token_files(a, folder):
-    """The shards as llm.c reads tokens: a file to train on, and one of the last two hundredth parts of the documents."""
+    """Converts the shards to llm.c's token files: one to train on, and one of the last half percent of the documents."""
     documents, end = [], json.loads((a.shards / "tokenizer.json").read_text())["added_tokens"][0]["id"]
     for shard in sorted(a.shards.glob("shard-*.tokens")):
         raw = shard.read_bytes()
@@ -123,11 +123,11 @@ def llmc(a, folder, rate):
     train, held_out = token_files(a, folder)
     words = ["-i", train, "-j", held_out, "-o", "", "-e", "d12", "-b", 64, "-t", CONTEXT, "-d", BATCH * CONTEXT, "-x", a.steps, "-l", rate, "-u", a.steps // 10,
              "-q", 0.1, "-c", 0.1, "-v", a.every, "-s", 0, "-n", 0, "-r", 0, "-ge", 1]
-    told = finish([a.llmc.resolve(), *words])
-    seconds = sum(float(ms) for ms in re.findall(r"step +\d+/\d+ .*?\| *([\d.]+) ms", told)) / 1e3
-    losses = re.findall(r"val loss ([\d.]+)", told)
+    output = finish([a.llmc.resolve(), *words])
+    seconds = sum(float(ms) for ms in re.findall(r"step +\d+/\d+ .*?\| *([\d.]+) ms", output)) / 1e3
+    losses = re.findall(r"val loss ([\d.]+)", output)
     if not losses or not seconds:
-        sys.exit(f"llm.c printed no losses or no times:\n{told[-2000:]}")
+        sys.exit(f"llm.c printed no losses or no times:\n{output[-2000:]}")
     print(f"{'llm.c':32} {a.steps:5} updates {seconds:8.1f} s  held out {float(losses[-1]):.4f} (of its own part)", flush=True)
 
 

@@ -1,13 +1,13 @@
-"""What fewer bytes for AdamW's moments do to the loss: `optimizer.state` fp32, bf16 and int8 on the same data.
+"""Effect of the precision of AdamW's moments on the loss: `optimizer.state` fp32, bf16 and int8 on the same data.
 
     cargo build --profile ship
     python bench/state_gpu.py target/ship/flatout
     python bench/state_gpu.py target/ship/flatout --steps 200 --seeds 1 --layers 2 backend=cpu
 
-A decoder of 30M parameters learns the synthetic language, with each of three seeds and each kind of moments: 2,000 updates of
-32 x 256 tokens. A run is a fresh process; a kind follows the other, so that a GPU's clock drifts alike for all. Printed are the
+A decoder of 30M parameters learns the synthetic language, with each of three seeds and each type of moments: 2,000 updates of
+32 x 256 tokens. Every run is a new process; the types are interleaved, so that drift of the GPU's clock affects all alike. Prints the
 mean loss of the last tenth of the updates, its ratio to that of fp32 with the same seed, the bytes of the plan's category
-`optimizer`, and the median step. Exit code 0 where the mean ratio over the seeds is within half a percent of 1 for both kinds.
+`optimizer`, and the median step. Exit code 0 if the mean ratio over the seeds is within half a percent of 1 for both types.
 """
 
 import json
@@ -25,7 +25,7 @@ def train(a, folder, kind, seed):
     run = decoder_30m.train(a, folder / f"{kind}-{seed}", seed, f"optimizer.state={kind}")
     active = run["start"]["switches"]["optimizer.state"]
     if active != kind:
-        sys.exit(f"optimizer.state={kind} was asked for and {active} is active")
+        sys.exit(f"optimizer.state={kind} was requested and {active} is active")
     losses = run["losses"]
     return dict(kind=kind, seed=seed, first=losses[0], last=decoder_30m.last(losses, len(losses) // 10), step_ms=run["step_ms"],
                 seconds=run["seconds"])
@@ -43,7 +43,7 @@ def main():
                 base = next(r["last"] for r in rows if r["seed"] == seed and r["kind"] == "fp32")
                 row["ratio"] = row["last"] / base
                 print(f"seed {seed} {kind:5} {row['first']:.4f} to {row['last']:.5f}  ratio {row['ratio']:.5f}  "
-                      f"{row['step_ms']:7.2f} ms a step  {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+                      f"{row['step_ms']:7.2f} ms per step {row['seconds']:.0f} s", file=sys.stderr, flush=True)
     ratios = {kind: statistics.fmean(r["ratio"] for r in rows if r["kind"] == kind) for kind in KINDS}
     parameters = plans["fp32"]["parameters"]
     if a.json:

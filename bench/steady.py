@@ -1,4 +1,4 @@
-"""A run of flatout up to a step, in numbers: what benchmarks compare with the JSON line of a peer. Measures nothing itself."""
+"""Shared by benchmarks: runs flatout up to a step and returns the figures that are compared with the JSON line of a peer."""
 
 import json
 import subprocess
@@ -9,7 +9,7 @@ WARM = 4
 
 
 def run(command, steps):
-    """Starts `flatout train ... --json` and ends it after so many steps, the first four of which are not counted: the events of
+    """Starts `flatout train ... --json` and ends it after a number of steps, of which the first four are warm-up. Returns the events of
     the others, the `start` event and the seconds from the start of the process to the end of the warm-up."""
     began = time.perf_counter()
     process = subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True)
@@ -34,13 +34,13 @@ def run(command, steps):
 
 
 def memory(results):
-    """What tensors took at their most (flatout: the arena; PyTorch: max_memory_allocated) and what the process took from the card
-    (flatout: the arena and the driver's share; PyTorch: all that is not free at the end), of the first run."""
+    """Peak memory of tensors (flatout: the arena; PyTorch: max_memory_allocated) and device memory of the process (flatout: the arena
+    and the driver's share; PyTorch: everything that is not free at the end), of the first run."""
     return results[0]["peak_bytes"], results[0]["card_bytes"]
 
 
 def memory_ratio(ours, theirs):
-    """Both numbers, ours over theirs."""
+    """The ratios of both numbers, flatout's over the peer's."""
     if not all(theirs):
         return "memory not measured"
     return f"memory {ours[0] / theirs[0]:.2f}, of the card {ours[1] / theirs[1]:.2f}"

@@ -1,15 +1,14 @@
-"""Training on a data set of the hub as it is read: how long updates wait for it, beside the same files on disk.
+"""Measures how long updates wait for a data set that is streamed from the hub, compared with the same files on disk.
 
     cargo build --profile ship
     python bench/stream_gpu.py target/ship/flatout
     python bench/stream_gpu.py target/ship/flatout --form jsonl --rate 50 --latency-ms 30
     python bench/stream_gpu.py target/debug/flatout --recipe tiny --megabytes 40 --steps 60     (without a GPU)
 
-A set of drawn words is written, and served at --rate megabytes a second by a server of this script that speaks the hub's protocol. The same
-run is made from the files (data.order=streamed) and from the server, and shown are: the share of the steady steps that went into
-waiting for rows (`data_wait_ms` over `step_ms`), tokens a second, bytes and requests that the server answered, whether the losses are
-equal to the bit, and what the run left on disk. Ends with code 1 where the share is above --most, the losses differ, or something is
-left.
+A set of random words is written, and served at --rate megabytes per second by a local server with the hub's protocol. The same run is
+made from the files (data.order=streamed) and from the server. Prints the share of the steady steps spent waiting for rows
+(`data_wait_ms` over `step_ms`), tokens per second, bytes and requests that the server answered, whether the losses are equal to the
+bit, and files that the run left on disk. Exits with 1 if the share is above --most, the losses differ, or files are left.
 """
 
 import argparse
@@ -52,12 +51,12 @@ def main():
     parser.add_argument("--form", choices=["parquet", "jsonl"], default="parquet")
     parser.add_argument("--megabytes", type=float, default=400)
     parser.add_argument("--files", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=50, help="megabytes a second; 0 is without a limit")
-    parser.add_argument("--latency-ms", type=float, default=20, help="before every answer")
+    parser.add_argument("--rate", type=float, default=50, help="megabytes per second; 0 for no limit")
+    parser.add_argument("--latency-ms", type=float, default=20, help="latency of every response")
     parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--vocab", type=int, help="of the tokeniser; the recipe's where not given")
-    parser.add_argument("--most", type=float, default=0.02, help="the largest share of waiting that is accepted")
-    parser.add_argument("--folder", type=Path, help="where the set is kept; otherwise a temporary folder")
+    parser.add_argument("--vocab", type=int, help="size of the vocabulary; by default the recipe's")
+    parser.add_argument("--most", type=float, default=0.02, help="the largest accepted share of waiting")
+    parser.add_argument("--folder", type=Path, help="the folder of the set; by default a temporary one")
     parser.add_argument("--override", nargs="*", default=[], help="key=value for both runs")
     a = parser.parse_args()
     binary = str(Path(a.binary).resolve())

@@ -1,21 +1,21 @@
-"""flatout against PyTorch: the recipe `tiny`, the same cores, in turns.
+"""Compares flatout with PyTorch on the CPU: the recipe `tiny`, on the same cores, in interleaved runs.
 
     cargo build --release
     pip install torch numpy                                    # for the peer; --python names its interpreter
     python bench/tiny_cpu.py target/release/flatout
     python bench/tiny_cpu.py target/release/flatout --compile --rounds 5 --json
 
-One round is a run of flatout, then a run of each peer, so that a slow minute of the machine falls on all of them.
-Every run is a fresh process, pinned to the same cores where the system can pin (Linux). Both sides are timed alike:
+One round is a run of flatout, then a run of each peer, so that a slow minute of the machine affects all of them.
+Every run is a new process, pinned to the same cores where the system supports it (Linux). Both sides are timed alike:
 after `--warmup` steps, the mean time of a step over each group of `--group` steps, and of those means the median.
-The table shows the median over rounds, the spread (largest minus smallest, over the median) and flatout's tokens a
-second over the fastest peer's: 1.0 or more is the goal.
+The table shows the median over rounds, the spread (largest minus smallest, over the median) and flatout's tokens per
+second over the fastest peer's; the goal is at least 1.0.
 
 flatout runs `train tiny train.steps=... --json` without evaluation and with a checkpoint only at the end; its times are
 `step_ms` of the `step` events, data loading included. The peer gets the dimensions that this run resolved
 (RUN/config.toml), and random tokens made beforehand. A config that the peer does not compute is refused.
 
-Run it on an idle machine: two threads that wait for each other lose far more than the share a third one takes.
+Run it on an idle machine: two threads that wait for each other lose far more than the time that a third one takes.
 Only the standard library is needed here (Python 3.11 or newer, Linux or macOS).
 """
 
@@ -32,7 +32,7 @@ from pathlib import Path
 
 PEER = Path(__file__).resolve().parent / "peers" / "tiny_torch.py"
 
-# What the peer computes; any other value in the resolved config would compare two different models.
+# Values that the peer supports; with any other value in the resolved config two different models would be compared.
 PEER_COMPUTES = {
     "model.norm": "rms",
     "model.activation": "swiglu",
@@ -50,9 +50,9 @@ def parse_arguments():
     p.add_argument("overrides", nargs="*", help="key=value for flatout, as in train.batch=16")
     p.add_argument("--rounds", type=int, default=3, help="runs of each side, at least 3")
     p.add_argument("--threads", type=int, default=2, help="cores to use on both sides")
-    p.add_argument("--warmup", type=int, default=5, help="steps before the clock counts")
-    p.add_argument("--group", type=int, default=10, help="steps in a group")
-    p.add_argument("--groups", type=int, default=5, help="groups in a run")
+    p.add_argument("--warmup", type=int, default=5, help="warm-up steps")
+    p.add_argument("--group", type=int, default=10, help="steps per group")
+    p.add_argument("--groups", type=int, default=5, help="groups per run")
     p.add_argument("--compile", action="store_true", help="also run the peer under torch.compile")
     p.add_argument("--python", default=sys.executable, help="the interpreter that has torch")
     p.add_argument("--json", action="store_true", help="print one JSON object instead of the table")
@@ -69,7 +69,7 @@ def parse_arguments():
 
 
 def pin(threads):
-    """Confines this process and its children to `threads` cores; gives them, or None where the system cannot."""
+    """Pins this process and its children to `threads` cores and returns them, or None where the system does not support it."""
     if not hasattr(os, "sched_setaffinity"):
         return None
     cores = sorted(os.sched_getaffinity(0))
@@ -80,7 +80,7 @@ def pin(threads):
 
 
 def run(command, environment=None):
-    """The command's standard output, wall time and peak memory; ends with its own words where it fails."""
+    """The command's standard output, wall time and peak memory; exits with its error message if it fails."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         began = time.perf_counter()
         child = subprocess.Popen(command, stdout=out, stderr=err, env=os.environ | (environment or {}))
@@ -105,7 +105,7 @@ def run_flatout(a, folder):
     }
     command = [a.flatout, "train", "tiny", *(f"{key}={value}" for key, value in settings.items()), *a.overrides]
     command += ["--run", folder, "--json"]
-    # Where cores cannot be pinned, the number of threads is all that can be made equal.
+    # Where cores cannot be pinned, at least the numbers of threads are equal.
     out, wall_seconds, peak = run(command, {"RAYON_NUM_THREADS": str(a.threads)})
     events = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
     times = [event["step_ms"] for event in events if event.get("event") == "step"]
@@ -121,7 +121,7 @@ def run_flatout(a, folder):
 
 
 def peer_flags(config):
-    """The peer's flags for a resolved config; a config that it does not compute is refused."""
+    """The peer's flags for a resolved config; unsupported configs are refused."""
     for path, expected in PEER_COMPUTES.items():
         section, key = path.split(".")
         found = config[section].get(key, expected)
@@ -174,7 +174,7 @@ def summary(runs):
 
 
 def measure(a):
-    """The runs of each side by name, PyTorch's version and the resolved config."""
+    """Makes the runs; returns those of each side by name, PyTorch's version and the resolved config."""
     peers = {"PyTorch eager": False} | ({"PyTorch compile": True} if a.compile else {})
     runs = {name: [] for name in ["flatout", *peers]}
 
@@ -196,7 +196,7 @@ def main():
     cores = pin(a.threads)
     load = os.getloadavg()[0]
     if load > 0.5:
-        print(f"warning: {load:.1f} other tasks are running; these times are worth little", file=sys.stderr)
+        print(f"warning: {load:.1f} other tasks are running, so these times are unreliable", file=sys.stderr)
     runs, torch_version, config = measure(a)
     sides = {name: summary(of_side) for name, of_side in runs.items()}
     fastest = max((name for name in sides if name != "flatout"), key=lambda name: sides[name]["tokens_per_second"])

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""Two binaries of flatout on one GPU in turns, to show that a change costs no speed and no memory.
+"""Compares two binaries of flatout on one GPU in interleaved runs, to show that a change costs no speed and no memory.
 
     python bench/turns_gpu.py OLD NEW [--rounds 2] [--steps 20] [--cases pretrain-bf16 bdh ...]
     python bench/turns_gpu.py "target/ship/flatout fuse.activation=off" target/ship/flatout
 
-Either may have overrides behind it, in quotes with it.
+Either may be followed by overrides, quoted together with it.
 
-A round of a case is a run of OLD, then one of NEW, each a fresh process on the recipe's synthetic data. A figure is the
-median step behind the warm-up. The last table has the ratio of medians of all rounds, and beside it the spread of OLD
-against itself over the rounds: a ratio within it is no difference.
+A round of a case is a run of OLD, then one of NEW, each a new process on the recipe's synthetic data. A figure is the
+median step after the warm-up. The table has the ratio of medians over all rounds, and the spread of OLD over the rounds:
+a ratio within the spread is no difference.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Image models on one GPU, flatout against PyTorch in turns: Vision-BDH over images of 32 x 32, and ViT-S/14 and ViT-B/14 at 224.
+"""Compares flatout with PyTorch on image models on one GPU, in interleaved runs: Vision-BDH on images of 32 x 32, ViT-S/14 and ViT-B/14 at 224.
 
     cargo build --profile ship
     python bench/vision_gpu.py target/ship/flatout
@@ -7,11 +7,10 @@
     python bench/vision_gpu.py target/ship/flatout --cases vit-b --shards 16 --peers
 
 One round of a case is a run of flatout, then a run of each peer (bench/peers/vision_torch.py: bf16 autocast, fused AdamW, timm's
-models). Every run is a fresh process. Images are on the device on both sides: flatout draws its synthetic ones once, and cuts
-and flips them there; the peers have random ones and do nothing to them. Both report the median step behind a warm-up and memory:
-what tensors took, and what the process took from the card. The share of flatout's step that waited for data is shown. With
---shards flatout reads so many tar files of 512 JPEGs of 500 x 375 each, which Pillow writes first, through its loader: all that a
-run from disk does.
+models). Every run is a new process. Images are on the device on both sides: flatout generates its synthetic ones once, and crops
+and flips them there; the peers use random ones without augmentation. Both report the median step after a warm-up, and the memory of
+tensors and of the process on the device. The share of flatout's step spent waiting for data is printed. With --shards flatout reads
+that number of tar files of 512 JPEGs of 500 x 375, which Pillow writes first, through its loader, like a run from disk.
 """
 
 import argparse
@@ -30,14 +29,14 @@ import steady
 
 PEER = Path(__file__).resolve().parent / "peers" / "vision_torch.py"
 CASES = {"bdh": ("bdh-cifar10", 512), "vit-s": ("dinov2-s-classify", 256), "vit-b": ("dinov2-b-classify", 256)}
-"""The recipe of each case and the images of an update."""
+"""The recipe of each case and the images per update."""
 
 IMAGES = 4096
-"""So few that they stay on the device, as the peers' do; `image_table=off` loads them."""
+"""Size of the data set, small enough to stay on the device like the peers' images; `image_table=off` loads them."""
 
 
 def write_shard(path):
-    """A WebDataset tar of JPEGs with the entropy of photographs: noise in several sizes, smoothed."""
+    """Writes a WebDataset tar of JPEGs with the entropy of photographs: smoothed noise in several sizes."""
     from PIL import Image
 
     draw = random.Random(path.name)
@@ -63,7 +62,7 @@ def run_flatout(a, folder, case, rows, round_):
         source = [f"data.path={folder}/shards", "data.held_out=0.01"]
     overrides = [*source, f"train.batch={rows}", f"train.micro_batch={rows}", "eval.rows=0",
                  "checkpoint.best=false", "checkpoint.every=0", "log.every=1"]
-    # timm's models leave no branch out.
+    # timm's models have no stochastic depth.
     overrides += ["model.drop_path=0"] * (case != "bdh") + a.override
     run = folder / f"run-{case}-{round_}"
     done = steady.run([a.flatout, "train", recipe, *overrides, "--run", str(run)], steady.WARM + a.steps)
@@ -82,7 +81,7 @@ def run_peer(a, case, rows, peer):
 
 
 def show(case, rows, results):
-    print(f"{case}, {rows} images an update")
+    print(f"{case}, {rows} images per update")
     print(f"{'':18} {'images/s':>10} {'step ms':>8} {'spread':>7} {'peak GiB':>9} {'of card':>8} {'first steady s':>14} {'waited':>7}")
     middle, peak = {}, {}
     for peer, some in results.items():
@@ -100,11 +99,11 @@ def show(case, rows, results):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("override", nargs="*", help="key=value for flatout only")
     p.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES))
     p.add_argument("--peers", nargs="*", choices=["eager", "compiled"], default=["eager", "compiled"])
-    p.add_argument("--rows", type=int, help="images an update, of every case")
-    p.add_argument("--steps", type=int, default=40, help="of flatout, behind the warm-up")
+    p.add_argument("--rows", type=int, help="images per update, in every case")
+    p.add_argument("--steps", type=int, default=40, help="steps of flatout after the warm-up")
     p.add_argument("--rounds", type=int, default=2)
     p.add_argument("--shards", type=int, default=0, help="tar files that flatout reads, instead of a set on the device")
     p.add_argument("--python", default=sys.executable)

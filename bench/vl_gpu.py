@@ -1,4 +1,4 @@
-"""Qwen3-VL-8B with LoRA on one GPU, questions about images at full resolution: flatout and transformers in turns.
+"""Trains Qwen3-VL-8B with LoRA on questions about images at full resolution on one GPU, flatout and transformers in interleaved runs.
 
     cargo build --profile ship
     python bench/vl_gpu.py target/ship/flatout
@@ -7,15 +7,15 @@
 
 | case | what is trained |
 |---|---|
-| one | one question an image of 1056 x 1280 pixels (1,320 tokens), 66 tokens of text each |
-| nine | nine questions an image, 66 tokens of text each; flatout computes the image and what stands before it once for all |
+| one | one question per image of 1056 x 1280 pixels (1,320 tokens), 66 tokens of text each |
+| nine | nine questions per image, 66 tokens of text each; flatout computes the image and the shared prefix once for all |
 | long | nine questions of 250 tokens of text each |
 | fp8 | as `nine`, with precision=fp8 on the frozen base |
 
-samples/s counts questions. The peer (bench/peers/vl_torch.py) has one question a sample, because none of its libraries shares an
-image between questions, at 1, 2 and 4 samples at once, with adapters in plain lines and by PEFT; "best" is the fastest of them.
-For `long` the peer is run with texts of 250 tokens. Weights are random, JPEG files are decoded by flatout while it trains, and
-the peer gets pixels for nothing.
+samples/s counts questions. The peer (bench/peers/vl_torch.py) has one question per sample, because none of its libraries shares an
+image between questions, in micro-batches of 1, 2 and 4 samples, with adapters in plain PyTorch and by PEFT; "best" is the fastest of
+them. For `long` the peer runs with texts of 250 tokens. Weights are random; flatout decodes JPEG files while it trains, and the peer
+gets decoded pixels.
 """
 
 import argparse
@@ -33,10 +33,10 @@ import steady
 PEER = Path(__file__).resolve().parent / "peers" / "vl_torch.py"
 CASES = dict(one=(1, 66), nine=(9, 66), long=(9, 250), fp8=(9, 66))
 TOKENS = [f"model.vision.{name}_token={token}" for name, token in dict(start=4, end=5, image=6, video=7).items()]
-"""Of the tokeniser that is trained on the questions."""
+"""Ids of the special tokens in the tokeniser that is trained on the questions."""
 
 FRAME = 14
-"""Tokens of a question around its words: those of ChatML, of the image and of the answer."""
+"""Tokens of a sample besides the words of its question: those of ChatML, of the image and of the answer."""
 
 
 def write_data(folder, images, size):
@@ -93,11 +93,11 @@ def run_peer(a, text, lora, at_once):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("flatout")
-    p.add_argument("override", nargs="*", help="key=value for flatout alone")
+    p.add_argument("override", nargs="*", help="key=value for flatout only")
     p.add_argument("--cases", nargs="+", choices=list(CASES), default=["one", "nine", "long"])
     p.add_argument("--peers", nargs="*", default=["plain 1", "plain 2", "plain 4", "peft 1"])
     p.add_argument("--images", type=int, default=64)
-    p.add_argument("--trees", type=int, default=4, help="images an update")
+    p.add_argument("--trees", type=int, default=4, help="images per update")
     p.add_argument("--size", type=int, nargs=2, default=(1056, 1280), help="rows and columns of an image, in pixels")
     p.add_argument("--steps", type=int)
     p.add_argument("--rounds", type=int)

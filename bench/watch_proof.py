@@ -1,4 +1,4 @@
-"""The page of `flatout watch` in a real browser: a line PASS or FAIL for each promise.
+"""Tests the page of `flatout watch` in a real browser, with a line PASS or FAIL per check.
 
     cargo build
     apt-get install chromium                   # Debian's name
@@ -6,10 +6,10 @@
     python bench/watch_proof.py target/debug/flatout
     python bench/watch_proof.py target/debug/flatout --shots docs/images
 
-A run trains while the page is open; it is killed, and goes on. Names and texts that pretend to be markup are shown as they are. Light
-and dark, a phone's width, the keyboard, a sweep, a confusion matrix, samples, a part of a long log, a folder that disappears and a server that comes back are looked at.
-`--shots` keeps pictures of the views. Where there is no Chromium or no `websockets` it says so in a line and ends with code 0. Exit
-code 1 where something fails.
+A run trains while the page is open; it is killed and resumed. Names and texts that contain markup must be shown as text. Also tests light
+and dark themes, a phone's width, the keyboard, a sweep, a confusion matrix, samples, zooming into a long log, a folder that disappears and
+a server that is restarted. `--shots` keeps screenshots of the views. Without Chromium or `websockets` it prints a line and exits with 0.
+Exit code 1 if something fails.
 """
 
 import argparse
@@ -42,7 +42,7 @@ class Proof:
         self.failed += not ok
 
     def run(self, *words):
-        """A command in the folder, in a process group of its own."""
+        """Starts a command in the folder, in its own process group."""
         child = subprocess.Popen([self.binary, *words], cwd=self.folder, stdout=subprocess.PIPE,
                                  stderr=subprocess.DEVNULL, text=True, start_new_session=True)
         self.children.append(child)
@@ -54,13 +54,13 @@ class Proof:
 
     def serve_folder(self, folder, *words):
         child = self.run("watch", folder, "--json", *words)
-        told = ""
-        while "}" not in told:
+        received = ""
+        while "}" not in received:
             line = child.stdout.readline()
             if not line:
                 sys.exit("flatout watch ended without an address")
-            told += line
-        return child, json.loads(told)["url"]
+            received += line
+        return child, json.loads(received)["url"]
 
     def finish(self, *words):
         child = self.run(*words)
@@ -82,7 +82,7 @@ class Proof:
 
 
 def small(path):
-    """Keeps a picture in 256 colours, a third of its bytes, where Pillow is installed."""
+    """Reduces a picture to 256 colours, a third of its bytes, if Pillow is installed."""
     try:
         from PIL import Image
     except ImportError:
@@ -96,7 +96,7 @@ def row(name):
 
 
 def logs(folder):
-    """Runs as others might have left them: one with a hostile name and hostile texts, one of classes."""
+    """Writes logs of two runs: one with a hostile name and hostile texts, one with classes."""
     evil = folder / "runs" / EVIL.replace("/", "")
     classes = folder / "runs" / "pets-1"
     for run in (evil, classes):
@@ -124,7 +124,7 @@ def logs(folder):
 
 
 def choose(page, *names):
-    """Ticks these runs and no others."""
+    """Selects exactly these runs."""
     page.run("[...document.querySelectorAll('.tally button')].at(-1).click()")
     wait(lambda: page.run("document.querySelectorAll('.runs input:checked').length") == 0, "no run is drawn")
     for name in names:
@@ -146,14 +146,14 @@ def view(page, name):
 
 
 def live(proof, page, name):
-    """The page follows a run through its death and on."""
+    """The page follows a run through a kill and its resumption."""
     step_of = lambda: int((page.run(row(name)).replace(",", "").split("/")[0].split() or ["0"])[-1].strip("abcdefghijklmnopqrstuvwxyz") or 0)
     trained = proof.run("train", "tiny", *SMALL, "train.steps=100000", "checkpoint.every=20", "eval.every=50", "--run", f"runs/{name}", "-q")
     wait(lambda: "running" in page.run(row(name)), "the run is in the list", 180)
     choose(page, name)
     first = wait(step_of, "it has a step", 180)
     then = wait(lambda: (now := step_of()) > first + 5 and now, "its steps go on", 180)
-    proof.say(True, "a run that begins appears by itself and is followed", f"step {first}, then {then}")
+    proof.say(True, "a new run appears by itself and is followed", f"step {first}, then {then}")
     wait(lambda: page.run("document.querySelectorAll('.chart').length") >= 4, "charts are drawn")
     # A chart draws with the browser's next frame.
     ink = lambda: page.run("""(() => { const c = document.querySelector('.chart canvas'); const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
@@ -168,20 +168,20 @@ def live(proof, page, name):
     wait(lambda: any(saved.glob("step-*/complete")), "a checkpoint", 180)
     os.killpg(trained.pid, signal.SIGKILL)
     trained.wait()
-    wait(lambda: "crashed" in page.run(row(name)), "its death is shown")
-    proof.say(True, "its death is shown", page.run(row(name)))
+    wait(lambda: "crashed" in page.run(row(name)), "its crash is shown")
+    proof.say(True, "its crash is shown", page.run(row(name)))
     died = step_of()
     again = proof.run("resume", f"runs/{name}", "-q")
-    wait(lambda: "running" in page.run(row(name)) and step_of() > died + 3, "it goes on", 180)
-    proof.say(True, "it is followed where it goes on", page.run(row(name)))
+    wait(lambda: "running" in page.run(row(name)) and step_of() > died + 3, "it is resumed", 180)
+    proof.say(True, "it is followed after it is resumed", page.run(row(name)))
     again.send_signal(signal.SIGTERM)
     again.wait()
     wait(lambda: "stopped" in page.run(row(name)), "it was stopped")
-    proof.say(True, "a run that is stopped says so")
+    proof.say(True, "a stopped run is shown as stopped")
 
 
 def looks(proof, page, name):
-    """Views, themes, widths, keys."""
+    """Tests views, themes, widths and keys."""
     choose(page, "tiny-1", RATES.format(3), RATES.format(1))
     wait(lambda: page.run("document.querySelectorAll('.legend span').length") >= 3, "three runs are drawn")
     proof.shot(page, "curves")
@@ -213,7 +213,7 @@ def looks(proof, page, name):
     page.run("document.getElementById('theme').click()")
     toggled = page.run("document.documentElement.dataset.theme")
     page.run("document.getElementById('theme').click()")
-    proof.say(toggled == "dark", "it is light or dark as the system is, or as is chosen")
+    proof.say(toggled == "dark", "its theme is the system's, or the chosen one")
 
     evil = logs(proof.folder)
     view(page, "run")
@@ -223,7 +223,7 @@ def looks(proof, page, name):
     view(page, "compare")
     choose(page, "tiny-1", name)
     wait(lambda: "train.steps" in texts(page), "what differs")
-    proof.say(True, "runs are compared by what differs")
+    proof.say(True, "runs are compared by their differences")
     hostile(proof, page, evil)
 
     view(page, "curves")
@@ -249,7 +249,7 @@ def looks(proof, page, name):
         page.key("Tab", 9)
         reached.add(page.run("(document.activeElement.tagName + '.' + (document.activeElement.type ?? '')).toLowerCase()"))
     wanted = {"a.", "input.search", "input.checkbox", "button.button", "input.range", "canvas."}
-    proof.say(wanted <= reached, "everything is reached by the keyboard", sorted(wanted - reached) or "")
+    proof.say(wanted <= reached, "everything can be reached by the keyboard", sorted(wanted - reached) or "")
     page.run("document.querySelector('.chart canvas').focus()")
     page.key("ArrowRight", 39)
     proof.say(page.run("!document.querySelector('.tip').hidden"), "arrow keys read a curve")
@@ -262,11 +262,11 @@ def looks(proof, page, name):
     wait(lambda: "my <b>best</b>" in page.run(row("tiny-1")), "the new name is in the list")
     page.call("Page.reload")
     wait(lambda: "my <b>best</b>" in page.run(row("tiny-1")), "the new name stays")
-    proof.say(True, "a name that is given stays in this browser, as text")
+    proof.say(True, "a chosen name is stored in the browser, as text")
 
 
 def hostile(proof, page, evil):
-    """A run whose name and texts pretend to be markup, and whose picture leads out of its folder."""
+    """Tests a run whose name and texts contain markup, and whose picture has a path out of its folder."""
     view(page, "run")
     before = len(page.trouble)
     page.run("performance.clearResourceTimings()")
@@ -275,7 +275,7 @@ def hostile(proof, page, evil):
     title = page.run("document.title")
     images = page.run("[...document.querySelectorAll('main img, aside img')].filter((e) => !e.src.includes('/api/sample') || e.naturalWidth > 0).length")
     proof.say("broken-in" != title and images == 0 and texts(page).count(EVIL) > 4, "names, texts and samples do not become markup")
-    # The browser logs that the picture is absent without its address, which is among the page's resources.
+    # The browser logs that the picture is missing without its address, which is in the page's list of resources.
     absent = "performance.getEntriesByType('resource').filter((e) => e.responseStatus === 404).map((e) => e.name)"
     page.run("document.querySelector('.examples img').scrollIntoView()")
     wait(lambda: page.run(absent) and any("404" in one for one in page.trouble[before:]), "the hostile picture is asked for")
@@ -283,13 +283,13 @@ def hostile(proof, page, evil):
     view(page, "curves")
     addresses = set(page.run(absent))
     is_alone = all("/api/sample?" in one and one.endswith("&image=..%2Fconfig.toml") for one in addresses)
-    proof.say(is_alone, "a picture that leads out of its folder is absent, and nothing else", "" if is_alone else addresses)
+    proof.say(is_alone, "a picture with a path out of its folder is missing, and nothing else", "" if is_alone else addresses)
     if is_alone:
         page.trouble[before:] = [one for one in page.trouble[before:] if "404" not in one]
 
 
 def samples(proof, page):
-    """Samples of evaluations: texts that the model wrote, and images with what they are taken for."""
+    """Samples of evaluations: generated texts, and images with predictions."""
     view(page, "run")
     choose(page, "tiny-1")
     wait(lambda: "once at the theatre" in texts(page), "the prompt of a sample")
@@ -304,7 +304,7 @@ def samples(proof, page):
     loaded = "[...document.querySelectorAll('.examples img')].filter((e) => e.naturalWidth > 0).length"
     wait(lambda: page.run(loaded) == 12, "pictures of samples")
     marks = page.run("[document.querySelectorAll('.examples .right').length, document.querySelectorAll('.examples .wrong').length]")
-    proof.say(sum(marks) == 12 and min(marks) > 0, "held-out images stand with what they are taken for, right or wrong", f"{marks[0]} right, {marks[1]} wrong")
+    proof.say(sum(marks) == 12 and min(marks) > 0, "held-out images are shown with their predictions, right or wrong", f"{marks[0]} right, {marks[1]} wrong")
     page.run("document.querySelector('.samples').scrollIntoView()")
     proof.shot(page, "samples")
     page.run("window.scrollTo(0, 0)")
@@ -312,7 +312,7 @@ def samples(proof, page):
 
 
 def closer(proof, page):
-    """A part of a long log is read again, and drawn finer."""
+    """Zooming into a long log loads a finer curve."""
     run = proof.folder / "runs" / "long-1"
     run.mkdir()
     (run / "config.toml").write_text('recipe = "tiny"\n')
@@ -333,15 +333,15 @@ def closer(proof, page):
     asked = "performance.getEntriesByType('resource').filter((e) => e.name.includes('/api/part')).map((e) => e.name).at(-1) ?? ''"
     wait(lambda: page.run(asked), "the part is asked for")
     address = page.run(asked)
-    told = json.loads(urllib.request.urlopen(address).read())
-    steps = told["steps"]["step"]
-    proof.say(told["steps"]["stride"] < 8 and told["to"] - told["from"] < 9000 and steps[0] >= told["from"],
-              "a part that is looked at is read again, finer", f"{len(steps)} points of steps {told['from']} to {told['to']}")
+    received = json.loads(urllib.request.urlopen(address).read())
+    steps = received["steps"]["step"]
+    proof.say(received["steps"]["stride"] < 8 and received["to"] - received["from"] < 9000 and steps[0] >= received["from"],
+              "a zoomed part is loaded with more points", f"{len(steps)} points of steps {received['from']} to {received['to']}")
     page.run("document.querySelector('.chart canvas').dispatchEvent(new MouseEvent('dblclick'))")
 
 
 def sweep_alone(proof, program):
-    """The folder of a sweep begins with the sweep."""
+    """The folder of a sweep opens with the view of sweeps."""
     server, url = proof.serve_folder("runs/rates", "--port", "0")
     page = Browser(program)
     try:
@@ -356,10 +356,10 @@ def sweep_alone(proof, program):
 
 
 def crowded(proof, page, url):
-    """The oldest of too many pages says why it rests."""
+    """The oldest of too many pages says why it was disconnected."""
     others = [urllib.request.urlopen(url.rstrip("/") + "/api/live") for _ in range(16)]
     wait(lambda: "rests" in page.run("document.getElementById('status').textContent"), "the sentence about many pages")
-    proof.say(True, "the oldest of too many pages says why it rests", page.run("document.getElementById('status').textContent"))
+    proof.say(True, "the oldest of too many pages says why it was disconnected", page.run("document.getElementById('status').textContent"))
     for other in others:
         other.close()
     page.call("Page.reload")
@@ -369,7 +369,7 @@ def crowded(proof, page, url):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("binary", type=Path)
-    parser.add_argument("--shots", type=Path, help="where pictures of the views are kept")
+    parser.add_argument("--shots", type=Path, help="folder for screenshots of the views")
     args = parser.parse_args()
     try:
         import websockets.sync.client  # noqa: F401
@@ -413,13 +413,13 @@ def main():
             wait(lambda: "lost" in page.run("document.getElementById('status').textContent"), "the loss is shown")
             server, _ = proof.serve("--port", url.rstrip("/").rsplit(":", 1)[1])
             wait(lambda: page.run("document.getElementById('status').textContent") == "", "it is connected again")
-            proof.say(True, "a server that comes back is found again")
+            proof.say(True, "the page reconnects to a restarted server")
             trouble = [one for one in page.trouble if "ERR_" not in one]
-            # The browser asks by itself, and once, for an icon that the server does not have.
+            # The browser requests an icon once, which the server does not have.
             icon = next((one for one in trouble if "404" in one), None)
             if icon:
                 trouble.remove(icon)
-            proof.say(not trouble, "nothing was thrown, and nothing the policy forbids was tried", trouble or "")
+            proof.say(not trouble, "there were no exceptions and no violations of the content security policy", trouble or "")
         except TimeoutError as late:
             proof.say(False, str(late), page.trouble if page else "")
         finally:

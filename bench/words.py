@@ -1,10 +1,10 @@
-"""A tokeniser whose tokens are words of our own, so that benchmarks write texts of exactly as many tokens as they mean to."""
+"""Shared by benchmarks: a tokeniser whose tokens are words, so that texts have exactly the intended number of tokens."""
 
 import json
 
 
 def words_of(folder, vocab):
-    """Writes tokenizer.json for `vocab` tokens, the first two of which are <bos> and <eos>; gives their texts."""
+    """Writes tokenizer.json for `vocab` tokens, of which the first two are <bos> and <eos>; returns their texts."""
     names = ["<bos>", "<eos>"] + [f"w{i}" for i in range(vocab - 2)]
     tokenizer = {
         "version": "1.0", "truncation": None, "padding": None,

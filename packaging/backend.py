@@ -1,7 +1,7 @@
-"""The backend of `pip install .`: builds the binary, then has maturin build the module and put both into one wheel.
+"""The build backend of `pip install .`: builds the binary, then has maturin build the module and put both into one wheel.
 
-maturin makes wheels of a module or of a binary. The second comes in as a script of the first: a file under `scripts/` in the folder
-that `data` names in pyproject.toml is installed into `bin/`.
+maturin builds wheels of a module or of a binary. Here the binary is added to the module's wheel as a script: a file under `scripts/` in
+the folder that `data` names in pyproject.toml is installed into `bin/`.
 """
 
 import json
@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 import maturin
-from maturin import (  # noqa: F401: the hooks that need no binary
+from maturin import (  # noqa: F401: the hooks that do not need the binary
     build_sdist,
     get_requires_for_build_editable,
     get_requires_for_build_sdist,
@@ -22,7 +22,7 @@ from maturin import (  # noqa: F401: the hooks that need no binary
 
 ROOT = Path(__file__).resolve().parent.parent
 SCRIPTS = ROOT / "target/wheel/scripts"
-# maturin wants the folder also where it only describes the wheel.
+# maturin needs the folder even to prepare metadata.
 SCRIPTS.mkdir(parents=True, exist_ok=True)
 
 
@@ -37,9 +37,9 @@ def build_editable(wheel_directory, config_settings=None, metadata_directory=Non
 
 
 def build_binary():
-    """The program as it is shipped, where maturin takes it from."""
+    """Builds the program with the release profile and copies it to where maturin takes it from."""
     command = ["cargo", "build", "--locked", "--profile", "ship", "-p", "flatout", "--message-format", "json-render-diagnostics"]
-    told = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
-    made = [message for line in told.splitlines() if (message := json.loads(line)).get("executable")]
+    messages = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+    made = [message for line in messages.splitlines() if (message := json.loads(line)).get("executable")]
     shutil.copy2(made[-1]["executable"], SCRIPTS / "flatout")
     os.chmod(SCRIPTS / "flatout", 0o755)

@@ -1,12 +1,11 @@
-"""What attention in 8 bits takes through cuDNN, beside bf16: whether `precision=fp8` should attend in FP8 too.
+"""Times FP8 attention in cuDNN, compared with bf16, to decide whether `precision=fp8` should include attention.
 
     pip install torch nvidia-cudnn-frontend
     python bench/peers/attention_fp8_cudnn.py
 
-Causal attention with grouped heads over tensors [B, T, H, K], as flatout's decoders have them: forward with the statistics that
-the backward pass reads, and backward. q, k, v and o are E4M3, the gradients E5M2, every scale a tensor of one element; quantising
-them is not in the times. Times are medians of five, in milliseconds, all in one call. A graph that cuDNN refuses is a line with its
-reason.
+Causal attention with grouped heads over tensors [B, T, H, K], as in flatout's decoders: forward with the statistics that the backward
+pass reads, and backward. q, k, v and o are E4M3, the gradients E5M2, every scale a tensor of one element; times do not include
+quantisation. Times are medians of five, in milliseconds. A graph that cuDNN refuses is a line with the reason.
 """
 
 import statistics
@@ -41,7 +40,7 @@ def heads(b, h, t, k):
 
 
 class Graph:
-    """A graph of one operation, and what its tensors are bound to."""
+    """A graph of one operation with the bindings of its tensors."""
 
     def __init__(self, handle):
         self.handle, self.bound = handle, {}

@@ -1,12 +1,12 @@
-"""PyTorch's attention on shapes that standard input names: milliseconds of one call by backend.
+"""Times PyTorch's attention on shapes from standard input: milliseconds of one call by backend.
 
     echo '[{"backward": false, "causal": true, "heads": 12, "kv_heads": 4, "size": 64, "lengths": [[2048, 2048]],
             "padded_to": null}]' | python bench/peers/attention_torch.py
 
-Prints one JSON line: a dictionary a shape. Equal sequences run on `scaled_dot_product_attention` with the backends cuDNN
-and flash. Packed ones run padded on the same, and packed on `torch.nn.attention.varlen`, where PyTorch has it. Sequences of
-one query over caches filled to different lengths have no counterpart and give an empty dictionary. Backward is the gradient
-alone: what forward saves is made before.
+Prints one JSON line: a dictionary per shape. Sequences of equal length run on `scaled_dot_product_attention` with the backends cuDNN
+and flash. Packed ones run padded on the same, and packed on `torch.nn.attention.varlen`, if PyTorch has it. Sequences of
+one query over caches of different lengths have no counterpart and give an empty dictionary. Backward is the gradient only:
+tensors that forward saves are computed before.
 """
 
 import inspect
@@ -24,7 +24,7 @@ BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION, "flash": SDPBackend.FLASH_ATTEN
 
 
 def timer(calls_of):
-    """A function that runs so many calls, going round the copies, and gives the milliseconds of one."""
+    """Returns a function that runs a number of calls, cycling through the copies, and returns the milliseconds of one."""
     def run(count):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         begin.record()
@@ -37,7 +37,7 @@ def timer(calls_of):
 
 
 def make(forward, tensors, backward):
-    """One call on one set of tensors."""
+    """Returns a function that makes one call on one set of tensors."""
     if not backward:
         def call():
             with torch.no_grad():
@@ -53,7 +53,7 @@ def random_tensors(shapes, backward):
 
 
 def candidates(s):
-    """(name, forward, shapes of q, k and v) of everything that runs a shape."""
+    """(name, forward, shapes of q, k and v) of every backend for a shape."""
     heads, kv_heads, size, causal = s["heads"], s["kv_heads"], s["size"], s["causal"]
     lengths = s["lengths"]
     found = []
@@ -94,7 +94,7 @@ def candidates(s):
 
         tokens = ends[-1]
         shapes = [(tokens, heads, size), (tokens, kv_heads, size), (tokens, kv_heads, size)]
-        # Where grouped heads are not taken, keys are repeated for each query head.
+        # Where grouped heads are not supported, keys are repeated for each query head.
         is_repeated = group > 1 and "enable_gqa" not in taken
         found.append(("packed, keys repeated", repeated, shapes) if is_repeated else ("packed", packed, shapes))
     return found

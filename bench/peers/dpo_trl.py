@@ -1,13 +1,13 @@
-"""DPO on Qwen3-0.6B by TRL's own DPOTrainer: random weights, pairs of equal length. Measures itself and prints a line of JSON for
-each number of pairs at once.
+"""Measures DPO on Qwen3-0.6B with TRL's DPOTrainer: random weights, pairs of equal length. Prints a line of JSON for each micro-batch
+size.
 
     python bench/peers/dpo_trl.py --at-once 4 8 16 --weights bf16 fp32 --layers liger plain
 
 The reference's log-probabilities are computed before training (precompute_ref_log_probs), attention is PyTorch's fused one, the
 optimiser is fused AdamW, nothing is logged or saved. `bf16` keeps weights and moments in bf16, `fp32` keeps them in fp32 under
-autocast, as flatout does. `liger` applies Liger's kernels to the layers, which is what TRL lets it do; TRL's own head computes
-log-probabilities in chunks. All pairs are equally long, so no token is padding. The clock runs from the end of a step to the end
-of the next, without the first --warm ones.
+autocast, as flatout does. `liger` applies Liger's kernels to the layers, as far as TRL supports it; TRL's own head computes
+log-probabilities in chunks. All pairs are equally long, so there is no padding. Times are from the end of a step to the end of
+the next, after --warm warm-up steps.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SMALL = dict(MODEL, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, 
 
 
 class Clock(TrainerCallback):
-    """The end of every step, behind all work of the device."""
+    """Records the end of every step, after the device has finished."""
 
     def __init__(self, cuda):
         self.cuda, self.ends = cuda, []
@@ -58,7 +58,7 @@ def pairs_of(a, vocab, count):
     def text(tokens):
         return "".join(f" w{draw.randrange(vocab - 2)}" for _ in range(tokens))
 
-    # The trainer puts the end behind each answer. A table with a name of its own is not hashed.
+    # The trainer appends the end token to each answer. A data set with an explicit name is not hashed.
     rows = [dict(prompt=text(a.prompt), chosen=text(a.answer - 1) + " ", rejected=text(a.answer - 1) + " ") for _ in range(count)]
     return Dataset(pyarrow.Table.from_pylist(rows), fingerprint="pairs")
 

@@ -1,17 +1,17 @@
-"""The foveated video model in PyTorch: DINOv2-S looks at frames under queries that SmolLM2-135M makes, one visual token a frame.
-Measures itself and prints a line of JSON for each way of running it.
+"""Measures the foveated video model in PyTorch: DINOv2-S looks at frames with queries from SmolLM2-135M, one visual token per frame.
+Prints a line of JSON for each configuration.
 
     python bench/peers/fovea_torch.py --stage 1 --at-once 8 32 --how eager compiled
 
 | stage | a sample | what is learned |
 |---|---|---|
 | 1 | 8 frames, 150 tokens | every token |
-| 2 | 9 frames, 250 tokens | 80 of them, whose logits alone are computed |
+| 2 | 9 frames, 250 tokens | 80 of them; only their logits are computed |
 | 3 | a pair: a still image as 8 frames, 60 tokens of prompt, two answers of 120 | DPO; the reference is given |
 
 Keys and values of the patches are projected once, the last patch layer stops there, and a still image is encoded once: the peer has
-every saving that static shapes allow. bf16 autocast over fp32 weights, fused attention, fused AdamW, clipping by the norm. Weights
-and pixels are random, and frames lie on the device.
+every saving that static shapes allow. bf16 autocast over fp32 weights, fused attention, fused AdamW, gradient clipping. Weights
+and pixels are random, and frames are on the device.
 """
 
 import argparse
@@ -28,7 +28,7 @@ STAGES = {1: dict(images=8, frames=8, text=150, read=150, rows=1), 2: dict(image
 
 
 class Look(nn.Module):
-    """A block of DINOv2: over patches, giving keys and values, or over one query row a frame."""
+    """A block of DINOv2: over patches, returning keys and values, or over one query row per frame."""
 
     def __init__(self, d, heads):
         super().__init__()
@@ -52,7 +52,7 @@ class Look(nn.Module):
 
 
 class Layer(nn.Module):
-    """A block of Llama with q, k, v and gate, up as one product each."""
+    """A block of Llama with q, k, v merged into one product, and gate, up into another."""
 
     def __init__(self, e, heads, kv_heads, ffn):
         super().__init__()
@@ -89,7 +89,7 @@ class Fovea(nn.Module):
         self.final, self.k = nn.RMSNorm(e, eps=1e-5), e // heads[0]
 
     def patches(self, pixels):
-        """Keys and values of every layer, of images u8 [U, 224, 224, 3]."""
+        """Keys and values of every layer for images u8 [U, 224, 224, 3]."""
         x = (pixels.float() / 255 - 0.45) / 0.225
         x = x.unflatten(1, (16, 14)).unflatten(3, (16, 14)).transpose(2, 3).flatten(3).flatten(1, 2)
         h = self.patch(x)
@@ -102,7 +102,7 @@ class Fovea(nn.Module):
         return kept + [last.keys(last.norm1(h))]
 
     def glance(self, kept, queries):
-        """Visual tokens [images, frames of an image, E] of queries [images, frames of an image, Q]."""
+        """Visual tokens [images, frames per image, E] for queries [images, frames per image, Q]."""
         h = self.look(queries)
         for block, keys in zip(self.looks, kept):
             h, _ = block(h, keys)
@@ -118,7 +118,7 @@ class Fovea(nn.Module):
         return self.final(x)
 
     def forward(self, pixels, tokens, frames, read):
-        """Log-probabilities [B, rows, read] of the last tokens of texts [B, rows, S]; pixels are of B samples' images."""
+        """Log-probabilities [B, rows, read] of the last tokens of texts [B, rows, S]; pixels are those of B samples."""
         b, rows, s = tokens.shape
         kept = self.patches(pixels)
         images = len(pixels) // b

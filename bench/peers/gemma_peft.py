@@ -1,4 +1,4 @@
-"""Gemma-3-1B as an encoder of text pairs that sees both ways, fine-tuned with PEFT in PyTorch: DoRA or LoRA on q, k, v and o over
+"""Measures fine-tuning of Gemma-3-1B as a bidirectional encoder of text pairs with PEFT in PyTorch: DoRA or LoRA on q, k, v and o over
 frozen bf16 weights, masked mean pooling, two classes, fused AdamW, bf16 autocast.
 
     python bench/peers/gemma_peft.py --rows 32 --length 512
@@ -8,8 +8,8 @@ frozen bf16 weights, masked mean pooling, two classes, fused AdamW, bf16 autocas
 
 Weights are random: speed does not depend on them. Each mean below --length is a measurement with lognormal lengths of that mean
 up to --length, in batches grouped by length and padded to their longest, a multiple of 8 (peers/lengths.py); a mean of --length
-is one with rows that are all as long. `--compile layers` compiles the two kinds of layer instead of the whole model, which
-starts in a fraction of the time. Where lengths vary, every shape that is timed has run once before. Prints a JSON line a
+is one with rows of equal length. `--compile layers` compiles the two kinds of layer instead of the whole model, which
+starts in a fraction of the time. Where lengths vary, every timed shape has run once before. Prints a JSON line per
 measurement: samples_per_second (over groups of steps, the median, or the mean where lengths vary), tokens_per_second (real ones),
 step_ms, peak_bytes, card_bytes, first_steady_seconds.
 """
@@ -20,7 +20,7 @@ import os
 import statistics
 import time
 
-# Batches of many shapes: without this the allocator keeps asking the driver for memory.
+# With batches of many shapes the allocator would otherwise keep allocating from the driver.
 os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
 
 import torch
@@ -93,7 +93,7 @@ def measure(a, model, mean, started):
         return loss
 
     if varied:
-        # The longest first, so that whatever follows finds its memory, then every shape once that is timed.
+        # Warm-up: the longest first, so that later ones reuse its memory, then every timed shape once.
         longest = max(range(len(todo)), key=lambda i: max(todo[i]))
         for i in [longest, *range(warm, warm + a.groups * a.steps)]:
             step(i)
@@ -126,7 +126,7 @@ def main():
     sizes = dict(rows=32, length=512, layers=26, width=1152, head_size=256, vocab=262144, rank=16, groups=5, steps=4)
     for name, value in sizes.items():
         p.add_argument(f"--{name.replace('_', '-')}", type=int, default=value)
-    p.add_argument("--mean", type=int, nargs="+", help="mean lengths, a measurement each; --length where not given")
+    p.add_argument("--mean", type=int, nargs="+", help="mean lengths, one measurement each; by default --length")
     p.add_argument("--adapter", choices=["dora", "lora"], default="dora")
     p.add_argument("--compile", choices=["no", "layers", "whole"], default="no")
     p.add_argument("--device", default="cuda")

@@ -1,11 +1,11 @@
-"""Lengths of examples as reviews and instructions have them, and their grouping into batches by a trainer that pads."""
+"""Typical lengths of reviews and instructions, and their grouping into batches by a trainer that pads."""
 
 import math
 import random
 
 
 def drawn(mean, longest, count):
-    """Lognormal, cut off at `longest`, where that keeps the mean: the median is found by halving an interval."""
+    """Draws lognormal lengths, truncated at `longest`, with the given mean: the median is found by bisection."""
     draw = random.Random(0)
     deviations = [draw.gauss(0, 0.6) for _ in range(count)]
 
@@ -20,7 +20,7 @@ def drawn(mean, longest, count):
 
 
 def grouped(lengths, rows):
-    """Batches of like length: sorted within 50 batches, as Transformers' trainer does, then shuffled."""
+    """Batches of similar lengths: sorted within 50 batches, as in Transformers' trainer, then shuffled."""
     batches = []
     for at in range(0, len(lengths), 50 * rows):
         some = sorted(lengths[at:at + 50 * rows], reverse=True)

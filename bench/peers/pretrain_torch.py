@@ -1,7 +1,7 @@
-"""The decoder of the recipe `pretrain-226m` in PyTorch, as fast as PyTorch makes it: bf16 autocast over fp32 weights,
-cuDNN's attention, fused AdamW, torch.compile. With --fp8 the layers' products (not the head's) in 8 bits, scaled by the
-largest value of each tensor: E4M3 forward, E5M2 for what comes back. `--compile layers` compiles a layer once for all of them, and
-the head with the loss: the whole model in 8 bits was not compiled after ten minutes.
+"""Measures the decoder of the recipe `pretrain-226m` in PyTorch with its fastest options: bf16 autocast over fp32 weights,
+cuDNN's attention, fused AdamW, torch.compile. With --fp8 the layers' products (not the head's) are in 8 bits, scaled by the
+largest value of each tensor: E4M3 forward, E5M2 for gradients. `--compile layers` compiles one layer for all of them, and
+the head with the loss, because compiling the whole model in 8 bits did not finish within ten minutes.
 
     python bench/peers/pretrain_torch.py --rows 32 --compile
     python bench/peers/pretrain_torch.py --rows 32 --compile layers --fp8
@@ -31,13 +31,13 @@ def rotate(x, cos, sin):
 
 
 def narrow(x, dtype):
-    """x in 8 bits and the scale that undoes it."""
+    """x quantised to 8 bits, and the scale to dequantise it."""
     scale = x.abs().amax().float().clamp(min=1e-12) / torch.finfo(dtype).max
     return (x / scale).to(dtype), scale
 
 
 class Fp8Product(torch.autograd.Function):
-    """x w^T of matrices. PyTorch multiplies 8-bit matrices only where the second lies by columns."""
+    """x w^T of matrices. PyTorch multiplies 8-bit matrices only if the second is column-major."""
 
     @staticmethod
     def forward(ctx, x, w):

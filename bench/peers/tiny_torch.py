@@ -1,4 +1,4 @@
-"""The recipe `tiny` in PyTorch on the CPU: the same decoder, batch and optimiser, as fast as plain PyTorch goes.
+"""Measures the recipe `tiny` in PyTorch on the CPU: the same decoder, batch and optimiser, as fast as plain PyTorch allows.
 
     pip install torch numpy
     python bench/peers/tiny_torch.py --threads 2             # eager
@@ -6,10 +6,10 @@
 
 Prints one JSON line. `tokens_per_second` and `step_ms` are the median over `--groups` groups of `--steps` steps each,
 after `--warmup` steps (which absorb compilation); `best_tokens_per_second` is the fastest group. A step is forward,
-loss, backward, gradient clipping and the AdamW update in f32. Token ids are random and made beforehand: the work does
-not depend on their values, and no data loading is charged to PyTorch.
+loss, backward, gradient clipping and the AdamW update in f32. Token ids are random and generated beforehand: the work does
+not depend on their values, and times do not include data loading.
 
-What is done for speed, none of which changes the mathematics: q, k and v in one product and gate and up in another,
+Optimisations, none of which changes the mathematics: q, k and v in one product and gate and up in another,
 fused attention (scores are never stored), fused RMS norm, fused AdamW, gradients dropped instead of zeroed, RoPE
 tables computed once, the head's product over all rows at once.
 """
@@ -48,8 +48,8 @@ def parse_arguments():
     p.add_argument("--compile", action="store_true", help="torch.compile the model and its loss")
     p.add_argument("--compile-mode", default="default", help="a mode of torch.compile")
     p.add_argument("--threads", type=int, default=2)
-    p.add_argument("--warmup", type=int, default=5, help="steps before the clock starts")
-    p.add_argument("--steps", type=int, default=10, help="steps in a group")
+    p.add_argument("--warmup", type=int, default=5, help="warm-up steps")
+    p.add_argument("--steps", type=int, default=10, help="steps per group")
     p.add_argument("--groups", type=int, default=5)
     p.add_argument("--seed", type=int, default=0)
     a = p.parse_args()
@@ -63,7 +63,7 @@ def parse_arguments():
 
 
 a = parse_arguments()
-# The thread pools read this when torch is loaded.
+# The thread pools read this when torch is imported.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = str(a.threads)
 
 import torch  # noqa: E402

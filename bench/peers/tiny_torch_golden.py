@@ -1,10 +1,10 @@
-"""Proves that the PyTorch peer computes the decoder it is compared as: its loss and gradients against a golden fixture.
+"""Checks that the PyTorch peer computes the same decoder as flatout: its loss and gradients against a golden fixture.
 
     pip install torch numpy safetensors
     python bench/peers/tiny_torch_golden.py
 
 Loads the weights of crates/models/tests/golden/qwen3.safetensors into the peer's decoder and compares with the loss and
-gradients stored there. Fails where a tensor's relative L2 distance is above 1e-5.
+gradients stored there. Fails if a tensor's relative L2 distance is above 1e-5.
 """
 
 import json
@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 GOLDEN = Path(__file__).resolve().parents[2] / "crates" / "models" / "tests" / "golden" / "qwen3.safetensors"
 
-# The peer's parameter and the fixture's, which the peer lays one under the other where there are several.
+# The peer's parameters and those of the fixture, which the peer concatenates where there are several.
 BLOCK = {
     "attention_norm": ["input_layernorm"],
     "qkv": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
@@ -30,7 +30,7 @@ BLOCK = {
 tensors = load_file(GOLDEN)
 config = json.loads(GOLDEN.with_suffix(".json").read_text())
 rows, context = tensors["input_ids"].shape
-# The peer takes its dimensions from the command line when it is loaded.
+# The peer reads its dimensions from the command line when it is imported.
 sys.argv[1:] = [str(word) for pair in {
     "--width": config["hidden_size"], "--layers": config["num_hidden_layers"], "--heads": config["num_attention_heads"],
     "--kv-heads": config["num_key_value_heads"], "--head-size": config["head_dim"],

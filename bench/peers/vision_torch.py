@@ -1,4 +1,4 @@
-"""Image models trained in PyTorch: timm's ViT-S/14 and ViT-B/14 with LayerScale (DINOv2's shape) and Vision-BDH, bf16 autocast,
+"""Measures training of image models in PyTorch: timm's ViT-S/14 and ViT-B/14 with LayerScale (DINOv2's shape) and Vision-BDH, bf16 autocast,
 fused AdamW, gradients clipped, eager or compiled.
 
     pip install torch timm
@@ -6,7 +6,7 @@ fused AdamW, gradients clipped, eager or compiled.
     python bench/peers/vision_torch.py bdh --rows 256 --compile
     python bench/peers/vision_torch.py bdh --rows 4 --device cpu
 
-Images are random bytes on the device, normalised there as flatout does; no loading is charged. Vision-BDH is written for speed:
+Images are random bytes on the device, normalised there as in flatout; times do not include loading. Vision-BDH is written for speed:
 one product for all heads' latents, cosines and sines from a table, scores by batched products. Prints one JSON line:
 images_per_second (median over groups of steps), step_ms, peak_bytes, card_bytes, first_steady_seconds, loss.
 """

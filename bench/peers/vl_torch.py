@@ -1,11 +1,11 @@
-"""Qwen3-VL with LoRA on its text part in PyTorch: questions about images, the tower frozen. Measures itself and prints a line of
-JSON for each number of samples at once.
+"""Measures training of Qwen3-VL with LoRA on its text part in PyTorch: questions about images, the tower frozen. Prints a line of
+JSON for each micro-batch size.
 
     python bench/peers/vl_torch.py --at-once 1 2 4 --lora plain peft
 
-Every sample has one image of --height x --width pixels and --text tokens, so nothing is padded and samples at once are what a
-packed batch would be. Weights are random and bf16, the optimiser is fused AdamW over the adapters. `plain` writes the adapters
-out in four lines of PyTorch, `peft` is the library; `--read` asks the model for the logits of the answer alone instead of all.
+Every sample has one image of --height x --width pixels and --text tokens, so there is no padding and a batch costs as much as a
+packed one. Weights are random and bf16, the optimiser is fused AdamW over the adapters. `plain` implements the adapters in four
+lines of PyTorch, `peft` is the library; `--read` computes only the logits of the answer instead of all.
 """
 
 import argparse
@@ -32,7 +32,7 @@ LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 
 class Lora(nn.Module):
-    """y = W x + s B A x, written out."""
+    """y = W x + s B A x."""
 
     def __init__(self, linear, rank, alpha):
         super().__init__()

@@ -1,4 +1,4 @@
-//! `ablate`: what every switch is worth here, as tables, as one object, as a page.
+//! `ablate`: measures what every switch is worth on this machine, and prints tables, JSON or a page.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub fn ablate(args: &Ablate, screen: &Screen) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Decides, measures with the other ranks and reports.
+/// Runs on rank 0: chooses what to measure, measures it together with the other ranks, and reports.
 fn first(
     args: &Ablate,
     config: &Config,
@@ -39,7 +39,7 @@ fn first(
 ) -> Result<ExitCode, Failure> {
     let bar = screen.bar("{wide_bar} {pos}/{len}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
-    let report = flatout_measure::ablate::ablate(config, options, stage, &mut |said| match said {
+    let report = flatout_measure::ablate::ablate(config, options, stage, &mut |progress| match progress {
         AblateProgress::Ready { variants, budget, kept, visits_before } => {
             let measured = variants.iter().filter(|v| matches!(v.fate, Fate::Measured { .. })).count();
             line(format!(
@@ -52,7 +52,7 @@ fn first(
                 (0, Some(path)) if screen.verbose => line(format!("kept in {}", path.display())),
                 (0, _) => {}
                 (visits, _) => line(format!(
-                    "goes on where an earlier call stopped, after {} visits; --fresh begins again",
+                    "continues an earlier call, after {} measurements; --fresh starts again",
                     count(visits as u64)
                 )),
             }
@@ -67,7 +67,7 @@ fn first(
             }
         }
         AblateProgress::Failed { name, why } => line(format!("{name} failed: {why}")),
-        AblateProgress::NotKept { why } => line(format!("results so far are not kept: {why}")),
+        AblateProgress::NotKept { why } => line(format!("the results so far could not be saved: {why}")),
     });
     if let Some(bar) = &bar {
         bar.finish_and_clear();
@@ -80,13 +80,13 @@ fn first(
         print(&report, screen);
     }
     for broken in page::broken(&report) {
-        screen.note(format!("not kept: {broken}"));
+        screen.note(format!("promise broken: {broken}"));
     }
     if let Some(path) = written {
         screen.note(format!("written  {}", path.display()));
     }
     if !report.is_complete {
-        screen.note("the budget ended before the last round: the same command again goes on");
+        screen.note("the budget ended before the last round: give the same command again to continue");
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -95,7 +95,7 @@ fn first(
 pub fn budget(minutes: Option<f64>) -> Result<Option<Duration>, UserError> {
     let read = |minutes: f64| match minutes.is_finite() && minutes > 0.0 && minutes <= 1e6 {
         true => Ok(Duration::from_secs_f64(60.0 * minutes)),
-        false => Err(UserError(format!("--budget is {minutes} and must be minutes above 0"))),
+        false => Err(UserError(format!("--budget is {minutes} and must be a number of minutes above 0"))),
     };
     minutes.map(read).transpose()
 }

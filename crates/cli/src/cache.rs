@@ -1,4 +1,4 @@
-//! `cache`: what is kept between runs because it takes time to make again, how large it is, and how it is removed.
+//! `cache`: lists and deletes what is kept between runs because it takes time to make again.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,21 +22,21 @@ pub struct Cache {
 
 #[derive(Subcommand)]
 pub enum What {
-    /// Remove what can be made again: all parts, or those that are named. Runs, data and downloaded models are never touched.
+    /// Delete cached files of all parts, or of those that are named. Runs, data and downloaded models are never touched.
     Clean {
-        /// Parts, as `flatout cache` names them.
+        /// Parts to delete, by the names that `flatout cache` shows.
         #[arg(value_name = "PART")]
         parts: Vec<String>,
-        /// Only what has not been written for this long, as in 30d or 12h.
+        /// Only files that were not written for this long, as in 30d or 12h.
         #[arg(long, value_name = "DURATION", value_parser = time_limit::parse)]
         older_than: Option<Duration>,
-        /// Say what would be removed, and remove nothing.
+        /// Say how much would be deleted, and delete nothing.
         #[arg(long)]
         dry_run: bool,
     },
 }
 
-/// A folder of the cache, and what it costs to be without it.
+/// A folder of the cache, what it holds, and what happens without it.
 struct CacheFolder {
     name: &'static str,
     holds: &'static str,
@@ -45,27 +45,27 @@ struct CacheFolder {
 const PARTS: [CacheFolder; 10] = [
     CacheFolder {
         name: "ablate",
-        holds: "measurements that an `ablate` goes on from; without them it begins again",
+        holds: "measurements that `ablate` continues from; without them it starts again",
     },
     CacheFolder {
         name: "archives",
-        holds: "where images lie in tar archives; without it they are looked through again",
+        holds: "positions of images in tar archives; without them the archives are scanned again",
     },
     CacheFolder {
         name: "corpora",
-        holds: "tokens of packed text that runs on it read; without them it is tokenised again",
+        holds: "tokens of compressed text that runs train on; without them it is tokenised again",
     },
     CacheFolder {
         name: "indices",
-        holds: "where documents lie in files of text; without them files are looked through again",
+        holds: "positions of documents in text files; without them the files are scanned again",
     },
     CacheFolder {
         name: "kernels",
-        holds: "compiled kernels of GPUs; without them a first step waits for the compiler",
+        holds: "compiled GPU kernels; without them a first step waits for the compiler",
     },
     CacheFolder {
         name: "products",
-        holds: "the fastest algorithms of GPUs' matrix products; without them they are timed again",
+        holds: "fastest algorithms of matrix products on GPUs; without them they are timed again",
     },
     CacheFolder {
         name: "samples",
@@ -73,10 +73,13 @@ const PARTS: [CacheFolder; 10] = [
     },
     CacheFolder {
         name: "stream",
-        holds: "pieces of files on servers that runs read; without them they are asked for again",
+        holds: "pieces of files that runs read from servers; without them they are downloaded again",
     },
-    CacheFolder { name: "timings", holds: "what `doctor --calibrate` timed, which `plan` predicts by" },
-    CacheFolder { name: "tune", holds: "settings that `tune` found, which `train` names" },
+    CacheFolder {
+        name: "timings",
+        holds: "kernel times of `doctor --calibrate`, for the predictions of `plan`",
+    },
+    CacheFolder { name: "tune", holds: "settings that `tune` found, which `train` mentions" },
 ];
 
 /// An entry of a part.
@@ -88,15 +91,15 @@ struct Entry {
 
 pub fn cache(args: &Cache, screen: &Screen) -> Result<ExitCode, Failure> {
     let Some(folder) = cache_folder() else {
-        let sentence = "there is no folder for a cache: set FLATOUT_CACHE to one, or HOME";
+        let sentence = "there is no cache folder: set FLATOUT_CACHE to a folder, or set HOME";
         return Err(UserError(sentence.into()).into());
     };
     match &args.what {
         None => list(&folder, screen)?,
         Some(What::Clean { parts, older_than, dry_run }) => {
-            let wanted = wanted(parts)?;
+            let parts = named_parts(parts)?;
             let before = older_than.and_then(|age| SystemTime::now().checked_sub(age));
-            clean(&folder, &wanted, before, *dry_run, screen)?;
+            clean(&folder, &parts, before, *dry_run, screen)?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -118,11 +121,13 @@ fn list(folder: &Path, screen: &Screen) -> Result<(), Failure> {
         let (size, entries) = (bytes(size(entries)), count(entries.len() as u64));
         screen.result(format!("{:9} {size:>10} {entries:>7}  {}", part.name, part.holds));
     }
-    screen.result("flatout cache clean [PART] removes them; models that were downloaded lie in the hub's own cache (HF_HOME)");
+    screen.result(
+        "flatout cache clean [PART] deletes them; downloaded models are in the Hugging Face cache (HF_HOME)",
+    );
     Ok(())
 }
 
-fn wanted(names: &[String]) -> Result<Vec<&'static CacheFolder>, UserError> {
+fn named_parts(names: &[String]) -> Result<Vec<&'static CacheFolder>, UserError> {
     let known = PARTS.map(|part| part.name);
     let part = |name: &String| {
         PARTS.iter().find(|part| part.name == name).ok_or_else(|| {
@@ -165,7 +170,7 @@ fn clean(
     Ok(())
 }
 
-/// The entries of a part that flatout wrote. Nothing where there is no such folder, or where it is a link to another place.
+/// The entries of a part that flatout wrote; empty where there is no such folder, or where it is a symbolic link.
 fn entries(folder: &Path) -> Result<Vec<Entry>, Failure> {
     match fs::symlink_metadata(folder) {
         Ok(there) if there.is_dir() => {}
@@ -185,8 +190,8 @@ fn entries(folder: &Path) -> Result<Vec<Entry>, Failure> {
     Ok(found)
 }
 
-/// Whether a name is one that flatout gives: all have a hash of 16 or more hexadecimal digits. A folder of somebody else's
-/// that happens to have the name of a part keeps what is in it.
+/// Whether flatout gave this name: all its names have a hash of 16 or more hexadecimal digits. So a folder of another program that
+/// has the name of a part keeps its files.
 fn is_ours(name: &str) -> bool {
     const DIGITS: usize = 16;
     let mut run = 0;

@@ -1,4 +1,4 @@
-//! `doctor --calibrate`: this machine's kernels timed, and how well the times know one another.
+//! `doctor --calibrate`: times this machine's kernels, and reports how well the times predict one another.
 
 use std::process::ExitCode;
 
@@ -14,8 +14,8 @@ use crate::runs::print_table;
 use crate::screen::{Screen, count, duration};
 
 pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
-    screen.note("timing kernels; anything else that runs here now makes them slower than they are");
-    let mut say = |said: CalibrateProgress<'_>| match said {
+    screen.note("timing kernels; other programs that run on this machine now would distort the times");
+    let mut progress = |event: CalibrateProgress<'_>| match event {
         CalibrateProgress::Sample { name, done, of } if screen.verbose => {
             screen.note(format!("{done}/{of} {name}"))
         }
@@ -24,15 +24,15 @@ pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
         }
         _ => {}
     };
-    let mut measured = measure(Backend::Auto, &mut say)?;
+    let mut measured = measure(Backend::Auto, &mut progress)?;
     if measured.1.steadiness.is_disturbed() {
-        screen.note(format!("{}; once more", disturbed(measured.1.steadiness)));
-        measured = measure(Backend::Auto, &mut say)?;
+        screen.note(format!("{}; timing them once more", disturbed(measured.1.steadiness)));
+        measured = measure(Backend::Auto, &mut progress)?;
     }
     let (device, done) = measured;
     if done.steadiness.is_disturbed() {
         return Err(Failure::Environment(format!(
-            "{}, twice: nothing is kept; end what else runs on this machine and calibrate again",
+            "{}, twice: no times are kept; stop other programs on this machine and calibrate again",
             disturbed(done.steadiness)
         )));
     }
@@ -74,7 +74,7 @@ pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
             if done.skipped > 0 { format!("; no time for {} more", done.skipped) } else { String::new() }
         ));
         screen.result(format!(
-            "each expected from the others alone: half within {:.0}%, nine in ten within {:.0}%",
+            "each predicted from the others alone: half are within {:.0}%, nine in ten within {:.0}%",
             100.0 * quantile(&errors, 0.5),
             100.0 * quantile(&errors, 0.9)
         ));
@@ -85,12 +85,12 @@ pub fn calibrate(screen: &Screen) -> Result<ExitCode, Failure> {
 
 fn disturbed(Steadiness { spread, drift }: Steadiness) -> String {
     format!(
-        "the machine did something else meanwhile: kernels took {spread:.2} times their least, and the first model \
+        "the machine was busy with something else: kernels took {spread:.2} times their least time, and the first model took \
          {drift:.2} times as long or as short at the end"
     )
 }
 
-/// How far each point lies from what the others say of it, relative, sorted.
+/// The relative errors of predicting each point from the others, sorted.
 fn errors(timings: &Timings, rates: &flatout_ir::target::Rates) -> Vec<f64> {
     let off = |p: &flatout_ir::timings::Point| {
         let expected = timings.expect_unseen(&p.size, rates)?;
@@ -106,7 +106,7 @@ fn quantile(sorted: &[f64], part: f64) -> f64 {
     sorted.get(at).copied().unwrap_or(f64::NAN)
 }
 
-/// A line a kernel: how many sizes of it, and which part of the roofline it reaches.
+/// Prints one line per kernel: the number of sizes that were timed, and the share of the roofline that it reaches.
 fn print(timings: &Timings, rates: &flatout_ir::target::Rates, screen: &Screen) {
     let head = ["kernel", "sizes", "of roofline: least", "median", "most"];
     let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];

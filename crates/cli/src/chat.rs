@@ -13,7 +13,7 @@ use flatout_train::run::signal::{self, Interrupts};
 use flatout_train::{Failure, UserError};
 use serde_json::json;
 
-use crate::args::Drawing;
+use crate::args::SamplingArgs;
 use crate::model;
 use crate::screen::{Screen, count};
 
@@ -22,41 +22,41 @@ pub struct Chat {
     /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
-    /// Switches, as backend=cpu or precision=bf16; data.template names another chat template.
+    /// Switches, such as backend=cpu or precision=bf16; data.template names another chat template.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
-    /// The message of the system, before all others.
+    /// The system message, before all others.
     #[arg(long, value_name = "TEXT")]
     pub system: Option<String>,
-    /// Tokens of the conversation, at most what the model was made for. Of a longer one the oldest turns are left out.
+    /// The most tokens of the conversation, up to the model's context. The oldest turns of a longer one are dropped.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub tokens: usize,
-    /// Tokens of an answer at most; without it, as many as there is room for.
+    /// The most tokens of an answer; by default as many as there is room for.
     #[arg(long, value_name = "N")]
     pub max_tokens: Option<usize>,
     #[command(flatten)]
-    pub drawing: Drawing,
-    /// The same seed draws the same answers to the same lines.
+    pub sampling: SamplingArgs,
+    /// Random seed: the same seed gives the same answers to the same lines.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
 }
 
-const HELP: &str = "/reset begins again, /system TEXT sets the system's message, /save FILE appends the conversation to a JSONL file, \
-                    /quit or Ctrl-D ends, Ctrl-C stops an answer; a line that begins with // begins with / to the model";
+const HELP: &str = "/reset starts a new conversation, /system TEXT sets the system message, /save FILE appends the conversation to a JSONL \
+                    file, /quit or Ctrl-D ends, Ctrl-C stops an answer; to send a line that begins with /, type //";
 
-/// A part of the context that is kept for the answer.
+/// The context is divided by this for the share that is kept for the answer.
 const ANSWER_SHARE: usize = 4;
 
 pub fn chat(args: &Chat, screen: &Screen) -> Result<ExitCode, Failure> {
     let refused = |sentence: String| Err(Failure::User(UserError(sentence)));
-    args.drawing.check()?;
+    args.sampling.check()?;
     if args.tokens < 2 || args.max_tokens == Some(0) {
         return refused("--tokens must be at least 2 and --max-tokens at least 1".into());
     }
     let loaded = model::open(&args.model, &args.overrides)?;
     let talks = Model::of(&loaded, args.tokens.min(loaded.positions))?;
     if let Some(why) = talks.chat_error() {
-        return refused(format!("there is no chat with {}: {why}", args.model.display()));
+        return refused(format!("{} cannot chat: {why}", args.model.display()));
     }
     let device = model::device(&loaded)?;
     let of_averages = model::of_averages(&loaded);
@@ -87,7 +87,7 @@ pub fn chat(args: &Chat, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Lines of standard input, each asked for where somebody types them.
+/// Lines of standard input, with a prompt before each on a terminal.
 struct Lines {
     is_terminal: bool,
 }
@@ -125,7 +125,7 @@ struct Talk<'a> {
     generator: Generator,
     interrupts: Interrupts,
     system: Option<String>,
-    /// Messages of the user and the assistant in turns.
+    /// Messages of the user and the assistant, alternating.
     turns: Vec<(&'static str, String)>,
 }
 
@@ -143,18 +143,18 @@ impl Talk<'_> {
             "quit" | "exit" => return Ok(Next::Quit),
             "reset" => {
                 self.turns.clear();
-                self.screen.note("the conversation begins again");
+                self.screen.note("a new conversation begins");
             }
             "system" => {
                 self.system = Some(rest.to_string()).filter(|rest| !rest.is_empty());
                 self.screen.note(match &self.system {
-                    Some(_) => "the system's message is set",
-                    None => "there is no system's message any more",
+                    Some(_) => "the system message is set",
+                    None => "the system message is removed",
                 });
             }
             "save" if rest.is_empty() => self.screen.note("name a file, as in /save talk.jsonl"),
             "save" => match self.save(Path::new(rest)) {
-                Ok(()) => self.screen.note(format!("the conversation is in {rest}")),
+                Ok(()) => self.screen.note(format!("the conversation was saved to {rest}")),
                 Err(error) => self.screen.note(format!("{rest} cannot be written: {error}")),
             },
             "help" => self.screen.note(HELP),
@@ -164,7 +164,7 @@ impl Talk<'_> {
         Ok(Next::Go)
     }
 
-    /// Says why there is no answer, or not to all of the conversation, also where little is shown.
+    /// Says, also with --quiet, why there is no answer, or why it leaves out a part of the conversation.
     fn tell(&self, sentence: &str) {
         match self.screen.json {
             true => self.screen.json_line(&json!({ "note": sentence }).to_string()),
@@ -180,17 +180,17 @@ impl Talk<'_> {
             return Ok(());
         };
         let max_tokens = self.args.max_tokens.unwrap_or(usize::MAX);
-        let how = self.args.drawing.sampling(self.args.seed, max_tokens);
-        // Turns are drawn by themselves.
+        let sampling = self.args.sampling.options(self.args.seed, max_tokens);
+        // Every turn has random numbers of its own.
         let copy = self.turns.len() as u32 / 2;
         let stops = end.into_iter().collect();
-        let request = Request { copy, stops, text: Some(vec![]), ..Request::new(prompt, how) };
+        let request = Request { copy, stops, text: Some(vec![]), ..Request::new(prompt, sampling) };
         let id = self.generator.submit(request)?;
         self.interrupts.take();
         let (mut answer, mut ended) = (String::new(), None);
         while self.generator.is_busy() {
             for news in self.generator.advance()? {
-                // White space before an answer is of the template.
+                // White space before an answer belongs to the template.
                 let text = if answer.is_empty() { news.text.trim_start() } else { &news.text };
                 answer += text;
                 if !self.screen.json {
@@ -222,7 +222,7 @@ impl Talk<'_> {
         Ok(())
     }
 
-    /// The tokens of the conversation, without its oldest turns where it is too long; none where the last message alone is.
+    /// The tokens of the conversation, without its oldest turns if it is too long; `None` if the last message alone is too long.
     fn prompt(&mut self) -> Result<Option<(Prompt, Option<u32>)>, Failure> {
         let capacity = self.generator.capacity();
         let kept = self.args.max_tokens.unwrap_or(capacity).min(capacity / ANSWER_SHARE).max(1);
@@ -251,7 +251,7 @@ impl Talk<'_> {
             }
             if self.turns.len() == 1 {
                 self.tell(&format!(
-                    "the message makes {count} tokens, and of {capacity} {kept} are kept for the answer: shorten it"
+                    "the message has {count} tokens, too many for a context of {capacity} of which {kept} are kept for the answer: shorten it"
                 ));
                 return Ok(None);
             }

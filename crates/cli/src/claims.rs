@@ -1,4 +1,4 @@
-//! `claims`: what optimisation guides claim, and the verdicts, as a page or as one object.
+//! `claims`: prints the claims of optimisation guides and the verdict on each, as a page or as JSON.
 
 use std::process::ExitCode;
 

@@ -1,7 +1,7 @@
-//! `completions` and `man`: what shells and `man` know of the commands, from the same definitions as `--help`.
+//! `completions` and `man`: shell completion and manual pages, from the same definitions as `--help`.
 //!
-//! A shell asks the program itself, by the hidden command `complete`, so that recipes, runs, keys and their values are known
-//! beside commands and options, and are always those of the program that is installed.
+//! The scripts call the hidden command `complete` of the program itself. So they complete recipes, runs, keys and values as well as
+//! commands and options, and always those of the installed program.
 
 mod candidates;
 
@@ -30,13 +30,13 @@ pub enum Shell {
 
 #[derive(Parser)]
 pub struct Man {
-    /// The folder that pages are written to, as flatout.1, flatout-train.1 ...; it is made where it is missing.
+    /// The folder that pages are written to, as flatout.1, flatout-train.1 ...; it is created if it does not exist.
     pub folder: PathBuf,
 }
 
 #[derive(Parser)]
 pub struct Complete {
-    /// The words before the cursor, from the program's name on; the last one is the one to complete and may be empty.
+    /// The words before the cursor, from the program's name on; the last one is completed and may be empty.
     #[arg(last = true, allow_hyphen_values = true)]
     pub words: Vec<String>,
 }
@@ -52,7 +52,7 @@ pub fn completions(args: &Completions, screen: &Screen) -> Result<ExitCode, Fail
     Ok(ExitCode::SUCCESS)
 }
 
-/// Prints what the last word may be, a line each, with what it means behind a tab.
+/// Prints the completions of the last word, one per line, each with its help after a tab.
 pub fn complete(args: &Complete, root: Command, screen: &Screen) -> Result<ExitCode, Failure> {
     for candidate in candidates::candidates(&root, &args.words) {
         let (word, help) = (one_line(&candidate.word), one_line(&candidate.help));
@@ -77,14 +77,14 @@ pub fn man(args: &Man, root: Command, screen: &Screen) -> Result<ExitCode, Failu
     Ok(ExitCode::SUCCESS)
 }
 
-/// The names of the pages of a command and of those below it that are shown.
-fn pages(command: &Command, above: &str, names: &mut Vec<String>) {
-    let name = match above {
+/// Collects the names of the pages of a command and of its visible subcommands.
+fn pages(command: &Command, parent: &str, names: &mut Vec<String>) {
+    let name = match parent {
         "" => command.get_name().to_string(),
-        above => format!("{above}-{}", command.get_name()),
+        parent => format!("{parent}-{}", command.get_name()),
     };
     names.push(format!("{name}.1"));
-    for below in command.get_subcommands().filter(|below| !below.is_hide_set()) {
-        pages(below, &name, names);
+    for subcommand in command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set()) {
+        pages(subcommand, &name, names);
     }
 }

@@ -1,4 +1,4 @@
-//! `data prepare` and `data inspect`.
+//! `data prepare` tokenises text into shards; `data inspect` shows what data or the rows of a recipe hold.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,7 +21,7 @@ use flatout_train::tasks::examples::example_sets;
 use flatout_train::tasks::text::corpus_saying;
 use serde_json::json;
 
-use crate::args::{Data, DataCommand, Inspect, Prepare, Reading, recipe_and_overrides};
+use crate::args::{Data, DataCommand, InputFormat, Inspect, Prepare, recipe_and_overrides};
 use crate::examples;
 use crate::images;
 use crate::screen::{Screen, bytes, count, duration};
@@ -38,20 +38,20 @@ pub fn data(args: &Data, screen: &Screen) -> Result<ExitCode, Failure> {
     }
 }
 
-fn read_options(reading: &Reading, on_error: OnError) -> ReadOptions {
+fn read_options(input: &InputFormat, on_error: OnError) -> ReadOptions {
     ReadOptions {
-        format: reading.format.of_text(),
-        field: reading.field.clone(),
+        format: input.format.of_text(),
+        field: input.field.clone(),
         on_error,
         ..ReadOptions::default()
     }
 }
 
 fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
-    if args.reading.format.is_tokens() {
+    if args.input.format.is_tokens() {
         return Err(Failure::User(UserError(format!(
-            "--format {} is of token files, which need no preparation: give them to train as data.path",
-            args.reading.format
+            "--format {} is for token files, which need no preparation: give them to train as data.path",
+            args.input.format
         ))));
     }
     if args.shard_tokens == 0 {
@@ -64,15 +64,15 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
             Some(path) => Tokenizer::File(path.clone()),
             None => Tokenizer::Train(args.vocab),
         },
-        read: read_options(&args.reading, args.on_error),
+        read: read_options(&args.input, args.on_error),
         shard_tokens: args.shard_tokens,
         workers: args.workers.map_or_else(machine::threads, usize::from),
         restart: args.restart,
         is_cache: false,
     };
     let began = Instant::now();
-    let mut shown = Shown::new(*screen);
-    let prepared = write_shards(&preparation, &mut |progress| shown.see(progress));
+    let mut log = ProgressLog::new(*screen);
+    let prepared = write_shards(&preparation, &mut |progress| log.update(progress));
     let prepared = prepared?;
     if screen.json {
         screen.object(&as_json(&prepared, &args.out));
@@ -84,7 +84,7 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
         None => screen.result(format!("{} is complete already: nothing was done", args.out.display())),
         Some(progress) => {
             if prepared.kept_shards > 0 {
-                screen.result(format!("{} shards were whole already and were kept", prepared.kept_shards));
+                screen.result(format!("{} shards were complete already and were kept", prepared.kept_shards));
             }
             screen.result(format!("{} in {}", line(progress), duration(began.elapsed().as_secs_f64())));
         }
@@ -102,7 +102,7 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
         count(prepared.manifest.tokenizer.vocabulary)
     ));
     if totals.cut > 0 {
-        screen.result(format!("cut      {} very long documents into several", count(totals.cut)));
+        screen.result(format!("cut      {} very long documents were split", count(totals.cut)));
     }
     if !totals.skipped.is_empty() {
         let reasons: Vec<String> =
@@ -120,18 +120,18 @@ fn prepare(args: &Prepare, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Progress as a line from time to time, where no terminal has one that changes.
-struct Shown {
+/// Prints a line of progress from time to time where there is no terminal with a status line.
+struct ProgressLog {
     screen: Screen,
     last_line: Instant,
 }
 
-impl Shown {
-    fn new(screen: Screen) -> Shown {
-        Shown { screen, last_line: Instant::now() }
+impl ProgressLog {
+    fn new(screen: Screen) -> ProgressLog {
+        ProgressLog { screen, last_line: Instant::now() }
     }
 
-    fn see(&mut self, progress: &Progress) {
+    fn update(&mut self, progress: &Progress) {
         if !self.screen.live && self.last_line.elapsed() >= LINE_EVERY {
             self.last_line = Instant::now();
             self.screen.note(line(progress));
@@ -174,7 +174,7 @@ fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     }
 }
 
-/// Files are what is there or on a server, a pattern or `-`; everything else is a recipe with overrides.
+/// Whether the words are a recipe with overrides. They are files if the first one exists, is on a server, is a pattern or is `-`.
 fn names_recipe(words: &[String]) -> bool {
     let is_file = |word: &String| {
         let is_recipe_file = word.ends_with(".toml");
@@ -184,15 +184,15 @@ fn names_recipe(words: &[String]) -> bool {
     !words.first().is_some_and(is_file)
 }
 
-/// Whether a word names a tar shard, a pattern of them, or a folder that has one.
+/// Whether a word names a tar shard, a pattern of tar shards, or a folder that contains one.
 fn holds_shards(word: &str) -> bool {
     let is_shard = |path: &Path| path.extension().is_some_and(|ending| ending == "tar");
     let entries = std::fs::read_dir(word).into_iter().flatten().flatten();
     is_shard(Path::new(word)) || entries.into_iter().any(|entry| is_shard(&entry.path()))
 }
 
-/// The size of a tokeniser that is trained to look at examples, where none is given.
-const LOOK_VOCABULARY: usize = 8192;
+/// The size of the tokeniser that is trained to inspect examples where none is given.
+const INSPECTION_VOCABULARY: usize = 8192;
 
 fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     if args.task != Task::Text {
@@ -208,10 +208,10 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
                 _ => ExampleKind::Chat,
             },
             path: args.words.clone(),
-            read: read_options(&args.reading, OnError::Skip),
+            read: read_options(&args.input, OnError::Skip),
             tokenizer: args.tokenizer.clone(),
             template: args.template.clone(),
-            vocab: if args.tokenizer.is_some() { usize::MAX } else { LOOK_VOCABULARY },
+            vocab: if args.tokenizer.is_some() { usize::MAX } else { INSPECTION_VOCABULARY },
             max_tokens: usize::MAX,
             vision: Some(VisionSpec { root: args.image_root.clone(), ..VisionSpec::default() }),
             frames: Some(FrameSpec {
@@ -223,12 +223,12 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
             workers: machine::threads(),
             ..ExampleSpec::default()
         };
-        // No model says whether its texts have images: the rows do.
+        // There is no model that says whether texts have images, so the rows decide.
         if spec.task == ExampleKind::Pairs && !shows_images(&spec)? {
             spec.vision = None;
         }
         let opened = match open_examples(&spec) {
-            // Rows without pairs may have answers that are wanted or not.
+            // Rows without pairs may have single answers with a label.
             Err(error) if spec.task == ExampleKind::Pairs => {
                 open_examples(&ExampleSpec { task: ExampleKind::Judged, ..spec }).map_err(|_| error)
             }
@@ -238,10 +238,10 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let spec = Spec {
-        source: SourceKind::Auto.named_by(args.reading.format),
+        source: SourceKind::Auto.named_by(args.input.format),
         path: args.words.clone(),
-        read: read_options(&args.reading, OnError::Skip),
-        token_bytes: args.reading.format.token_bytes(),
+        read: read_options(&args.input, OnError::Skip),
+        token_bytes: args.input.format.token_bytes(),
         eos: args.eos,
         tokenizer: args.tokenizer.clone(),
         ..Spec::default()
@@ -299,32 +299,32 @@ pub fn shortened(text: &str) -> String {
     shown
 }
 
-/// The first rows a recipe trains on: tokens in brackets are read but not trained.
+/// Shows the first rows that a recipe trains on: tokens in brackets are read but not trained on.
 fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     config.validate_for_training()?;
     if config.data.task == Task::Images {
-        let sets = flatout_train::tasks::images::sets(&config, &mut |said| {
-            let (OpenEvent::Note(said) | OpenEvent::LeftOut(said)) = said;
-            screen.note(format!("data     {said}"));
+        let sets = flatout_train::tasks::images::sets(&config, &mut |event| {
+            let (OpenEvent::Note(note) | OpenEvent::LeftOut(note)) = event;
+            screen.note(format!("data     {note}"));
         })?;
         let changes = flatout_train::tasks::augmentation::changes(&config);
         images::show(&sets, args.samples, args.time, changes, screen)?;
         return Ok(ExitCode::SUCCESS);
     }
     if config.data.task != Task::Text {
-        let sets = example_sets(&config, None, None, &mut |said| {
-            if let OpenEvent::Note(said) = said {
-                screen.note(format!("data     {said}"));
+        let sets = example_sets(&config, None, None, &mut |event| {
+            if let OpenEvent::Note(note) = event {
+                screen.note(format!("data     {note}"));
             }
         })?;
         examples::show(&sets, args.samples, screen);
         return Ok(ExitCode::SUCCESS);
     }
-    let corpus = corpus_saying(&config, None, &mut |said| {
-        let (OpenEvent::Note(said) | OpenEvent::LeftOut(said)) = said;
-        screen.note(format!("data     {said}"));
+    let corpus = corpus_saying(&config, None, &mut |event| {
+        let (OpenEvent::Note(note) | OpenEvent::LeftOut(note)) = event;
+        screen.note(format!("data     {note}"));
     })?;
     let described = corpus.describe();
     let mut loader = corpus.train_loader(&corpus.start(), LoaderOptions::default())?;
@@ -360,7 +360,7 @@ fn inspect_recipe(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> 
         number(described.held_out_documents),
         corpus.vocabulary().size()
     ));
-    screen.result("rows as the loss sees them; what stands in [[ ]] is read but not trained:");
+    screen.result("rows as the loss sees them; text in [[ ]] is read but not trained on:");
     for (row, spans) in seen.iter().enumerate() {
         let trained: usize = spans.iter().filter(|span| span.is_trained).map(|span| span.tokens).sum();
         screen.result(format!(

@@ -1,4 +1,4 @@
-//! `doctor`: this machine, and what every switch can do on it.
+//! `doctor`: shows this machine and which values of every switch can run on it, and verifies kernels.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -95,21 +95,22 @@ pub fn doctor(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Every kernel on this machine against the oracle, the GPU's too. A kernel that disagrees is a failure.
+/// Checks every kernel of this machine, the GPU's too, against the oracle; the exit code is 1 if one disagrees.
 fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     let bar = screen.bar("{msg} {pos} of {len}", 0);
-    let told = Mutex::new(("", Instant::now()));
-    let see = |now: &'static str, done: usize, of: usize| {
-        let mut told = told.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = told.0 != now;
-        if is_new || (bar.is_none() && told.1.elapsed() > LINE_EVERY) {
-            *told = (now, Instant::now());
-            let far =
+    // The stage of the last line and the time it was printed.
+    let last_line = Mutex::new(("", Instant::now()));
+    let see = |stage: &'static str, done: usize, of: usize| {
+        let mut last_line = last_line.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = last_line.0 != stage;
+        if is_new || (bar.is_none() && last_line.1.elapsed() > LINE_EVERY) {
+            *last_line = (stage, Instant::now());
+            let done =
                 if is_new { "to do".into() } else { format!("of which {} are done", count(done as u64)) };
-            screen.note_above(bar.as_ref(), format!("{now}: {} {far}", count(of as u64)));
+            screen.note_above(bar.as_ref(), format!("{stage}: {} {done}", count(of as u64)));
         }
         if let Some(bar) = &bar {
-            bar.set_message(now);
+            bar.set_message(stage);
             bar.set_length(of as u64);
             bar.set_position(done as u64);
         }
@@ -163,7 +164,7 @@ fn verify(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(if wrong + too_slow == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A line a kernel with its worst case, every failure, and the speeds beside what a copy reaches.
+/// Prints one line per kernel with its worst error, every failure, and speeds relative to a copy.
 fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
     screen.result(format!("\n{}", gpu.name));
     let mut rows: Vec<&str> = gpu.cases.iter().map(|c| c.kernel.as_str()).collect();
@@ -189,7 +190,7 @@ fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
     }
     if let Some((case, left)) = &gpu.broke {
         screen.result(format!(
-            "the GPU answers no more after `{case}`: that case broke it, and {left} checks behind it were left out"
+            "the GPU stopped responding after `{case}`: that case broke it, and the {left} checks after it were left out"
         ));
     }
     let took: Vec<String> = gpu.took.iter().map(|(part, s)| format!("{part} {s:.1} s")).collect();
@@ -216,7 +217,7 @@ fn show_gpu(gpu: &kernels::GpuChecked, screen: &Screen) {
     }
 }
 
-/// Every CUDA kernel compiled for some architectures, with what it takes. One that spills is a failure.
+/// Compiles every CUDA kernel for some architectures and prints registers and spills; the exit code is 1 if one spills.
 fn assemble(archs: &[String], only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     let assembled = kernels::assemble(archs, only).map_err(Failure::Environment)?;
     let (mut kernels, mut bad) = (0, 0);
@@ -255,7 +256,7 @@ struct Row {
     refused: Vec<(&'static str, String)>,
 }
 
-/// Each value is tried on the smallest recipe: what is refused says why in its own words.
+/// The row of a switch: each value is tried on the smallest recipe, and a value that is refused has the error as its reason.
 fn row(switch: &switches::Switch) -> Row {
     let attempt = |value: &&'static str| {
         let config = recipes::resolve("tiny", &[], &[format!("{}={value}", switch.name)]);

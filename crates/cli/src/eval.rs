@@ -1,5 +1,4 @@
-//! `eval`: loss and perplexity, how well classes are predicted, how far preferred answers lie above others, or how many
-//! questions are answered rightly.
+//! `eval`: loss and perplexity of text, metrics of classes, rewards of preferences, or accuracy on multiple-choice questions.
 
 mod choices;
 mod classes;
@@ -25,7 +24,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
         return choices::ask(args, loaded, screen);
     }
     if loaded.config.model.classes().is_some() {
-        return classes::judge(args, loaded, screen);
+        return classes::evaluate(args, loaded, screen);
     }
     let rows = evaluate::rows(&mut loaded, &args.overrides)?;
     let share = rows.share;
@@ -43,7 +42,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
                 "metrics": found.metrics,
             }),
         );
-        // The loss of preferences is of pairs, and not of tokens.
+        // The loss of preferences is per pair and not per token.
         if !is_preference {
             object["perplexity"] = json!(found.perplexity);
             object["tokens"] = json!(found.tokens);
@@ -53,7 +52,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     if is_preference {
         let on = if share == Share::All { "" } else { "held-out " };
-        let unit = if loaded.config.together() > 1 { "pairs" } else { "judged answers" };
+        let unit = if loaded.config.together() > 1 { "pairs" } else { "labelled answers" };
         let rewards =
             found.metrics.as_ref().map_or(String::new(), |metrics| format!(", {}", metrics.words()));
         screen.result(format!(
@@ -78,7 +77,7 @@ pub fn eval(args: &Eval, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The fields of an evaluation in JSON, with those of the model that was evaluated.
+/// Adds the fields of the evaluated model to those of an evaluation in JSON.
 fn of_model(args: &Eval, loaded: &Loaded, mut fields: Value) -> Value {
     fields["model"] = json!(args.model.display().to_string());
     fields["checkpoint"] = json!(loaded.place.display().to_string());

@@ -1,5 +1,5 @@
-//! `data inspect` of conversations, with images or without, labelled texts and preferences: their schema, how many, how long,
-//! the balance of classes, and what the loss sees of some of them.
+//! `data inspect` of conversations, with images or without, labelled texts and preferences: schema, counts, lengths, balance of
+//! classes, and some examples as the loss sees them.
 
 use flatout_data::ExampleTable;
 use flatout_data::examples::{ExampleSets, ImageCounts, SetDescription, Sighting, frames_in_words, spans};
@@ -63,9 +63,11 @@ pub fn show(sets: &ExampleSets, samples: usize, screen: &Screen) {
     show_lengths(&sets.description.lengths, screen);
     let colours = screen.result_colours;
     if sets.classes.is_empty() {
-        let how =
-            if colours { "what is green is learned" } else { "what stands in [[ ]] is read but not trained" };
-        screen.result(format!("\nexamples as the loss sees them; {how}:"));
+        let legend = match colours {
+            true => "green text is trained on",
+            false => "text in [[ ]] is read but not trained on",
+        };
+        screen.result(format!("\nexamples as the loss sees them; {legend}:"));
     }
     for at in taken {
         sample(sets, at, &sets.train_places[at], colours, screen);
@@ -169,7 +171,7 @@ fn sample(sets: &ExampleSets, at: usize, place: &SourceLocation, colours: bool, 
     }
 }
 
-/// Whether an answer is chosen or rejected, wanted or not, where answers are compared.
+/// Whether an answer is chosen or rejected, or wanted or unwanted; `None` where answers are not compared.
 fn answer(sets: &ExampleSets, at: usize) -> Option<&'static str> {
     match (sets.train.together(), sets.train.get(at).label) {
         (1, Some(label)) if sets.classes.is_empty() => Some(["unwanted", "wanted"][label as usize % 2]),
@@ -188,7 +190,7 @@ fn marked(Span { is_trained, text, .. }: &Span, colours: bool) -> String {
     }
 }
 
-/// Examples at equal distances; of pairs both answers.
+/// Numbers of evenly spaced examples, with both answers of a pair.
 fn spread(table: &ExampleTable, samples: usize) -> Vec<usize> {
     let (samples, together) = (samples.min(table.units()), table.together());
     let of_unit = |unit: usize| unit * together..(unit + 1) * together;

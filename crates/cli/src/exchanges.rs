@@ -1,4 +1,4 @@
-//! `doctor --calibrate --gpus N`: what ranks of this machine exchange, timed by kernel and size beside its prediction.
+//! `doctor --calibrate --gpus N`: times exchanges between ranks of this machine by kernel and size, beside their predictions.
 
 use std::process::ExitCode;
 
@@ -24,16 +24,16 @@ use crate::screen::{Screen, bytes};
 pub fn calibrate(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     if args.gpus.or(args.ranks).is_some_and(|count| count < 2) {
         return Err(Failure::User(UserError(
-            "one rank exchanges with nobody: give --gpus or --ranks 2 or more, or leave it out to time kernels".into(),
+            "one rank has no other to exchange with: give --gpus or --ranks 2 or more, or leave it out to time kernels".into(),
         )));
     }
-    let wanted = launch::Ranks::on_one_node(args.ranks, args.gpus, args.share_gpu);
-    let place = match launch::start(&wanted)? {
-        Start::Copies(copies) => return start(copies, &wanted, screen),
+    let requested = launch::Ranks::on_one_node(args.ranks, args.gpus, args.share_gpu);
+    let place = match launch::start(&requested)? {
+        Start::Copies(copies) => return start(copies, &requested, screen),
         Start::Rank(place) => place,
     };
     let stops = (|_: &str| signal::leave(3), drop);
-    let world = match launch::join(&place, &wanted, None, screen, || None, stops)? {
+    let world = match launch::join(&place, &requested, None, screen, || None, stops)? {
         Begun::Ended(code) => return Ok(code),
         Begun::Rank(world) => world,
     };
@@ -43,21 +43,21 @@ pub fn calibrate(args: &Doctor, screen: &Screen) -> Result<ExitCode, Failure> {
     many::end(ranks, done)
 }
 
-/// Starts the ranks, where there are GPUs for them.
-fn start(copies: Copies, wanted: &launch::Ranks, screen: &Screen) -> Result<ExitCode, Failure> {
-    if wanted.gpus.is_some() {
+/// Starts the ranks, after a check that there are GPUs for them.
+fn start(copies: Copies, requested: &launch::Ranks, screen: &Screen) -> Result<ExitCode, Failure> {
+    if requested.gpus.is_some() {
         if !device::has_gpu() {
             return Err(Failure::User(UserError(format!(
-                "--gpus wants GPUs, and {}: give --ranks to time processes on the CPU",
+                "--gpus needs GPUs, and {}: give --ranks to time processes on the CPU",
                 kernels::gpu().sentence
             ))));
         }
-        many::check_gpus(&copies, wanted)?;
+        many::check_gpus(&copies, requested)?;
     }
     let command = |rank: usize| {
         let mut command = own_command()?;
-        if wanted.share_gpu {
-            command.envs(many::apart(rank));
+        if requested.share_gpu {
+            command.envs(many::shared_gpu_variables(rank));
         }
         Ok(command)
     };
@@ -73,7 +73,7 @@ fn time(args: &Doctor, ranks: &Ranks, screen: &Screen) -> Result<ExitCode, Failu
         Device::Cpu { .. } => None,
     };
     ranks.check_apart(gpu, args.share_gpu)?;
-    let say = |kernel: &str, size: u64| {
+    let progress = |kernel: &str, size: u64| {
         if screen.verbose {
             screen.note(format!("{kernel} of {}", bytes(size)));
         }
@@ -81,26 +81,25 @@ fn time(args: &Doctor, ranks: &Ranks, screen: &Screen) -> Result<ExitCode, Failu
     let links = links(&device, ranks.count(), args.share_gpu);
     if backend == Backend::Cuda && links.is_none() && !args.share_gpu {
         return Err(Failure::Environment(
-            "how these GPUs are linked is not known, so their times would have no name".into(),
+            "the link between these GPUs is not known, and times are stored by the name of the link".into(),
         ));
     }
-    screen.note("timing exchanges; anything else that runs here now makes them slower than they are");
-    let timed = exchanges(&device, ranks, &mut { say })?;
+    screen.note("timing exchanges; other programs that run on this machine now would distort the times");
+    let timed = exchanges(&device, ranks, &mut { progress })?;
     if !ranks.is_first() {
         return Ok(ExitCode::SUCCESS);
     }
-    let told = Told { ranks: ranks.count(), timed, links, shares: args.share_gpu };
-    let kept = keep(&device, &told);
+    let report = Report { ranks: ranks.count(), timed, links, shares: args.share_gpu };
+    let kept = keep(&device, &report);
     match screen.json {
-        true => screen.object(&told.object(kept.is_ok() && args.gpus.is_some())),
-        false => told.print(&device, screen),
+        true => screen.object(&report.object(kept.is_ok() && args.gpus.is_some())),
+        false => report.print(&device, screen),
     }
     kept.map_err(Failure::Environment)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// The links of these GPUs by which exchanges are predicted where nobody has timed them. There are none of CPUs, and none of ranks
-/// that share a GPU.
+/// The links that predict exchanges between these GPUs until they are timed; `None` for CPUs and for ranks that share a GPU.
 fn links(device: &Device, ranks: usize, shares: bool) -> Option<Links> {
     let Device::Cuda(_) = device else { return None };
     if shares {
@@ -110,21 +109,21 @@ fn links(device: &Device, ranks: usize, shares: bool) -> Option<Links> {
     device::links_of(&name, device::link_here(ranks).as_ref(), None, None, ranks).ok()
 }
 
-fn keep(device: &Device, told: &Told) -> Result<(), String> {
+fn keep(device: &Device, report: &Report) -> Result<(), String> {
     let Device::Cuda(gpu) = device else { return Ok(()) };
-    let over = told.links.as_ref().map_or(Over::SharedGpu, |links| Over::Link(&links.local.name));
-    keep_exchanges(gpu, over, told.ranks, &points(&told.timed))
+    let over = report.links.as_ref().map_or(Over::SharedGpu, |links| Over::Link(&links.local.name));
+    keep_exchanges(gpu, over, report.ranks, &points(&report.timed))
 }
 
-struct Told {
+struct Report {
     ranks: usize,
     timed: Vec<Timed>,
-    /// By which they were predicted.
+    /// The links that the predictions are based on.
     links: Option<Links>,
     shares: bool,
 }
 
-impl Told {
+impl Report {
     fn predicted(&self, one: &Timed) -> Option<f64> {
         let links = self.links.as_ref()?;
         Some(links.seconds_of(&one.op, one.bytes, &Mesh::new(1, self.ranks)))
@@ -156,7 +155,7 @@ impl Told {
         for one in &self.timed {
             let predicted = self.predicted(one);
             rows.push(vec![
-                named(one),
+                name(one),
                 bytes(one.bytes),
                 time_words(one.seconds),
                 format!("{:.2} GB/s", one.bus_bytes_per_second() / 1e9),
@@ -168,24 +167,24 @@ impl Told {
         screen.result(match (device, &self.links) {
             (Device::Cpu { .. }, _) => {
                 format!(
-                    "{} processes over sockets; nothing is kept, for exchanges on CPUs are not predicted",
+                    "{} processes over sockets; the times are not kept, because exchanges on CPUs are not predicted",
                     self.ranks
                 )
             }
             (_, Some(links)) => format!(
-                "{} GPUs over {}; plan --gpus {} predicts by these times",
+                "{} GPUs over {}; plan --gpus {} predicts with these times",
                 self.ranks, links.local.name, self.ranks
             ),
             (_, None) => format!(
-                "{} ranks that share a GPU, over loopback: kept apart, and nothing is predicted by them",
+                "{} ranks that share a GPU, over loopback: the times are stored separately and not used for predictions",
                 self.ranks
             ),
         });
     }
 }
 
-/// The exchange with the order of its additions, where it adds in one order.
-fn named(one: &Timed) -> String {
+/// The name of an exchange, and whether it adds in one fixed order.
+fn name(one: &Timed) -> String {
     let ordered = match one.op {
         Op::AllGather { .. } => "",
         _ if one.kernel.ends_with("_tree") => ", one order",

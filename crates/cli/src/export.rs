@@ -1,4 +1,4 @@
-//! `export`: a run in the Hugging Face layout, or a model as a GGUF file.
+//! `export`: writes a run in the Hugging Face layout, or a model as a GGUF file.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,9 +23,9 @@ pub fn export(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
 }
 
 fn to_folder(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
-    let said = args.shard_size.as_deref().unwrap_or("5GB");
-    let Some(shard_bytes) = size(said) else {
-        let sentence = format!("--shard-size is {said} and must be a size, as 5GB, 500MB or 2GiB");
+    let shard_size = args.shard_size.as_deref().unwrap_or("5GB");
+    let Some(shard_bytes) = size(shard_size) else {
+        let sentence = format!("--shard-size is {shard_size} and must be a size, as 5GB, 500MB or 2GiB");
         return Err(Failure::User(UserError(sentence)));
     };
     let dtype = args.dtype.unwrap_or(gguf::Width::F32);
@@ -39,15 +39,15 @@ fn to_folder(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
             _ => "export to a folder, from which the tools of that format make one",
         };
         let sentence = format!(
-            "--to names the folder to make, in the Hugging Face layout, and {} is the name of a {format} file: {hint}",
+            "--to names the folder to write, in the Hugging Face layout, and {} is the name of a {format} file: {hint}",
             args.to.display()
         );
         return Err(Failure::User(UserError(sentence)));
     }
     let mut loaded = model::open(&args.run, &[])?;
-    let wanted =
+    let folder =
         Folder { to: args.to.clone(), dtype: width, shard_bytes, force: args.force, adapter: args.adapter };
-    let made = export::export(&mut loaded, &wanted)?;
+    let made = export::export(&mut loaded, &folder)?;
     report(args, &loaded, &made, dtype, screen);
     if !args.adapter {
         note_codes(&loaded, screen);
@@ -55,7 +55,7 @@ fn to_folder(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says which values the frozen weights have, where they are not those that the run began from.
+/// Notes that frozen weights are exported with quantised values, which differ from those that the run began from.
 fn note_codes(loaded: &Loaded, screen: &Screen) {
     let Some(stored) = loaded.weights.stored_as_codes() else { return };
     let (count, bits) = (stored.count(), if stored.codes() == Codes::Nf4 { 4 } else { 8 });
@@ -64,7 +64,7 @@ fn note_codes(loaded: &Loaded, screen: &Screen) {
         false => "the adapters were trained; --adapter exports the adapters alone",
     };
     screen.note(format!(
-        "note     {count} frozen weights are exported as the values of their {bits}-bit codes, beside which {trained}"
+        "note     {count} frozen weights are exported with the values of their {bits}-bit codes, with which {trained}"
     ));
 }
 
@@ -76,7 +76,7 @@ fn to_gguf(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     };
     if let Some(option) = refused {
         let sentence =
-            format!("{option} is of the Hugging Face layout, and a GGUF file is one model: leave it out");
+            format!("{option} is for the Hugging Face layout, and a GGUF file is one model: leave it out");
         return Err(Failure::User(UserError(sentence)));
     }
     gguf::check_name(&args.to)?;
@@ -86,12 +86,12 @@ fn to_gguf(args: &Export, screen: &Screen) -> Result<ExitCode, Failure> {
     report(args, &loaded, &made, dtype, screen);
     note_codes(&loaded, screen);
     if loaded.config.model.as_decoder().is_some_and(|model| gguf::is_partly_f16(model, dtype)) {
-        screen.note("note     matrices whose rows are no multiple of 32 are f16");
+        screen.note("note     matrices whose rows are no multiple of 32 are stored in f16");
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says what was written.
+/// Prints what was written.
 fn report(args: &Export, loaded: &Loaded, made: &Exported, dtype: gguf::Width, screen: &Screen) {
     let to = args.to.display();
     if screen.json {
@@ -123,17 +123,17 @@ fn report(args: &Export, loaded: &Loaded, made: &Exported, dtype: gguf::Width, s
     screen.note(format!("files    {}", made.files.join(" ")));
 }
 
-/// The format that a name asks for by its end, which a folder's does not.
+/// The file format that a name's extension stands for; `None` for names of folders.
 fn file_format(to: &Path) -> Option<&'static str> {
     const FORMATS: [&str; 8] = ["gguf", "ggml", "safetensors", "onnx", "pt", "pth", "bin", "zip"];
     let end = to.extension()?.to_str()?.to_ascii_lowercase();
     FORMATS.into_iter().find(|format| *format == end && !to.is_dir())
 }
 
-/// A size in bytes: a number with B, KB, MB, GB, TB, or KiB, MiB, GiB, TiB.
-fn size(said: &str) -> Option<u64> {
-    let at = said.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(said.len());
-    let (number, unit) = said.split_at(at);
+/// Parses a size in bytes: a number with B, KB, MB, GB, TB, or KiB, MiB, GiB, TiB.
+fn size(text: &str) -> Option<u64> {
+    let at = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(at);
     let unit: f64 = match unit.trim().to_ascii_lowercase().as_str() {
         "" | "b" => 1.0,
         "kb" => 1e3,
@@ -155,13 +155,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sizes_are_read_as_they_are_written() {
+    fn sizes_are_parsed() {
         let cases = [("5GB", 5_000_000_000), ("1.5MiB", 1_572_864), ("300", 300), ("2 kb", 2000)];
-        for (said, bytes) in cases {
-            assert_eq!(size(said), Some(bytes), "{said}");
+        for (text, bytes) in cases {
+            assert_eq!(size(text), Some(bytes), "{text}");
         }
-        for said in ["", "0", "GB", "5XB", "-3MB", "1e5", "0.1B"] {
-            assert_eq!(size(said), None, "{said}");
+        for text in ["", "0", "GB", "5XB", "-3MB", "1e5", "0.1B"] {
+            assert_eq!(size(text), None, "{text}");
         }
     }
 }

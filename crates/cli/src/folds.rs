@@ -1,4 +1,4 @@
-//! `train` with `train.folds`: the folds one after another, each a run, and what they come to together.
+//! `train` with `train.folds`: trains the folds one after another, each as a run, and summarises them.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -15,7 +15,7 @@ use crate::screen::Screen;
 use crate::start::Starting;
 use crate::train::{OneOf, train_one_of};
 
-/// Trains the folds in a directory: those that are done are left alone unless `resume` is never.
+/// Trains the folds in a directory; folds that are done are kept unless `resume` is never.
 pub fn train(
     dir: &Path,
     resume: Resume,
@@ -25,7 +25,7 @@ pub fn train(
     stop: &StopFlag,
     screen: &Screen,
 ) -> Result<ExitCode, Failure> {
-    // Folds that were not reached yet begin, whatever is to go on.
+    // Folds that were not begun are begun even if --resume is must.
     let resume = if resume == Resume::Never { Resume::Never } else { Resume::Auto };
     let configs = folds::configs(config)?;
     let count = configs.len();
@@ -35,7 +35,7 @@ pub fn train(
         let (label, words) = ("fold", String::new());
         let one = OneOf { label, number, count, words, folder: &folder, resume, is_done, config };
         if train_one_of(&one, device, stop, starting, screen)? == Status::Stopped {
-            screen.note(format!("all folds go on with: flatout resume {}", quoted(dir)));
+            screen.note(format!("continue all folds with: flatout resume {}", quoted(dir)));
             return Ok(ExitCode::from(3));
         }
     }

@@ -1,4 +1,4 @@
-//! `generate`: text from a run or a model, piece by piece where there is one prompt, and answers about images or frames.
+//! `generate`: continues prompts, streaming where there is one, and answers questions about images or frames.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -23,7 +23,7 @@ use crate::screen::{Screen, count, duration};
 
 pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     let refused = |sentence: String| Err(Failure::User(UserError(sentence)));
-    args.drawing.check()?;
+    args.sampling.check()?;
     if args.at_once == 0 {
         return refused("--at-once is 0 and must be at least 1".into());
     }
@@ -36,13 +36,13 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     };
     let Some(vocabulary) = loaded.vocabulary.clone() else {
         return refused(format!(
-            "{} has no tokenizer.json, so there is no text to continue",
+            "{} has no tokenizer.json, which prompts are tokenised with: add one to the folder",
             args.model.display()
         ));
     };
     let asks = args.chat || !args.image.is_empty() || args.frames.is_some();
     let tokens = match asks {
-        true => asked(&mut loaded, &vocabulary, &prompts, (&pictures, &shown))?,
+        true => question_prompts(&mut loaded, &vocabulary, &prompts, (&pictures, &shown))?,
         false => encode(&vocabulary, loaded.is_run, &prompts)?.into_iter().map(Prompt::from).collect(),
     };
     let longest = tokens.iter().map(|prompt| prompt.tokens.len()).max().unwrap_or(1);
@@ -53,7 +53,7 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
             (false, Some(_)) => "a shorter one, or fewer frames",
         };
         return refused(format!(
-            "a prompt has {longest} tokens, and the model was made for {}: give {what}",
+            "a prompt has {longest} tokens and the model's context has {}: give {what}",
             loaded.positions
         ));
     }
@@ -66,16 +66,16 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
         true => Generator::new(loaded, &device, room)?,
         false => Generator::seeing(loaded, &device, room, pictures, chunk)?,
     };
-    let how = args.drawing.sampling(args.seed, args.max_tokens);
+    let sampling = args.sampling.options(args.seed, args.max_tokens);
     let streams = prompts.len() == 1 && !screen.json && !asks;
     let began = Instant::now();
     let texts: Vec<String> = if streams {
-        let text = generator.generate(&prompts[0], how, |piece| screen.piece(piece))?;
+        let text = generator.generate(&prompts[0], sampling, |piece| screen.piece(piece))?;
         screen.piece("\n");
         vec![text]
     } else {
         let wait = waits::begin("generating", Unit::Things("tokens"), None);
-        let made = generator.continue_prompts(&tokens, how, &mut |_, _| wait.add(1))?;
+        let made = generator.continue_prompts(&tokens, sampling, &mut |_, _| wait.add(1))?;
         let whole = |(prompt, more): (&Prompt, &Vec<u32>)| match asks {
             true => vocabulary.decode(more).trim().to_string(),
             false => vocabulary.decode(&[&prompt.tokens[..], more].concat()),
@@ -110,9 +110,9 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The tokens of questions in the model's template, about the pictures of these numbers; what ends an answer there ends the
-/// text.
-fn asked(
+/// The tokens of questions in the model's chat template, about the pictures with the numbers `shown`. The template's end of an
+/// answer becomes a stop token.
+fn question_prompts(
     loaded: &mut Loaded,
     vocabulary: &Vocabulary,
     prompts: &[String],
@@ -125,7 +125,7 @@ fn asked(
     loaded.stops.extend(questions.end()?);
     let sees = loaded.config.model.as_qwen3_vl().is_some();
     let looks = loaded.config.model.as_fovea().is_some();
-    // Models that look at frames are trained behind a system's message, always.
+    // Models that see frames are always trained with a system message.
     let questions = match looks {
         true => questions.with_system(loaded.config.data.system.as_deref().unwrap_or(SYSTEM)),
         false => questions,
@@ -143,7 +143,7 @@ fn asked(
     prompts.iter().map(prompt).collect()
 }
 
-/// Those given one by one, then those of the file; without any, the empty one.
+/// The prompts of --prompt, then those of the file; one empty prompt if there are none.
 fn prompts(args: &Generate) -> Result<Vec<String>, UserError> {
     let mut prompts = args.prompt.clone();
     if let Some(path) = &args.prompts {

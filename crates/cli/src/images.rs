@@ -1,4 +1,4 @@
-//! `data inspect` of images, of files or of a recipe: how many, how large, the balance of classes, what cannot be used, and how fast a core is.
+//! `data inspect` of images, from files or a recipe: counts, sizes, balance of classes, unusable files, and decoding speed.
 
 use std::process::ExitCode;
 
@@ -15,25 +15,25 @@ use serde_json::json;
 use crate::args::Inspect;
 use crate::screen::{Screen, count, one_line};
 
-/// Characters of the bar of the largest class.
+/// Characters of the largest class's bar.
 const BAR: u64 = 40;
 
-/// Looks into the images that words name; without words, into the synthetic set.
+/// Inspects the images that the words name, or without words the synthetic set.
 pub fn inspect(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
-    // As many are held out as training would keep where nothing else is said.
+    // The default share is held out, as in training.
     let held_out = config::Data::default().held_out;
     let spec =
         ImageSpec { path: args.words.clone(), held_out, on_error: OnError::Skip, ..ImageSpec::default() };
-    let sets = open(&spec, &mut |said| {
-        if let OpenEvent::Note(said) = said {
-            screen.note(format!("data     {said}"));
+    let sets = open(&spec, &mut |event| {
+        if let OpenEvent::Note(note) = event {
+            screen.note(format!("data     {note}"));
         }
     })?;
     show(&sets, args.samples, args.time, Changes::NONE, screen)?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Shows what sets hold, and with `seconds` how fast one core makes them ready, with the changes that training makes.
+/// Shows the images of the sets, and with `seconds` how fast one core prepares them with training's augmentation.
 pub fn show(
     sets: &ImageSets,
     samples: usize,
@@ -80,7 +80,7 @@ pub fn show(
     }
     if let Some(speed) = speed {
         screen.result(format!(
-            "one core reads and decodes {:.0} images a second, and makes {:.0} ready for a view of {} x {}",
+            "one core reads and decodes {:.0} images a second, and prepares {:.0} a second for training at {} x {}",
             speed.decoded, speed.fed, view.width, view.height
         ));
     }

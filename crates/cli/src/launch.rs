@@ -1,4 +1,4 @@
-//! Several processes of one command: starts copies of it, or joins those that someone else started.
+//! Runs one command as several ranks: starts copies of the process, or joins ranks that a launcher started.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -18,74 +18,74 @@ use crate::time_limit;
 
 #[derive(Args)]
 pub struct Ranks {
-    /// Start this number of processes, the ranks of the run; with --nodes, on every node.
+    /// Start this many processes, the ranks of the run; with --nodes, this many on every node.
     #[arg(long, value_name = "N")]
     ranks: Option<usize>,
-    /// Start this number of processes with a GPU each: rank r of a node takes the r-th visible GPU.
+    /// Start this many processes with a GPU each: rank r of a node uses the r-th visible GPU.
     #[arg(long, value_name = "N")]
     pub gpus: Option<usize>,
-    /// Let ranks share a GPU: to see that a run is right, never for speed.
+    /// Let ranks share a GPU, to test that a run is correct; it is never faster.
     #[arg(long)]
     pub share_gpu: bool,
-    /// The number of nodes, on each of which this command is given with its own --node.
+    /// The number of nodes; the command is started on each of them, with its own --node.
     #[arg(long, value_name = "M")]
     nodes: Option<usize>,
-    /// With --nodes: the number of this node, from 0.
+    /// With --nodes, the number of this node, from 0.
     #[arg(long, value_name = "I")]
     node: Option<usize>,
-    /// With --nodes: the host and port of node 0 at which rank 0 listens.
+    /// With --nodes, the host and port on node 0 that rank 0 listens on.
     #[arg(long, value_name = "HOST:PORT")]
     address: Option<String>,
-    /// How long the ranks wait for one another at the start.
+    /// How long the ranks wait for each other at the start.
     #[arg(long, value_name = "DURATION", default_value = "10m", value_parser = time_limit::parse)]
     join_timeout: Duration,
 }
 
-/// Ranks that have no run's folder to meet by.
+/// The ranks of a command that has no run, and the folder in which they find one another.
 #[derive(Args)]
 pub struct Meeting {
     #[command(flatten)]
     pub ranks: Ranks,
-    /// A folder that all ranks share, by which they meet where nothing names the address of rank 0; of `ablate --to-loss` the folder of its
-    /// runs, in which the same command goes on.
+    /// A folder that all ranks share, in which they find one another where no address of rank 0 is given. With `ablate --to-loss`,
+    /// the folder of its runs; the same command given again continues them.
     #[arg(long, value_name = "DIR")]
     pub run: Option<PathBuf>,
 }
 
 impl Ranks {
-    /// Ranks of one node, which wait for one another as long as they do where nothing else is asked for.
+    /// Ranks of one node, with the default time to join.
     pub fn on_one_node(ranks: Option<usize>, gpus: Option<usize>, share_gpu: bool) -> Ranks {
         let join_timeout = Timing::default().join;
         Ranks { ranks, gpus, share_gpu, nodes: None, node: None, address: None, join_timeout }
     }
 
-    /// Whether the command names how many ranks there are.
+    /// Whether --ranks or --gpus is given.
     pub fn are_given(&self) -> bool {
         self.ranks.is_some() || self.gpus.is_some()
     }
 
-    /// The flag that starts as many ranks again.
+    /// The flags that start this many ranks again.
     pub fn flag(&self, count: usize) -> String {
         let flag = if self.gpus.is_some() { "--gpus" } else { "--ranks" };
         format!("{flag} {count}{}", if self.share_gpu { " --share-gpu" } else { "" })
     }
 
-    /// The GPU of a rank in sentences, where flags say that it has one of its own.
+    /// The name of the rank's GPU in messages, where the flags give it one of its own.
     fn named_gpu(&self, place: &RankPlacement) -> Option<String> {
         let (local, _) = place.local.filter(|_| self.gpus.is_some() && !self.share_gpu)?;
         Some(format!("GPU {local}"))
     }
 }
 
-/// The part that this process has.
+/// The state of this process after the start.
 pub enum Begun {
-    /// The parent of ranks that have all ended, or a rank whose failure another process says.
+    /// The parent of ranks that have all ended, or a rank whose failure another process reports.
     Ended(ExitCode),
     Rank(World),
 }
 
-/// Starts the ranks that are asked for, or joins as one. `folder` is the run's, by which ranks meet where nothing names rank 0's address.
-/// `advice` ends the sentence of a later failure: what was saved, and how to go on.
+/// Starts the ranks that were requested, or joins as one of them. In `folder`, the run's, ranks find one another where no address of
+/// rank 0 is given. `advice` ends the sentence of a later failure: what was saved, and how to continue.
 pub fn begin(
     ranks: &Ranks,
     folder: Option<&Path>,
@@ -111,13 +111,13 @@ pub fn start(ranks: &Ranks) -> Result<Start, Failure> {
     let flags = Flags { ranks: gpus.or(*ranks), nodes: *nodes, node: *node, address: address.clone() };
     let env = |name: &str| std::env::var(name).ok();
     let start = flatout_world::place(&flags, &env, std::os::unix::process::parent_id());
-    // The flag that was given.
-    let said =
+    // Errors name the flag that was given.
+    let with_given_flag =
         |sentence: String| if gpus.is_some() { sentence.replace("--ranks", "--gpus") } else { sentence };
-    start.map_err(|sentence| Failure::User(UserError(said(sentence))))
+    start.map_err(|sentence| Failure::User(UserError(with_given_flag(sentence))))
 }
 
-/// Refuses to be one of several ranks that someone started, for a command that one process runs.
+/// Refuses to run as one of several ranks that a launcher started, for a command that uses one process.
 pub fn check_alone(command: &str) -> Result<(), UserError> {
     let env = |name: &str| std::env::var(name).ok();
     match flatout_world::place(&Flags::default(), &env, std::os::unix::process::parent_id()) {
@@ -129,12 +129,12 @@ pub fn check_alone(command: &str) -> Result<(), UserError> {
     }
 }
 
-/// The sentence about ranks of a command that one process runs.
+/// The error for ranks of a command that uses one process; `what` is the flag or the processes to leave out.
 pub fn one_process(command: &str, what: &str) -> String {
-    format!("`{command}` trains one run after another in one process so far: leave {what} out")
+    format!("`{command}` trains one run after another in one process: leave {what} out")
 }
 
-/// Starts ranks and waits for them. `command` is what a rank runs; `about` takes what rank 0 tells of the run.
+/// Starts ranks and waits for them. `command` makes the command of a rank; `about` receives the run's directory from rank 0.
 pub fn look_after(
     copies: Copies,
     command: &dyn Fn(usize) -> std::io::Result<Command>,
@@ -148,8 +148,8 @@ pub fn look_after(
     flatout_world::launch(&launch).map(ExitCode::from).map_err(Failure::Environment)
 }
 
-/// Joins the other ranks. `stop` ends the process where a rank was asked to stop before the run began, with the reason;
-/// `take_stopper` takes the handle by which this rank asks the others to.
+/// Joins the other ranks. `stop` ends the process, for the reason it is given, if a rank is asked to stop before the run begins;
+/// `take_stopper` receives the handle with which this rank stops the others.
 pub fn join(
     place: &RankPlacement,
     ranks: &Ranks,
@@ -183,7 +183,7 @@ pub fn join(
     }
 }
 
-/// A sentence about a failure, with what to do about it.
+/// Appends the advice to a failure's sentence.
 fn advised(sentence: &str, advice: Option<String>) -> String {
     match advice {
         Some(advice) => format!("{sentence}; {advice}"),

@@ -1,4 +1,4 @@
-//! `logits`: every logit of given tokens, in a file.
+//! `logits`: writes the logits of given token ids to a file.
 
 use std::process::ExitCode;
 

@@ -92,20 +92,20 @@ enum Command {
     Profile(args::Profile),
     /// Find the fastest settings of a recipe here by measuring, and write them as a preset for --with.
     Tune(args::Tune),
-    /// List what five optimisation guides claim, with what was measured of each claim here, as a page of Markdown.
+    /// List the claims of five optimisation guides, each with what was measured for it here, as a page of Markdown.
     Claims(args::Claims),
     /// Continue prompts with a run or a model folder in Hugging Face format.
     Generate(args::Generate),
     /// Talk with a run or a model in the terminal, or line by line through a pipe.
     Chat(chat::Chat),
-    /// Serve a run or a model over HTTP, in the forms of OpenAI's API: completions, chat, streams, log-probabilities.
+    /// Serve a run or a model over HTTP with OpenAI's API: completions, chat, streaming, log-probabilities.
     Serve(serve::Serve),
-    /// List runs: how far each came, its losses and speed. `runs compare A B` puts several side by side, `runs track A`
-    /// uploads one to MLflow.
+    /// List runs with their progress, losses and speed. `runs compare A B` puts several side by side, `runs track A` uploads one
+    /// to MLflow.
     Runs(args::Runs),
     /// Show runs live in a browser: curves side by side, memory, kernels, switches, sweeps. Read-only.
     Watch(args::Watch),
-    /// Loss and perplexity of a run or a model, on held-out data or on any you name.
+    /// Evaluate a run or a model on held-out data, or on data you name: loss and perplexity, or the metrics of its task.
     Eval(args::Eval),
     /// Write a run as a model folder in Hugging Face format, or as a GGUF file for llama.cpp.
     Export(args::Export),
@@ -113,19 +113,19 @@ enum Command {
     Logits(args::Logits),
     /// List the recipes, or show one: `flatout recipes show tiny > mine.toml`.
     Recipes(args::Recipes),
-    /// List every key that a recipe or an override can set, or those that hold a word: `flatout schema warmup`.
+    /// List every key that a recipe or an override can set, or those that match a word: `flatout schema warmup`.
     Schema(args::Schema),
     /// Show this machine, and which switches can run on it or why not.
     Doctor(args::Doctor),
     /// Tokenise text into shards, or inspect data and see which tokens are trained on.
     Data(args::Data),
-    /// Show cached files and their sizes; `cache clean` deletes those that can be made again.
+    /// Show cached files and their sizes; `cache clean` deletes them, and they are made again when needed.
     Cache(cache::Cache),
-    /// Print a shell's completion script: commands, options, recipes, runs, keys and their values.
+    /// Print a shell's completion script, which completes commands, options, recipes, runs, keys and their values.
     Completions(completions::Completions),
     /// Write manual pages of all commands to a folder.
     Man(completions::Man),
-    /// Print what the last word of a command line may be, for the scripts of `completions`.
+    /// Print the completions of a command line's last word, for the scripts of `completions`.
     #[command(hide = true)]
     Complete(completions::Complete),
     /// Check that ranks find one another however they are started, and time what they exchange.
@@ -134,7 +134,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    // First, while this is the only thread: no environment variable changes numbers.
+    // This comes first, while there is only one thread, so that no environment variable changes numbers.
     let cleared = kernels::clear_environment();
     let parsed = Args::try_parse();
     let args = match parsed.map_err(|error| args::key_meant(&error).unwrap_or_else(|| args::usage(&error))) {

@@ -1,4 +1,4 @@
-//! `train` and `resume` on several ranks: what cannot be shared yet, how the ranks enter one run, and what a failure advises.
+//! `train` and `resume` on several ranks: refuses what is not supported, enters the run on all ranks, and advises after a failure.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -21,11 +21,11 @@ use crate::launch::{self, Begun};
 use crate::screen::Screen;
 use crate::start::Starting;
 
-/// The run that a failure is to be said of, once it is known.
+/// The advice at the end of a failure's sentence: the newest checkpoint of the run, once the run is known, and how to continue.
 #[derive(Clone, Default)]
 pub struct Advice {
     run: Arc<Mutex<Option<PathBuf>>>,
-    /// That starts as many ranks again; none where there is one.
+    /// The flags that start as many ranks again; none for a single rank.
     flag: Option<String>,
 }
 
@@ -47,7 +47,7 @@ impl Advice {
         *self.run.lock().unwrap_or_else(PoisonError::into_inner) = Some(run.to_path_buf());
     }
 
-    /// Says what was saved, and how to go on.
+    /// The advice as the end of a sentence: what was saved, and how to continue.
     pub fn words(&self) -> Option<String> {
         let run = self.run.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
         if !is_run(&run) {
@@ -61,14 +61,14 @@ impl Advice {
     }
 }
 
-/// The backend that config and flags ask for: `--gpus` wants GPUs.
+/// The backend that config and flags request: `--gpus` needs GPUs.
 fn backend(config: &Config, args: &launch::Ranks) -> Result<Backend, UserError> {
     match (config.switches.compute.backend, args.gpus) {
         (Backend::Cpu, Some(_)) => Err(UserError(
             "--gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out".into(),
         )),
         (_, Some(_)) if !device::has_gpu() => Err(UserError(format!(
-            "--gpus wants GPUs, and {}: give --ranks to train on the CPU",
+            "--gpus needs GPUs, and {}: give --ranks to train on the CPU",
             kernels::gpu().sentence
         ))),
         (_, Some(_)) => Ok(Backend::Cuda),
@@ -76,12 +76,12 @@ fn backend(config: &Config, args: &launch::Ranks) -> Result<Backend, UserError> 
     }
 }
 
-/// Refuses what several ranks cannot do yet.
+/// Refuses what several ranks cannot do.
 fn check(config: &Config, ranks: usize) -> Result<(), UserError> {
     let refused = |sentence: &str| Err(UserError(sentence.into()));
     if ranks > 1 && config.train.folds.is_some() && config.train.fold.is_none() {
         return refused(
-            "folds are trained one after another by one process so far: leave the ranks out, or give train.fold",
+            "folds are trained one after another by one process: leave the ranks out, or give train.fold",
         );
     }
     let is_stream = |paths: &flatout_train::config::Paths| paths.0.iter().any(|path| path == "-");
@@ -93,7 +93,7 @@ fn check(config: &Config, ranks: usize) -> Result<(), UserError> {
     Ok(())
 }
 
-/// The device that this rank computes on, where the ranks can do what the config asks for.
+/// Opens the device of this rank; an error if the ranks cannot do what the config requests.
 pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<Device, Failure> {
     check(config, ranks.count())?;
     let device = Device::open_local(backend(config, args)?, ranks.local_rank(), args.share_gpu)?;
@@ -110,7 +110,7 @@ pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<De
     ranks.check_apart(gpu, args.share_gpu)?;
     ranks.agree_on_memory(device.target(&config.switches).memory_bytes)?;
     if ranks.are_many() && matches!(device, Device::Cuda(_)) {
-        // Ranks that share a GPU are linked by nothing that a table or NVML knows.
+        // Neither a table nor NVML knows the link of ranks that share a GPU.
         let link = device::link_here(ranks.locals()).filter(|_| !args.share_gpu);
         let gpu = device.target(&config.switches).name;
         let named = link.as_ref().or(links::of_gpu(&gpu)).filter(|_| !args.share_gpu);
@@ -120,8 +120,8 @@ pub fn device(config: &Config, args: &launch::Ranks, ranks: &Ranks) -> Result<De
     Ok(device)
 }
 
-/// Starts copies of this process and waits for them, where their plans can be made. GPUs are the ranks' to open: here they are
-/// counted.
+/// Starts copies of this process and waits for them. Before that it compiles their plans as a check, or on GPUs only counts the
+/// devices, because the ranks open them.
 pub fn look_after(
     copies: Copies,
     args: &launch::Ranks,
@@ -144,13 +144,13 @@ pub fn look_after(
             compile::compile(config, &target_among(ranks, target))?;
         }
     }
-    // From here on signals are the ranks' to answer.
+    // From here on the ranks handle signals.
     stop.begin_steps();
     let advice = Advice::new(run, args, ranks);
     let command = |rank: usize| {
         let mut command = own_command()?;
         if args.share_gpu {
-            command.envs(apart(rank));
+            command.envs(shared_gpu_variables(rank));
         }
         Ok(command)
     };
@@ -160,7 +160,7 @@ pub fn look_after(
 /// Refuses more ranks than there are GPUs, and GPUs without NCCL.
 pub fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> {
     let visible = match device::visible_gpus() {
-        // The sentence about why there is none.
+        // Opening one gives the error that says why there is none.
         0 => return Device::open(Backend::Cuda).map(drop),
         visible => visible,
     };
@@ -168,7 +168,7 @@ pub fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> 
         let are = if visible == 1 { "1 GPU is".to_string() } else { format!("{visible} GPUs are") };
         let or = if args.gpus.is_some() { "" } else { ", or backend=cpu to train on CPUs" };
         return Err(Failure::User(UserError(format!(
-            "{} ranks want a GPU each, and {are} visible: give --gpus {visible}, or --share-gpu to test with more ranks than \
+            "{} ranks need a GPU each, and {are} visible: give --gpus {visible}, or --share-gpu to test with more ranks than \
              GPUs{or}",
             copies.here
         ))));
@@ -176,14 +176,14 @@ pub fn check_gpus(copies: &Copies, args: &launch::Ranks) -> Result<(), Failure> 
     Ok(device::check_nccl()?)
 }
 
-/// Variables by which NCCL takes ranks that share a GPU for ranks of different hosts, which it refuses otherwise; those that
-/// somebody has set stay.
-pub fn apart(rank: usize) -> Vec<(&'static str, String)> {
-    let wanted = [("NCCL_HOSTID", format!("rank-{rank}")), ("NCCL_SOCKET_IFNAME", "lo".into())];
-    wanted.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
+/// Environment variables that make NCCL treat ranks that share a GPU as ranks of different hosts; it refuses to run them otherwise.
+/// Variables that are set already are left out.
+pub fn shared_gpu_variables(rank: usize) -> Vec<(&'static str, String)> {
+    let variables = [("NCCL_HOSTID", format!("rank-{rank}")), ("NCCL_SOCKET_IFNAME", "lo".into())];
+    variables.into_iter().filter(|(name, _)| std::env::var_os(name).is_none()).collect()
 }
 
-/// The copies to start, or the place that this process has among the ranks that were started. One rank is this process.
+/// The role of this process: to start copies, to be one of several ranks that were started, or to run alone.
 pub fn role(args: &launch::Ranks) -> Result<ProcessRole, Failure> {
     Ok(match launch::start(args)? {
         Start::Copies(copies) if copies.here * copies.nodes > 1 => ProcessRole::Parent(copies),
@@ -199,7 +199,7 @@ pub enum ProcessRole {
 }
 
 impl ProcessRole {
-    /// How many ranks there are, where this process is one.
+    /// The number of ranks if this process is one of several, else 1.
     pub fn ranks(&self) -> usize {
         match self {
             ProcessRole::Rank(place) => place.ranks,
@@ -208,7 +208,7 @@ impl ProcessRole {
     }
 }
 
-/// Joins the other ranks; `None` where another process says why that failed.
+/// Joins the other ranks; `None` if that failed and another process reports why.
 pub fn join(
     role: &ProcessRole,
     args: &launch::Ranks,
@@ -218,7 +218,7 @@ pub fn join(
     advice: &Advice,
 ) -> Result<Option<Ranks>, Failure> {
     let ProcessRole::Rank(place) = role else { return Ok(Some(Ranks::alone())) };
-    starting.is_rank(place.rank);
+    starting.set_rank(place.rank);
     let advice = advice.clone();
     let stops = (starting.leave_with_others(), starting.stop_others());
     match launch::join(place, args, folder, screen, move || advice.words(), stops)? {
@@ -227,7 +227,7 @@ pub fn join(
     }
 }
 
-/// The screen of a rank: rank 0 alone shows anything.
+/// The screen of a rank: only rank 0 prints.
 pub fn screen(ranks: &Ranks, screen: &Screen) -> Screen {
     match ranks.is_first() {
         true => *screen,
@@ -235,7 +235,7 @@ pub fn screen(ranks: &Ranks, screen: &Screen) -> Screen {
     }
 }
 
-/// Rank 0's settings on every rank.
+/// The config of rank 0, on every rank.
 pub fn settings(ranks: &Ranks, own: Config) -> Result<Config, Failure> {
     if !ranks.are_many() {
         return Ok(own);
@@ -244,7 +244,7 @@ pub fn settings(ranks: &Ranks, own: Config) -> Result<Config, Failure> {
     Ok(if ranks.is_first() { own } else { Config::parse(&text, "the settings of rank 0")? })
 }
 
-/// Enters a run on every rank: rank 0 as `make` says, the others behind it. The second is whether it is a new one.
+/// Enters a run on every rank: rank 0 with `make`, then the others. The second value says whether the run is new.
 pub fn enter(
     ranks: &Ranks,
     starting: &Starting,
@@ -255,13 +255,13 @@ pub fn enter(
         true => Some(starting.enter(make)?),
         false => None,
     };
-    let told = own.as_ref().map(|(run, is_fresh)| (run.dir().to_path_buf(), *is_fresh));
-    let (dir, is_fresh) = ranks.of_first(told)?.expect("rank 0 has a run");
+    let entered = own.as_ref().map(|(run, is_fresh)| (run.dir().to_path_buf(), *is_fresh));
+    let (dir, is_fresh) = ranks.of_first(entered)?.expect("rank 0 has a run");
     advice.about(&dir);
     ranks.tell_parent(&dir.to_string_lossy());
     let run = own.map_or_else(|| Arc::new(Run::follow(&dir)), |(run, _)| run);
     if !ranks.is_first() {
-        // Rank 0 has written its number there.
+        // Rank 0 has written its process number there.
         ranks.sees(&run.lock_path(), &ranks.first_process().to_string())?;
     }
     let met = ranks.meet();
@@ -271,7 +271,7 @@ pub fn enter(
     met.map(|()| (run, is_fresh))
 }
 
-/// The exit code of a rank as its part ended. A failure is rank 0's to say, whose code counts on its own node.
+/// The exit code of a rank. Rank 0 reports a failure, and on its node its exit code is the one that counts.
 pub fn end(ranks: Ranks, result: Result<ExitCode, Failure>) -> Result<ExitCode, Failure> {
     let refused = if ranks.is_on_first_node() { ExitCode::SUCCESS } else { ExitCode::from(2) };
     Ok(ranks.conclude(result)?.unwrap_or(refused))

@@ -1,5 +1,5 @@
-//! Commands that measure, by one process or by several ranks: all of them open the same stage, the first reports, and a failure of
-//! one ends all.
+//! Commands that measure, in one process or on several ranks: every rank opens the same stage, rank 0 reports, and a failure of one
+//! rank ends all.
 
 use std::process::ExitCode;
 use std::rc::Rc;
@@ -14,7 +14,7 @@ use crate::many::{self, Advice, ProcessRole};
 use crate::screen::Screen;
 use crate::start;
 
-/// Whether this process is the one that checks where results go: alone, the parent of ranks, or the first of them.
+/// Whether this process checks the paths of results: it is alone, the parent of the ranks, or rank 0.
 pub fn is_writer(meeting: &Meeting) -> Result<bool, Failure> {
     Ok(match many::role(&meeting.ranks)? {
         ProcessRole::Parent(_) | ProcessRole::Alone => true,
@@ -22,7 +22,7 @@ pub fn is_writer(meeting: &Meeting) -> Result<bool, Failure> {
     })
 }
 
-/// Does `work` on the stage of this process, and of every other rank where there are several.
+/// Calls `work` with the stage of this process; every other rank does the same.
 pub fn measure(
     meeting: &Meeting,
     config: &Config,
@@ -60,7 +60,7 @@ fn on_stage(
     let device = many::device(&config, &meeting.ranks, ranks)?;
     let stage = Stage::among(&config, device, Rc::clone(ranks))?;
     let code = work(&stage, &config, &screen)?;
-    // The others are still there when the first has something to say of its end.
+    // Ranks meet before they end, so that a failure of one reaches the others.
     ranks.meet()?;
     Ok(code)
 }

@@ -1,4 +1,4 @@
-//! Shared by the commands that use a model: finding it by name, opening it, and reporting downloads.
+//! Helpers of the commands that use a model: opening it by name, and reporting downloads.
 
 use std::path::Path;
 
@@ -10,22 +10,22 @@ use flatout_train::weights::pretrained::hub::Fetching;
 
 use crate::screen::{Screen, bytes};
 
-/// Opens a run or a folder. All that is wrong with it is said here.
+/// Opens a run or a model folder, and checks all of it.
 pub fn open(model: &Path, overrides: &[String]) -> Result<Loaded, Failure> {
     Ok(Loaded::open(&named(model), overrides)?)
 }
 
-/// The suffix of a line with numbers of a run's averaged weights; empty otherwise.
+/// The suffix of a line whose figures are of a run's averaged weights; empty for other weights.
 pub fn of_averages(loaded: &Loaded) -> &'static str {
     if loaded.weights.are_averages() { " (averaged weights)" } else { "" }
 }
 
-/// The device that the model's switches ask for, opened after the model.
+/// Opens the device that the model's switches request.
 pub fn device(loaded: &Loaded) -> Result<Device, Failure> {
     Device::open(loaded.config.switches.compute.backend)
 }
 
-/// A line when a file begins and when it is whole, and now and then on the way, where no terminal shows how far it is.
+/// Prints the progress of a download. On a terminal, where a status line shows it, only the end of each file is printed.
 pub fn fetching(file: &Fetching<'_>, screen: &Screen) {
     let Fetching { file, done_bytes, total_bytes } = file;
     if screen.live && *total_bytes != Some(*done_bytes) {

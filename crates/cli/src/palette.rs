@@ -1,26 +1,26 @@
-//! The colours of terminals: one palette, and where it may be used.
+//! The palette of terminal colours, and when colours are used.
 
-/// The meaning of a piece of text.
+/// The role of a piece of text, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ink {
     Plain,
-    /// Words at the beginning of a line that say what it is about.
+    /// The label at the beginning of a line.
     Label,
-    /// The number that a line is there for.
+    /// The most important number of a line.
     Strong,
     /// The bar of a run.
     Bar,
     Good,
     Warning,
-    /// Text that is there for whoever looks for it.
+    /// Text of less importance.
     Faint,
 }
 
-/// One colour for each of several curves, in turn.
+/// Colours of curves, repeated if there are more curves.
 const CURVES: [u8; 6] = [36, 33, 32, 35, 34, 31];
 
 impl Ink {
-    /// The parameters of the escape sequence that begins it.
+    /// The parameters of its escape sequence.
     fn code(self) -> &'static str {
         match self {
             Ink::Plain => "",
@@ -33,7 +33,7 @@ impl Ink {
         }
     }
 
-    /// A text in this ink. It is escaped already, as [`crate::screen::printable`] does it.
+    /// Colours a text, which must have gone through [`crate::screen::printable`].
     pub fn paint(self, text: &str, colours: bool) -> String {
         match self {
             _ if !colours || text.trim().is_empty() => text.into(),
@@ -43,12 +43,12 @@ impl Ink {
     }
 }
 
-/// A text in the colour of one of several curves.
+/// Colours a text like one of several curves.
 pub fn paint_curve(number: usize, text: &str) -> String {
     format!("\x1b[{}m{text}\x1b[0m", CURVES[number % CURVES.len()])
 }
 
-/// Whether a stream takes colours: where it is a terminal that has them, unless the environment says otherwise.
+/// Whether a stream takes colours: it is a terminal that supports them, or the environment overrides that.
 pub fn has_colours(is_terminal: bool) -> bool {
     wants_colours(|name| std::env::var(name).ok(), is_terminal)
 }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn colours_are_where_a_terminal_has_them_and_nobody_minds() {
+    fn terminals_have_colours_unless_the_environment_turns_them_off() {
         let wants = |variables: &[(&str, &str)], is_terminal: bool| {
             let of = |name: &str| {
                 variables.iter().find(|(own, _)| *own == name).map(|(_, value)| value.to_string())
@@ -81,10 +81,10 @@ mod tests {
         };
         let xterm = ("TERM", "xterm-256color");
         assert!(wants(&[xterm], true));
-        assert!(!wants(&[xterm], false), "no pipe has colours");
+        assert!(!wants(&[xterm], false), "a pipe has no colours");
         assert!(!wants(&[("TERM", "dumb")], true) && !wants(&[], true));
         assert!(!wants(&[xterm, ("NO_COLOR", "1")], true));
-        assert!(wants(&[xterm, ("NO_COLOR", "")], true), "an empty value asks for nothing");
+        assert!(wants(&[xterm, ("NO_COLOR", "")], true), "an empty value counts as unset");
         assert!(!wants(&[xterm, ("CLICOLOR", "0")], true));
         assert!(wants(&[("CLICOLOR_FORCE", "1")], false));
         assert!(!wants(&[("CLICOLOR_FORCE", "0")], false));
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn text_is_painted_where_colours_are() {
+    fn text_is_painted_only_with_colours() {
         assert_eq!(Ink::Warning.paint("warning:", true), "\x1b[33mwarning:\x1b[0m");
         assert_eq!(Ink::Warning.paint("warning:", false), "warning:");
         assert_eq!(Ink::Plain.paint("text", true), "text");

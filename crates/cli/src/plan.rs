@@ -1,4 +1,4 @@
-//! `plan`: memory to the byte, arithmetic and time, before anything runs.
+//! `plan`: prints memory to the byte, arithmetic and predicted time of a recipe, without running it.
 
 mod launches;
 mod world;
@@ -24,17 +24,17 @@ use crate::screen::{Screen, bytes, count, duration, flops, short};
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
-    let told = plan::told(&config, &asked(args))?;
-    let drawn = args.out.as_ref().map(|folder| draw(&told, folder)).transpose()?;
+    let plan = plan::told(&config, &devices(args))?;
+    let drawn = args.out.as_ref().map(|folder| draw(&plan, folder)).transpose()?;
     if let Some(path) = &args.text {
-        write(path, &told.compiled.plans.to_string(), "--text")?;
+        write(path, &plan.compiled.plans.to_string(), "--text")?;
     }
     if screen.json {
-        screen.object(&plan::object(&told));
+        screen.object(&plan::object(&plan));
     } else {
-        print(&told, screen);
+        print(&plan, screen);
         if args.launches {
-            launches::print(&told.compiled.plans, &told.compiled.target, screen);
+            launches::print(&plan.compiled.plans, &plan.compiled.target, screen);
         }
     }
     for path in drawn.iter().chain(&args.text) {
@@ -44,7 +44,7 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
 }
 
 /// The devices that the plan is made for.
-fn asked(args: &Plan) -> Asked {
+fn devices(args: &Plan) -> Asked {
     let Plan { gpu, gpus, nodes, link, net, ranks, with, .. } = args;
     Asked {
         gpu: gpu.clone(),
@@ -57,9 +57,9 @@ fn asked(args: &Plan) -> Asked {
     }
 }
 
-/// The arena over the step.
-fn draw(told: &Told<'_>, folder: &Path) -> Result<PathBuf, Failure> {
-    let Told { config, compiled, .. } = told;
+/// Writes a plot of the arena over the step.
+fn draw(plan: &Told<'_>, folder: &Path) -> Result<PathBuf, Failure> {
+    let Told { config, compiled, .. } = plan;
     let title = format!("The arena of {} on {} over a step", config.recipe, compiled.target.name);
     let picture = timeline::picture(&title, &compiled.plans, config.train.batch / compiled.micro_batch);
     let path = folder.join("arena.svg");
@@ -67,7 +67,7 @@ fn draw(told: &Told<'_>, folder: &Path) -> Result<PathBuf, Failure> {
     Ok(path)
 }
 
-/// Writes a file that an option named, and the folder it lies in.
+/// Writes a file that an option names, and creates its folder.
 fn write(path: &Path, content: &str, option: &str) -> Result<(), UserError> {
     let folder = path.parent().map_or(Ok(()), fs::create_dir_all);
     let refused =
@@ -75,38 +75,37 @@ fn write(path: &Path, content: &str, option: &str) -> Result<(), UserError> {
     folder.and_then(|()| fs::write(path, content)).map_err(refused)
 }
 
-fn print(told: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, .. } = told;
+fn print(plan: &Told<'_>, screen: &Screen) {
+    let Told { config, compiled, .. } = plan;
     let target = &compiled.target;
     screen.result(match target.name.as_str() {
         "cpu" => format!("{} on cpu, {} threads", config.recipe, target.cores),
         gpu => format!("{} on {gpu}", config.recipe),
     });
-    if let Some(world) = &told.world {
+    if let Some(world) = &plan.world {
         world::print(world, compiled, screen);
     }
-    time(told, screen);
+    time(plan, screen);
     screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
     if let Some(arrangement) = &compiled.settled.arrangement {
         screen.result(format!("lengths          {}", arrangement.words()));
     }
-    for (line, name) in told.features.iter().flat_map(|f| f.words()).zip(["vision cache", ""]) {
+    for (line, name) in plan.features.iter().flat_map(|f| f.words()).zip(["vision cache", ""]) {
         screen.result(format!("{name:16} {line}"));
     }
-    memory(told, screen);
-    work(told, screen);
-    largest(told, screen);
-    switches(told, screen);
-    alternatives(told, screen);
-    for (direction, kernels) in &told.attention {
+    memory(plan, screen);
+    work(plan, screen);
+    largest(plan, screen);
+    switches(plan, screen);
+    alternatives(plan, screen);
+    for (direction, kernels) in &plan.attention {
         screen.result(format!("attention {direction:8} may run on {}", kernels.join(", ")));
     }
     let loose = active::not_deterministic(&compiled.plans, target);
     if !loose.is_empty() {
-        screen
-            .result(format!("not deterministic  {} (deterministic=on takes other forms)", loose.join(", ")));
+        screen.result(format!("not deterministic  {} (deterministic=on uses others)", loose.join(", ")));
     }
-    if let Some(on_paper) = &told.on_paper {
+    if let Some(on_paper) = &plan.on_paper {
         fits(on_paper, target.memory_bytes, screen);
     }
     if screen.verbose {
@@ -116,9 +115,9 @@ fn print(told: &Told<'_>, screen: &Screen) {
     }
 }
 
-/// Arithmetic and what it takes, at best and by measured kernels.
-fn time(told: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, forecast, .. } = told;
+/// Prints parameters, arithmetic, and the time of a step by the roofline and by measured kernels.
+fn time(plan: &Told<'_>, screen: &Screen) {
+    let Told { config, compiled, forecast, .. } = plan;
     let tokens = prediction::tokens_per_update(config, compiled) as u64;
     let step = &forecast.step;
     screen.result(format!(
@@ -152,17 +151,18 @@ fn time(told: &Told<'_>, screen: &Screen) {
             count(compiled.target.timings.points().len() as u64),
             if compiled.target.name == "cpu" { "CPU" } else { "GPU" },
         ),
-        false if told.on_paper.is_some() => {
-            "predicted        not here: no kernel was timed on such a GPU on this machine".into()
+        false if plan.on_paper.is_some() => {
+            "predicted        not available: no kernels were timed on such a GPU on this machine".into()
         }
         false => {
-            "predicted        not yet: flatout doctor --calibrate times this machine's kernels, once".into()
+            "predicted        not available: run flatout doctor --calibrate once, which times the kernels"
+                .into()
         }
     });
     if step.untimed_seconds > 0.01 * step.predicted_seconds && is_calibrated {
         let share = 100.0 * step.untimed_seconds / step.predicted_seconds;
         screen.result(format!(
-            "                 {share:.0}% of it is work that was not timed, at its roofline"
+            "                 {share:.0}% of it is work without timings, counted at its roofline"
         ));
     }
     if let Some(steps) = config.train.steps {
@@ -182,9 +182,9 @@ fn milliseconds(seconds: f64) -> String {
     if ms < 10.0 { format!("{ms:.2} ms") } else { format!("{ms:.1} ms") }
 }
 
-/// By category and by layer, and where the peak is.
-fn memory(told: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, forecast, .. } = told;
+/// Prints memory by category and by layer, and the launch at which most is in use.
+fn memory(plan: &Told<'_>, screen: &Screen) {
+    let Told { config, compiled, forecast, .. } = plan;
     screen.result(format!(
         "memory           {} bytes ({})",
         compiled.plans.arena_bytes,
@@ -194,14 +194,14 @@ fn memory(told: &Told<'_>, screen: &Screen) {
         screen.result(format!("  {category:14} {size:>14}  {:>10}", bytes(size as u64)));
     }
     if compiled.target.driver_bytes > 0 {
-        screen.result(format!("  beside it, the driver takes {}", bytes(compiled.target.driver_bytes)));
+        screen.result(format!("  besides, the driver takes {}", bytes(compiled.target.driver_bytes)));
     }
     if compiled.target.wire_bytes > 0 {
-        screen.result(format!("  and NCCL at most {}", bytes(compiled.target.wire_bytes)));
+        screen.result(format!("  and NCCL takes at most {}", bytes(compiled.target.wire_bytes)));
     }
     let beside = Beside::of(config, compiled);
     screen.result(format!(
-        "  beside it on the host: {} while a checkpoint is written, {} for batches",
+        "  besides, on the host: {} while a checkpoint is written, {} for batches",
         bytes(beside.copy),
         bytes(beside.batches)
     ));
@@ -217,7 +217,7 @@ fn memory(told: &Told<'_>, screen: &Screen) {
         peak.path
     ));
     let more = if peak.alive.len() > 3 { " ..." } else { "" };
-    screen.result(format!("  alive there    {}{more}", most.join(", ")));
+    screen.result(format!("  in use there   {}{more}", most.join(", ")));
     screen.result("");
     let head = ["by layer", "", "parameters", "gradients", "optimizer", "activations", "all"];
     let cell = |size: usize| if size == 0 { String::new() } else { bytes(size as u64) };
@@ -231,9 +231,9 @@ fn memory(told: &Told<'_>, screen: &Screen) {
     print_table(&rows, 1..7, screen);
 }
 
-/// The step by kind of work.
-fn work(told: &Told<'_>, screen: &Screen) {
-    let Told { compiled, forecast, .. } = told;
+/// Prints the step by kind of work.
+fn work(plan: &Told<'_>, screen: &Screen) {
+    let Told { compiled, forecast, .. } = plan;
     let is_calibrated = prediction::is_calibrated(compiled);
     let mut head = vec!["by work", "launches", "arithmetic", "traffic", "roofline"];
     head.extend(is_calibrated.then_some("predicted"));
@@ -257,8 +257,8 @@ fn work(told: &Told<'_>, screen: &Screen) {
     print_table(&rows, 1..7, screen);
 }
 
-fn largest(told: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, forecast, .. } = told;
+fn largest(plan: &Told<'_>, screen: &Screen) {
+    let Told { config, compiled, forecast, .. } = plan;
     let by = if prediction::is_calibrated(compiled) { "tokens/s predicted" } else { "tokens/s at best" };
     let head = ["most rows at once", "rows", "of this batch", "memory", by];
     let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];
@@ -276,8 +276,8 @@ fn largest(told: &Told<'_>, screen: &Screen) {
     print_table(&rows, 1..5, screen);
 }
 
-fn switches(told: &Told<'_>, screen: &Screen) {
-    let compiled = &told.compiled;
+fn switches(plan: &Told<'_>, screen: &Screen) {
+    let compiled = &plan.compiled;
     screen.result("\nswitches");
     for (name, state) in
         active::active(&compiled.plans, &compiled.target, active::Prepared::settled(&compiled.settled))
@@ -291,9 +291,9 @@ fn switches(told: &Told<'_>, screen: &Screen) {
     }
 }
 
-/// Prints how memory and step time would change with other values.
-fn alternatives(told: &Told<'_>, screen: &Screen) {
-    let Told { compiled, forecast, .. } = told;
+/// Prints how memory and step time would change with other values of each switch.
+fn alternatives(plan: &Told<'_>, screen: &Screen) {
+    let Told { compiled, forecast, .. } = plan;
     let step = forecast.step.predicted_seconds;
     let by = if prediction::is_calibrated(compiled) { "predicted" } else { "roofline" };
     let mut rows: Vec<Vec<String>> = vec![["instead", "memory", by, ""].map(String::from).to_vec()];
@@ -320,16 +320,17 @@ fn alternatives(told: &Told<'_>, screen: &Screen) {
     }
     screen.result("");
     print_table(&rows, 1..3, screen);
-    for (names, what) in
-        [(same, "the same memory and time, by this arithmetic"), (refused, "cannot run (--json says why)")]
+    for (names, label) in
+        [(same, "the same memory and time, by this estimate"), (refused, "cannot run (--json says why)")]
     {
         if !names.is_empty() {
-            screen.result(format!("  {what}: {}", names.join(", ")));
+            screen.result(format!("  {label}: {}", names.join(", ")));
         }
     }
 }
 
-fn fits(on_paper: &OnPaper, there: u64, screen: &Screen) {
+/// Prints whether the plan fits on the GPU it was made for, and the largest micro-batch that does.
+fn fits(on_paper: &OnPaper, available: u64, screen: &Screen) {
     let needed = on_paper.bytes;
     let largest = match on_paper.largest {
         Some(rows) => format!("train.micro_batch={rows} is the largest that does"),
@@ -338,13 +339,17 @@ fn fits(on_paper: &OnPaper, there: u64, screen: &Screen) {
     screen.result(match on_paper.fits {
         true => format!(
             "fits             yes, with {} of {} left; {largest}",
-            bytes(there - needed),
-            bytes(there)
+            bytes(available - needed),
+            bytes(available)
         ),
         false => {
-            format!("fits             no, by {} over {}; {largest}", bytes(needed - there), bytes(there))
+            format!(
+                "fits             no, it is {} over {}; {largest}",
+                bytes(needed - available),
+                bytes(available)
+            )
         }
     });
     let notes = recipes::gpu_notes(std::slice::from_ref(&on_paper.name));
-    notes.iter().for_each(|note| screen.result(format!("known            {note}")));
+    notes.iter().for_each(|note| screen.result(format!("known from       {note}")));
 }

@@ -1,4 +1,4 @@
-//! `profile`: where the time of an update goes, as tables, as one object, as a trace.
+//! `profile`: measures where the time of an update goes, and prints tables, JSON or a trace.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,7 @@ use crate::screen::Screen;
 
 /// Rounds of measurements.
 const ROUNDS: usize = 8;
-/// Seconds of each measurement of what one more run of a kernel adds: a GPU's clock follows its power within a tenth of one.
+/// Seconds of each measurement of what one more run of a kernel adds. A GPU's clock adapts to its power within a tenth of a second.
 const MARGINAL_SECONDS: f64 = 1.0;
 /// Rows of a table without --all.
 const SHOWN: usize = 12;
@@ -32,16 +32,16 @@ pub fn profile(args: &Profile, screen: &Screen) -> Result<ExitCode, Failure> {
     measure(&args.meeting, &config, screen, |stage, config, screen| on_stage(args, config, stage, screen))
 }
 
-/// Measures as every rank does, and reports where this is the first.
+/// Measures on every rank, and reports on rank 0.
 fn on_stage(args: &Profile, config: &Config, stage: &Stage, screen: &Screen) -> Result<ExitCode, Failure> {
     if args.marginal && stage.ranks() > 1 {
-        let why = "`--marginal` repeats launches of one rank: leave it out, or profile without other ranks";
+        let why = "--marginal repeats launches of one rank: leave it out, or profile on one rank";
         return Err(Failure::User(UserError(why.into())));
     }
     let bar = screen.bar("{wide_bar} round {pos} of {len}", ROUNDS as u64);
     let marginal_seconds = args.marginal.then_some(MARGINAL_SECONDS);
     let options = Options { steps: args.steps as usize, rounds: ROUNDS, marginal_seconds };
-    let mut say = |round, of| match &bar {
+    let mut progress = |round, of| match &bar {
         Some(bar) => {
             bar.set_length(of as u64);
             bar.set_position(round as u64 + 1);
@@ -49,7 +49,7 @@ fn on_stage(args: &Profile, config: &Config, stage: &Stage, screen: &Screen) -> 
         None if screen.verbose => screen.note(format!("round {} of {of}", round + 1)),
         None => {}
     };
-    let report = flatout_measure::profile::profile(config, &options, stage, &mut say);
+    let report = flatout_measure::profile::profile(config, &options, stage, &mut progress);
     if let Some(bar) = &bar {
         bar.finish_and_clear();
     }
@@ -77,7 +77,7 @@ fn print(report: &Report, most: usize, screen: &Screen) {
         screen.result(format!("attention runs on {attention}"));
     }
     if let Some(products) = &report.products {
-        screen.result(format!("of the products run {products}"));
+        screen.result(format!("matrix products run on: {products}"));
     }
     for table in page::tables(report, most) {
         screen.result(format!("\n{}", table.title));

@@ -1,4 +1,4 @@
-//! Progress of a run while it trains: a bar on a terminal, lines elsewhere, events as JSON where asked for.
+//! Progress of a run while it trains: a bar on a terminal, lines elsewhere, events with --json.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, ThreadId};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use console::Term;
 use flatout_train::run::events::{Event, Step};
-use flatout_train::run::samples::Sample;
+use flatout_train::run::samples::{Prediction, Sample};
 use flatout_waits as waits;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -15,7 +15,7 @@ use crate::screen::{Screen, one_line};
 use crate::status::{Status, painted};
 use crate::waiting::{self, Hold};
 
-/// Seconds between lines where there is no terminal.
+/// Time between step lines where there is no terminal.
 const LINE_EVERY: Duration = Duration::from_secs(10);
 
 pub struct Progress {
@@ -30,28 +30,28 @@ pub struct Progress {
     last_line: Option<Instant>,
 }
 
-/// The bar on a terminal. A thread draws it again where the terminal has another width, or where the run does something that takes
-/// longer than a second, such as an evaluation.
+/// The bar on a terminal. A thread redraws it when the terminal is resized, or while the run does something that takes longer than a
+/// second, such as an evaluation.
 struct Bar {
     bar: ProgressBar,
     status: Option<Status>,
-    /// The thread that trains: what others prepare beside it is not waited for.
+    /// The thread that trains; only its waits are shown, not those of threads that prepare data.
     trainer: ThreadId,
     colours: bool,
-    /// Columns of the terminal when the bar was last drawn, and whether it spoke of something that takes long.
+    /// Columns of the terminal when the bar was last drawn, and whether it showed a wait.
     drawn_width: usize,
     is_of_wait: bool,
-    /// While there is a bar, no other line is drawn.
+    /// Hides the line of `waiting` while there is a bar.
     hold: Option<Hold>,
 }
 
 impl Progress {
-    /// Of a run with this many steps, some of which are done.
+    /// Progress of a run with this many steps, the first `done` of which were made before.
     pub fn new(screen: Screen, [steps, done]: [u64; 2], is_of_images: bool) -> Progress {
         let bar = Arc::new(Mutex::new(Bar::new(&screen, steps)));
         if screen.live {
             let drawn = Arc::downgrade(&bar);
-            // Without the thread the bar is drawn after every step alone.
+            // If the thread cannot start, the bar is redrawn after every step only.
             let _ = thread::Builder::new().name("bar".into()).spawn(move || keep_drawn(&drawn));
         }
         Progress {
@@ -97,12 +97,12 @@ impl Progress {
             }
             Event::Spike { step, loss, median, deviations } => {
                 let words = format!(
-                    "loss {loss:.4} stands {deviations:.0} deviations above its median of {median:.4}"
+                    "loss {loss:.4} is {deviations:.0} deviations above the recent median of {median:.4}"
                 );
                 self.painted_line(format!("{}  {}", self.of_step(*step), screen.paint(Ink::Warning, words)));
             }
             Event::Resume { step } => self.line(format!("continuing after step {step}")),
-            Event::Sample(sample) => self.painted_line(screen.paint(Ink::Faint, words_of(sample))),
+            Event::Sample(sample) => self.painted_line(screen.paint(Ink::Faint, sample_line(sample))),
             Event::Saved { .. } | Event::End(_) => {}
         }
     }
@@ -116,7 +116,7 @@ impl Progress {
         if !self.screen.live && !due {
             return;
         }
-        // A step back, as after a checkpoint was taken up again, is no progress.
+        // A rollback to a checkpoint may make the step smaller than the first one.
         let made = step.step.saturating_sub(self.began_step) as f64;
         let rate = made / self.began.elapsed().as_secs_f64();
         let status = Status {
@@ -154,7 +154,7 @@ impl Progress {
         self.painted_line(self.screen.paint(Ink::Plain, line));
     }
 
-    /// A line above the bar, of texts that went through [`Screen::paint`].
+    /// Prints a line above the bar; its texts went through [`Screen::paint`].
     fn painted_line(&self, line: String) {
         match self.screen.live {
             true => self.bar().bar.println(line),
@@ -170,17 +170,17 @@ impl Progress {
     }
 }
 
-/// A sample on one line.
-fn words_of(sample: &Sample) -> String {
+/// A sample as one line.
+fn sample_line(sample: &Sample) -> String {
     const MOST: usize = 160;
     let name = sample.image.as_deref().unwrap_or(&sample.prompt);
     let line = match (&sample.text, &sample.prediction) {
         (Some(text), _) if text.starts_with(char::is_whitespace) => format!("{}{text}", sample.prompt),
         (Some(text), _) => format!("{}  {text}", sample.prompt),
-        (None, Some(seen)) => {
-            let truth = seen.truth.as_ref().map_or(String::new(), |truth| format!(", it is {truth}"));
+        (None, Some(Prediction { predicted, probability, truth, .. })) => {
+            let truth = truth.as_ref().map_or(String::new(), |truth| format!(", true class {truth}"));
             let short: String = name.chars().take(MOST / 2).collect();
-            format!("{} ({:.0}%){truth}: {short}", seen.predicted, 100.0 * seen.probability)
+            format!("{predicted} ({:.0}%){truth}: {short}", 100.0 * probability)
         }
         (None, None) => name.to_string(),
     };
@@ -196,7 +196,7 @@ impl Bar {
         } else {
             ProgressDrawTarget::hidden()
         });
-        // Cut off at the terminal's edge even where it became narrower since the message was made.
+        // `wide_msg` cuts the message at the terminal's edge, even if the terminal became narrower since it was made.
         bar.set_style(ProgressStyle::with_template("{wide_msg}").expect("a template that parses"));
         Bar {
             bar,
@@ -215,11 +215,11 @@ impl Bar {
         let wait = waits::newest_by(self.trainer, waiting::AFTER);
         let head = format!("{}/{}", status.step.step, status.steps);
         let text = match &wait {
-            Some(seen) => format!("{head}  {}", waiting::words(seen)).chars().take(width).collect(),
+            Some(wait) => format!("{head}  {}", waiting::words(wait)).chars().take(width).collect(),
             None => status.bar(width),
         };
-        // A terminal that became narrower has broken the bar's line, which is filled up to the width it was drawn at, in several,
-        // and the bar clears only the last.
+        // The bar's line is padded to the width it was drawn at. A terminal that became narrower has wrapped it into several, of which
+        // the bar clears only the last.
         let above = self.drawn_width.div_ceil(width).saturating_sub(1);
         if above > 0 {
             self.bar.suspend(|| {
@@ -230,14 +230,14 @@ impl Bar {
         self.bar.set_message(if self.colours { painted(&text) } else { text });
     }
 
-    /// Whether it stands there otherwise than it would be drawn now.
+    /// Whether drawing it again would change it.
     fn is_stale(&self) -> bool {
         let waits = waits::newest_by(self.trainer, waiting::AFTER).is_some();
         waits || self.is_of_wait || self.drawn_width != waiting::width()
     }
 }
 
-/// Draws a bar again where that is due, until it is gone.
+/// Redraws a bar whenever it is stale, until it is dropped.
 fn keep_drawn(bar: &Weak<Mutex<Bar>>) {
     loop {
         thread::sleep(waiting::EVERY);
@@ -252,10 +252,9 @@ fn keep_drawn(bar: &Weak<Mutex<Bar>>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flatout_train::run::samples::Prediction;
 
     #[test]
-    fn samples_are_one_short_line_that_moves_no_cursor() {
+    fn samples_are_one_short_line_without_control_characters() {
         let mut sample = Sample {
             step: 1,
             prompt: "once\x1b[2J".into(),
@@ -263,11 +262,11 @@ mod tests {
             image: None,
             prediction: None,
         };
-        let line = words_of(&sample);
+        let line = sample_line(&sample);
         assert!(!line.contains(char::is_control) && line.starts_with("sample   once"), "{line}");
         assert!(line.contains("upon\\na\\rtime"), "{line}");
         sample.text = Some("x".repeat(5000));
-        assert!(words_of(&sample).chars().count() < 200);
+        assert!(sample_line(&sample).chars().count() < 200);
         sample.text = None;
         sample.prediction = Some(Prediction {
             predicted: "cat\x07".into(),
@@ -276,6 +275,6 @@ mod tests {
             is_right: false,
         });
         sample.image = Some("3.png".into());
-        assert_eq!(words_of(&sample), "sample   cat\\u{7} (75%), it is dog: 3.png");
+        assert_eq!(sample_line(&sample), "sample   cat\\u{7} (75%), true class dog: 3.png");
     }
 }

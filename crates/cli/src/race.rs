@@ -1,4 +1,4 @@
-//! `doctor --speed attention`: what every attention kernel takes here, on the shapes attention is judged by.
+//! `doctor --speed attention`: times every attention kernel on this machine, on a list of representative shapes.
 
 use std::process::ExitCode;
 
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::screen::Screen;
 
-/// Prints each shape as it is timed. A shape that cannot be timed is a failure.
+/// Times the shapes and prints each when it is done; the exit code is 1 if one cannot be timed.
 pub fn attention(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     let mut show = |raced: &Raced| {
         if !screen.json {
@@ -26,8 +26,8 @@ pub fn attention(only: &str, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The baseline of the comparison: cuDNN on padded sequences, where there are such, or on the same ones.
-fn rival(laps: &[Lap]) -> Option<&Lap> {
+/// The baseline of the comparison: cuDNN on padded sequences if the shape has them, else on the same sequences.
+fn baseline(laps: &[Lap]) -> Option<&Lap> {
     let named = |name: &str| laps.iter().find(|lap| lap.kernel == name);
     named(PADDED).or_else(|| named("cudnn"))
 }
@@ -51,9 +51,9 @@ fn lines(raced: &Raced) -> Vec<String> {
             }
             None => format!("{:7.1} TFLOP/s", lap.teraflops()),
         };
-        let against = rival(laps).filter(|rival| rival.kernel != lap.kernel && lap.kernel != COPY);
+        let against = baseline(laps).filter(|baseline| baseline.kernel != lap.kernel && lap.kernel != COPY);
         let against = against
-            .map(|rival| format!("  {:5.2} times the speed of {}", rival.ms / lap.ms, rival.kernel))
+            .map(|baseline| format!("  {:5.2} times the speed of {}", baseline.ms / lap.ms, baseline.kernel))
             .unwrap_or_default();
         lines.push(format!("  {:14} {:8.3} ms ({spread})  {rate}{against}", lap.kernel, lap.ms));
     }
@@ -87,7 +87,7 @@ fn shape(raced: &Raced) -> Value {
             "longest_ms": lap.longest_ms,
             "tflops": lap.teraflops(),
             "gb_per_s": lap.gigabytes_a_second(),
-            "times_cudnn": rival(laps).map(|rival| rival.ms / lap.ms),
+            "times_cudnn": baseline(laps).map(|baseline| baseline.ms / lap.ms),
             "of_copy": copy(laps).map(|copy| lap.gigabytes_a_second() / copy.gigabytes_a_second()),
         })
     };
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_are_told_against_cudnn_and_against_a_copy() {
+    fn kernels_are_compared_with_cudnn_and_with_a_copy() {
         let packed = vec![lap("cudnn", 4.0), lap("mma", 2.0), lap(PADDED, 8.0)];
         let packed = raced("packed", Ok(packed));
         let shown = lines(&packed);

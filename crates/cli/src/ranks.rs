@@ -1,4 +1,4 @@
-//! `ranks`: who joins when the command is started as several ranks, and how fast they exchange.
+//! `ranks`: lists the ranks that joined when the command is started as several, and times their exchanges.
 
 use std::process::ExitCode;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::launch::{self, Begun};
 use crate::screen::{Screen, bytes};
 
-/// Bytes to every other rank, and how often they are exchanged.
+/// (bytes to every other rank, number of exchanges).
 const EXCHANGES: [(usize, usize); 3] = [(4 << 10, 1000), (64 << 10, 500), (1 << 20, 100)];
 
 #[derive(Parser)]
@@ -21,7 +21,7 @@ pub struct CheckRanks {
 }
 
 #[derive(Serialize)]
-struct Told {
+struct Report {
     ranks: usize,
     nodes: usize,
     members: Vec<Member>,
@@ -39,7 +39,7 @@ struct Member {
 struct Exchange {
     bytes: usize,
     median_us: f64,
-    /// Of a hundred exchanges, the one that only one other exceeds.
+    /// The 99th percentile.
     p99_us: f64,
 }
 
@@ -61,11 +61,11 @@ pub fn ranks(args: &CheckRanks, screen: &Screen) -> Result<ExitCode, Failure> {
     let members = world.members().iter().enumerate();
     let members =
         members.map(|(rank, member)| Member { rank, host: member.host.clone(), process: member.process });
-    let told = Told { ranks: world.ranks, nodes: world.nodes, members: members.collect(), exchanges };
+    let report = Report { ranks: world.ranks, nodes: world.nodes, members: members.collect(), exchanges };
     let is_first = world.rank == 0;
     world.finish().map_err(failed)?;
     if is_first {
-        show(&told, screen);
+        show(&report, screen);
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -96,16 +96,16 @@ fn time(
     Ok(Exchange { bytes, median_us: took_us[times / 2], p99_us: took_us[times * 99 / 100] })
 }
 
-fn show(told: &Told, screen: &Screen) {
+fn show(report: &Report, screen: &Screen) {
     if screen.json {
-        return screen.object(told);
+        return screen.object(report);
     }
     let number = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
-    screen.result(format!("{} on {}", number(told.ranks, "rank"), number(told.nodes, "node")));
-    for Member { rank, host, process } in &told.members {
+    screen.result(format!("{} on {}", number(report.ranks, "rank"), number(report.nodes, "node")));
+    for Member { rank, host, process } in &report.members {
         screen.result(format!("  rank {rank}: {host}, process {process}"));
     }
-    for Exchange { bytes: size, median_us, p99_us } in &told.exchanges {
+    for Exchange { bytes: size, median_us, p99_us } in &report.exchanges {
         let size = bytes(*size as u64);
         screen.result(format!(
             "  {size} to every other rank: median {median_us:.0} us, 99% within {p99_us:.0} us"

@@ -1,4 +1,4 @@
-//! `recipes` and `schema`: what can be trained, and what can be set.
+//! `recipes` and `schema`: list the recipes and the keys.
 
 use std::process::ExitCode;
 
@@ -48,7 +48,7 @@ pub fn schema(args: &Schema, screen: &Screen) -> Result<ExitCode, Failure> {
             let nearest = || config::suggestion(word, &paths).or_else(|| config::suggestion(word, &names));
             let answer =
                 config::answer(word).or_else(nearest).unwrap_or("flatout schema lists them all".into());
-            return Err(UserError(format!("no key has `{word}` in its name or its line; {answer}")).into());
+            return Err(UserError(format!("no key has `{word}` in its name or description; {answer}")).into());
         }
     }
     if screen.json {
@@ -66,7 +66,7 @@ pub fn schema(args: &Schema, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// A key with everything that is known of it.
+/// Prints one key in detail.
 fn detailed(key: &config::SchemaKey, screen: &Screen) {
     screen.result(&key.path);
     screen.result(format!("  {}", key.doc));
@@ -84,9 +84,9 @@ fn detailed(key: &config::SchemaKey, screen: &Screen) {
     }
 }
 
-/// The bounds of a number, in the words in which values beyond them are refused.
+/// The bounds of a number, taken from the errors for values outside of them.
 fn range(path: &str) -> Option<String> {
-    let mut said: Vec<String> = vec![];
+    let mut all: Vec<String> = vec![];
     for value in ["-1", "0", "1e30", "1000000000000000"] {
         let refused = embedded::list().iter().find_map(|recipe| {
             let refused =
@@ -94,7 +94,7 @@ fn range(path: &str) -> Option<String> {
             let (_, bounds) = refused.strip_prefix(&format!("`{path}` is "))?.split_once(" and m")?;
             Some(format!("m{bounds}"))
         });
-        said.extend(refused.filter(|bounds| !said.contains(bounds)));
+        all.extend(refused.filter(|bounds| !all.contains(bounds)));
     }
-    (!said.is_empty()).then(|| said.join(", "))
+    (!all.is_empty()).then(|| all.join(", "))
 }

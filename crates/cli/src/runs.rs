@@ -1,5 +1,4 @@
-//! `runs`: what was trained here, and several runs side by side: what differs, what they came to, their curves on the
-//! same axes.
+//! `runs`: lists runs, and compares several side by side: their differences, results, and curves on the same axes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -50,7 +49,7 @@ fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     if summaries.is_empty() {
-        screen.result(format!("there are no runs in {}; flatout train makes one", folder.display()));
+        screen.result(format!("there are no runs in {}; flatout train starts one", folder.display()));
         return Ok(ExitCode::SUCCESS);
     }
     let head = ["run", "recipe", "state", "step", "loss", "held-out", "metric", "speed", "took", "started"];
@@ -65,7 +64,7 @@ fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The column that only runs of classes have.
+/// The number of the column of metrics, which is dropped if no run has one.
 const METRIC: usize = 6;
 
 fn row(summary: &Summary, is_of_images: bool, now: f64) -> Vec<String> {
@@ -96,7 +95,7 @@ fn rate(rate: Option<f64>, unit: &str) -> String {
     rate.map_or("-".into(), |rate| format!("{} {unit}", count(rate as u64)))
 }
 
-/// Columns as wide as their widest cell; those of numbers end at the same place.
+/// Prints a table with columns as wide as their widest cell; the columns in `numbers` are aligned right.
 pub fn print_table(rows: &[Vec<String>], numbers: std::ops::Range<usize>, screen: &Screen) {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let rows: Vec<Vec<_>> = rows.iter().map(|row| row.iter().map(|cell| one_line(cell)).collect()).collect();
@@ -138,8 +137,8 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     let head =
         |title: &str| std::iter::once(title.to_string()).chain(names.iter().cloned()).collect::<Vec<_>>();
     let mut rows = vec![head("")];
-    for (name, say) in NUMBERS {
-        let cells: Vec<String> = histories.iter().map(|h| say(h, span).unwrap_or("-".into())).collect();
+    for (name, format) in NUMBERS {
+        let cells: Vec<String> = histories.iter().map(|h| format(h, span).unwrap_or("-".into())).collect();
         if cells.iter().any(|cell| cell != "-") {
             rows.push(std::iter::once(name.to_string()).chain(cells).collect());
         }
@@ -166,7 +165,7 @@ fn compare(args: &Compare, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Short where that tells the runs apart, otherwise as they were given.
+/// The names of the runs, or their paths as given if two have the same name.
 fn names(histories: &[History], given: &[PathBuf]) -> Vec<String> {
     let names: Vec<String> = histories.iter().map(History::name).collect();
     let distinct: BTreeSet<&String> = names.iter().collect();
@@ -176,7 +175,7 @@ fn names(histories: &[History], given: &[PathBuf]) -> Vec<String> {
     given.iter().map(|path| path.display().to_string()).collect()
 }
 
-/// The keys whose values are not the same in all, with the value in each.
+/// The keys whose values differ between the runs, with the value in each.
 fn differences(histories: &[History]) -> BTreeMap<String, Vec<Option<String>>> {
     let values: Vec<BTreeMap<String, String>> = histories.iter().map(|h| h.config.shown_values()).collect();
     let keys: BTreeSet<&String> = values.iter().flat_map(BTreeMap::keys).collect();
@@ -193,7 +192,7 @@ fn unit(axis: Axis) -> &'static str {
     }
 }
 
-/// A run's curves in its colour: every loss faintly, their running mean, and marks for what was held out.
+/// The plot of all runs, each in its colour: every loss faintly, the smoothed loss, and marks for held-out losses.
 fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
     let (mut series, span) = (vec![], smoothing_span(histories));
     for (colour, (history, name)) in histories.iter().zip(names).enumerate() {
@@ -217,10 +216,10 @@ fn plot(histories: &[History], names: &[String], args: &Compare) -> Plot {
     }
 }
 
-type Say = fn(&History, f64) -> Option<String>;
+type Format = fn(&History, f64) -> Option<String>;
 
-/// The numbers that runs are compared by, given the tokens that losses are smoothed over.
-const NUMBERS: [(&str, Say); 15] = [
+/// The rows of the comparison. Each formats a figure of a run, given the tokens that losses are smoothed over.
+const NUMBERS: [(&str, Format); 15] = [
     ("state", |h, _| Some(h.state.to_string())),
     ("step", |h, _| h.last().map(|made| count(made.step.step))),
     ("tokens", |h, _| h.last().filter(|_| !h.is_of_images()).map(|made| count(made.step.tokens))),

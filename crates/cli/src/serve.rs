@@ -1,4 +1,4 @@
-//! `serve`: a run or a model behind HTTP, for programs that speak OpenAI's API.
+//! `serve`: serves a run or a model over HTTP, for programs that speak OpenAI's API.
 
 use std::net::{TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -19,31 +19,31 @@ pub struct Serve {
     /// A run (its directory or its name under `runs`, or RUN@step), or a folder in the Hugging Face layout.
     #[arg(value_name = "RUN | FOLDER")]
     pub model: PathBuf,
-    /// Switches, as precision=bf16; data.template names another chat template.
+    /// Switches, such as precision=bf16; data.template names another chat template.
     #[arg(value_name = "KEY=VALUE")]
     pub overrides: Vec<String>,
-    /// The address to listen on. Any but a loopback address needs a key.
+    /// The address to listen on. Any address but a loopback one requires --key.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
     pub host: String,
-    /// The port to listen on, 0 for any that is free.
+    /// The port to listen on, 0 for any free one.
     #[arg(long, value_name = "PORT", default_value_t = 8000)]
     pub port: u16,
-    /// The key that every request must carry; the environment variable FLATOUT_API_KEY, where not given, keeps it out of the list
-    /// of processes.
+    /// The API key that every request must carry; defaults to the environment variable FLATOUT_API_KEY, which unlike this option does
+    /// not show in the list of processes.
     #[arg(long, value_name = "KEY")]
     pub key: Option<String>,
-    /// Texts that are made at the same time; more wait.
+    /// Texts that are generated at the same time; further requests wait.
     #[arg(long, value_name = "N", default_value_t = 8)]
     pub at_once: usize,
-    /// Tokens of a prompt with its answer, at most what the model was made for. The cache has room for --at-once times as many.
+    /// The most tokens of a prompt with its answer, up to the model's context. The KV cache holds --at-once times as many.
     #[arg(long, value_name = "N", default_value_t = 4096)]
     pub tokens: usize,
-    /// The device that computes: cpu, cuda, or auto, the GPU where there is one. The same as backend=...
+    /// The device that computes: cpu, cuda, or auto (the GPU where there is one); the same as backend=...
     #[arg(long, value_name = "DEVICE", value_parser = ["auto", "cpu", "cuda"])]
     pub device: Option<String>,
 }
 
-/// Where the key is looked for that no option gives.
+/// The environment variable with the API key, for when no option gives it.
 const KEY: &str = "FLATOUT_API_KEY";
 
 pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -56,7 +56,7 @@ pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
     let key = key(args).map_err(user)?;
     let listener = listen(args, key.is_some()).map_err(user)?;
     let stop = signal::install().map_err(Failure::io("signals"))?;
-    // Until requests are answered there is nothing to finish.
+    // Before the first request there is nothing to finish, so that a signal ends the process at once.
     stop.watch_start(|_| signal::leave(0)).map_err(Failure::io("signals"))?;
     let device = args.device.iter().map(|device| format!("backend={device}"));
     let overrides: Vec<String> = args.overrides.iter().cloned().chain(device).collect();
@@ -79,16 +79,16 @@ pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
     } else {
         screen.result(format!("{name}{of_averages} is served at {base}"));
         screen.note(format!(
-            "{} texts at once, {} tokens each: the cache of keys and values takes {}",
+            "{} texts at once, {} tokens each: the KV cache takes {}",
             count(args.at_once as u64),
             count(tokens as u64),
             bytes(cache)
         ));
         if let Some(why) = &chat_error {
-            screen.note(format!("there are completions and no chat: {why}"));
+            screen.note(format!("only completions are served, no chat: {why}"));
         }
         screen.note(match has_key {
-            true => "requests need the key, as Authorization: Bearer KEY; Ctrl-C ends the server",
+            true => "requests need the header Authorization: Bearer KEY; Ctrl-C ends the server",
             false => "only this machine can reach it; Ctrl-C ends the server",
         });
     }
@@ -102,25 +102,25 @@ pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The key that requests must carry, where there is one.
+/// The API key that requests must carry, if there is one.
 fn key(args: &Serve) -> Result<Option<String>, String> {
-    let (key, whence) = match &args.key {
+    let (key, source) = match &args.key {
         Some(key) => (key.clone(), "--key"),
         None => match std::env::var(KEY) {
             Ok(key) => (key, KEY),
             Err(std::env::VarError::NotPresent) => return Ok(None),
-            Err(_) => return Err(format!("{KEY} is no text")),
+            Err(_) => return Err(format!("{KEY} is not valid UTF-8")),
         },
     };
     match key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
         true => Err(format!(
-            "{whence} must be visible ASCII characters without spaces, as a header can carry them"
+            "{source} must have visible ASCII characters only, without spaces, so that a header can carry it"
         )),
         false => Ok(Some(key)),
     }
 }
 
-/// Binds the address that was asked for.
+/// Binds the requested address.
 fn listen(args: &Serve, has_key: bool) -> Result<TcpListener, String> {
     let (host, port) = (args.host.as_str(), args.port);
     let addresses: Vec<_> = (host, port)

@@ -1,4 +1,4 @@
-//! Curves drawn with characters, for a terminal.
+//! Draws curves with Braille characters, for a terminal.
 
 use console::Term;
 use flatout_report::plot::Scale;
@@ -10,19 +10,19 @@ pub struct Curve {
     pub points: Vec<(f64, f64)>,
 }
 
-/// How a sketch is drawn.
+/// The size and style of a sketch.
 #[derive(Clone, Copy)]
 pub struct Paper {
     /// Characters, labels included.
     pub width: usize,
     pub height: usize,
     pub log_x: bool,
-    /// Curves are told apart by colours; otherwise by letters.
+    /// Curves are distinguished by colours, otherwise by letters.
     pub colours: bool,
 }
 
 impl Paper {
-    /// As wide as a terminal within bounds, and in colours where it is one and nobody asked for none.
+    /// The terminal's width within bounds, and colours if the terminal takes them.
     pub fn of(terminal: &Term, height: usize, log_x: bool) -> Paper {
         let (_, width) = terminal.size_checked().unwrap_or((0, 80));
         Paper {
@@ -34,14 +34,13 @@ impl Paper {
     }
 }
 
-/// A character holds two columns of four dots.
+/// A Braille character has two columns of four dots.
 const ACROSS: usize = 2;
 const DOWN: usize = 4;
-/// The bit of a dot by row and column, as Unicode's Braille patterns have them.
+/// The bit of a dot by row and column in Unicode's Braille patterns.
 const DOTS: [[u8; ACROSS]; DOWN] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 0x80]];
 
-/// The lines of a sketch: a legend, the curves beside their labels, the labels below. Nothing where there is nothing to
-/// draw.
+/// The lines of a sketch: a legend, the curves with labels on the left, and the labels below. Empty if there is nothing to draw.
 pub fn sketch(curves: &[Curve], paper: Paper) -> Vec<String> {
     let fits = |(x, y): &&(f64, f64)| x.is_finite() && y.is_finite() && (!paper.log_x || *x > 0.0);
     let points = || curves.iter().flat_map(|curve| &curve.points).filter(fits);
@@ -105,8 +104,8 @@ fn grid(curve: &Curve, x: &Scale, y: &Scale, columns: usize, rows: usize) -> Gri
     dots
 }
 
-/// One character: dots where one curve or colours tell whose they are, otherwise the curve's letter, or a star where
-/// several meet.
+/// One character: dots if there is only one curve or if there are colours, otherwise the curve's letter, or a star where several
+/// meet.
 fn cell(grids: &[Grid], at: usize, colours: bool) -> String {
     let here: Vec<usize> = (0..grids.len()).filter(|i| grids[*i][at] != 0).collect();
     let Some(first) = here.first() else { return " ".into() };
@@ -124,7 +123,7 @@ fn letter(i: usize) -> char {
     (b'a' + (i % 26) as u8) as char
 }
 
-/// The line under the curves with its ticks, and their labels, none over another.
+/// The axis below the curves with its ticks, and the line of labels, which do not overlap.
 fn below(x: &Scale, columns: usize) -> (String, String) {
     let mut ticks = vec!['─'; columns];
     let mut labels = vec![' '; columns];
@@ -173,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn several_are_told_apart() {
+    fn several_curves_are_distinguished() {
         let curves = [curve("one", &[(0.0, 0.0), (10.0, 10.0)]), curve("two", &[(0.0, 10.0), (10.0, 0.0)])];
         let lines = sketch(&curves, PAPER);
         assert!(lines[0].contains("a one   b two"), "{lines:?}");

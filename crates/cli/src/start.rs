@@ -1,5 +1,5 @@
-//! A run that is asked to stop before its first step: there is nothing to save, so it leaves at once with code 3,
-//! whatever is being compiled or read. Of several ranks all leave, whichever is asked.
+//! Stopping a run before its first step: there is nothing to save, so the process ends at once with code 3, even in the middle of
+//! compiling or reading. Of several ranks all end, whichever of them is asked to stop.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -13,39 +13,39 @@ use flatout_world::Stopper;
 
 use crate::screen::Screen;
 
-/// How long a rank waits for the hub to tell everyone, itself too, that they leave.
-const TELLING: Duration = Duration::from_secs(5);
+/// How long a rank waits for the hub to tell every rank, this one too, to stop.
+const HUB_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The run that is starting.
 pub struct Starting(Arc<State>);
 
 struct State {
-    /// Once it has a directory, on the rank that writes it.
+    /// The run, set once it has a directory, on the rank that writes it.
     run: Mutex<Option<Arc<Run>>>,
-    /// Once this process joins other ranks, or is left before it does.
+    /// Set once this process has joined other ranks, or to `None` when it stops before that.
     others: OnceLock<Option<Stopper>>,
     is_quiet: AtomicBool,
-    /// It makes no run, but measures.
+    /// The command measures and makes no run.
     measures: AtomicBool,
     screen: Screen,
 }
 
 impl State {
-    /// Ends the process, and what was only begun of its run.
+    /// Ends the process, and removes a run that has not begun.
     fn leave(&self, reason: &str) -> ! {
         let run: Option<Arc<Run>> = self.run.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let left = left(run.as_deref());
+        let outcome = discard(run.as_deref());
         if !self.is_quiet.load(Ordering::SeqCst) {
             self.screen.note(match self.measures.load(Ordering::SeqCst) {
-                true => format!("{reason}: nothing more is measured"),
-                false => format!("{reason} before the first step: {left}"),
+                true => format!("{reason}: measuring stops"),
+                false => format!("{reason} before the first step: {outcome}"),
             });
         }
         signal::leave(3)
     }
 }
 
-/// Takes over signals and the clock. To be called before anything that takes time.
+/// Installs the handlers of signals and of --max-time. To be called before anything that takes time.
 pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, Starting), Failure> {
     let cannot = |e| Failure::Environment(format!("signals cannot be handled: {e}"));
     let deadline = max_time.and_then(|time| Instant::now().checked_add(time));
@@ -60,7 +60,7 @@ pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, S
     let starting = Starting(Arc::clone(&state));
     let leave = move |reason: &'static str| {
         if state.others.get_or_init(|| None).as_ref().is_some_and(|others| others.stop(reason)) {
-            std::thread::sleep(TELLING);
+            std::thread::sleep(HUB_TIMEOUT);
         }
         state.leave(reason)
     };
@@ -69,8 +69,8 @@ pub fn watch(max_time: Option<Duration>, screen: &Screen) -> Result<(StopFlag, S
 }
 
 impl Starting {
-    /// Takes up the run that `make` begins or finds; the second is whether it is a new one. Nobody leaves meanwhile: a
-    /// folder that was made and is not known yet would stay.
+    /// Enters the run that `make` creates or opens; the second value says whether it is new. The process does not stop meanwhile,
+    /// because a directory that was made and is not recorded yet would stay behind.
     pub fn enter(
         &self,
         make: impl FnOnce() -> Result<Entered, UserError>,
@@ -84,23 +84,23 @@ impl Starting {
         Ok((run, is_fresh))
     }
 
-    /// Lets go of a run that has ended, so that it is free for whoever reads it.
+    /// Drops a run that has ended, so that its lock is released.
     pub fn leave(&self) {
         *self.0.run.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    /// There is no run to save.
+    /// Declares that the command measures, so that there is no run to save.
     pub fn measures(&self) {
         self.0.measures.store(true, Ordering::SeqCst);
     }
 
-    /// Of several ranks the first alone speaks.
-    pub fn is_rank(&self, rank: usize) {
+    /// Sets the rank of this process: only rank 0 prints.
+    pub fn set_rank(&self, rank: usize) {
         self.0.is_quiet.store(rank > 0, Ordering::SeqCst);
     }
 
-    /// Takes the handle by which a reason to stop is told to the other ranks, so that all leave together. Does not return where
-    /// the process is being left already: nobody has heard of it yet.
+    /// Receives the handle that sends a reason to stop to the other ranks, so that all stop together. If this process is already
+    /// stopping, the other ranks have not been told, and this does not return.
     pub fn stop_others(&self) -> impl Fn(Stopper) + Send + Sync + 'static {
         let state = Arc::clone(&self.0);
         move |stopper| {
@@ -112,19 +112,19 @@ impl Starting {
         }
     }
 
-    /// Ends the process because another rank was asked to stop.
+    /// A function that ends the process because another rank was asked to stop.
     pub fn leave_with_others(&self) -> impl Fn(&str) + Send + Sync + 'static {
         let state = Arc::clone(&self.0);
         move |reason| state.leave(reason)
     }
 }
 
-/// Describes what is left of the run. A run that never began is removed.
-fn left(run: Option<&Run>) -> String {
+/// Removes a run that never began, and describes what remains of it.
+fn discard(run: Option<&Run>) -> String {
     let Some(run) = run else { return "nothing to save".into() };
     run.discard();
     match is_run(run.dir()) {
         true => format!("nothing to save; continue with: {}", run.resume_command()),
-        false => "nothing to save, and nothing is left of the run".into(),
+        false => "nothing to save, and the run's directory is removed".into(),
     }
 }

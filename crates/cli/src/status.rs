@@ -1,4 +1,4 @@
-//! A run at one moment on one line, of whatever width there is.
+//! The status of a run as one line: the figures after an update, in full or shortened to a width.
 
 use flatout_train::metrics::Metrics;
 use flatout_train::run::events::Step;
@@ -9,68 +9,68 @@ use crate::screen::{bytes, count, duration};
 /// The figures shown after an update.
 pub struct Status {
     pub step: Step,
-    /// Of the whole run.
+    /// Steps of the whole run.
     pub steps: u64,
     pub smoothed_loss: f64,
-    /// Planned, and what the driver took beside it.
+    /// Planned memory and the driver's.
     pub memory_bytes: u64,
     pub seconds_left: f64,
-    /// Whether images are learned, of which nobody counts tokens.
+    /// Whether the model is trained on images, whose rate is not in tokens.
     pub is_of_images: bool,
 }
 
-/// A piece of the line, and its rank: the highest goes first where there is no room.
+/// A field of the line with its rank: fields of the highest rank are dropped first where there is no room.
 type StatusField = (u8, String);
 
 const GAP: &str = "  ";
-/// Widths from which a bar has a number of places.
+/// (terminal width, width of the bar from there on).
 const BARS: [(usize, usize); 3] = [(120, 28), (80, 16), (56, 8)];
 
 impl Status {
-    /// Everything, for a log.
+    /// The full line, for a log.
     pub fn line(&self) -> String {
-        let said: Vec<String> = self.pieces().into_iter().map(|(_, text)| text).collect();
-        format!("step {}/{}{GAP}{}", self.step.step, self.steps, said.join(GAP))
+        let texts: Vec<String> = self.fields().into_iter().map(|(_, text)| text).collect();
+        format!("step {}/{}{GAP}{}", self.step.step, self.steps, texts.join(GAP))
     }
 
-    /// A bar and what fits beside it: never more than `width` places.
+    /// A bar and the fields that fit beside it, at most `width` characters.
     pub fn bar(&self, width: usize) -> String {
         let places = BARS.iter().find(|(from, _)| width >= *from).map_or(0, |(_, places)| *places);
         let mut head = format!("{}/{}", self.step.step, self.steps);
         if places > 0 {
             head = format!("{} {head}", bar(self.step.step as f64 / self.steps.max(1) as f64, places));
         }
-        let mut pieces = self.pieces();
+        let mut fields = self.fields();
         loop {
-            let said = pieces.iter().map(|(_, text)| text.as_str());
-            let line = std::iter::once(head.as_str()).chain(said).collect::<Vec<_>>().join(GAP);
+            let texts = fields.iter().map(|(_, text)| text.as_str());
+            let line = std::iter::once(head.as_str()).chain(texts).collect::<Vec<_>>().join(GAP);
             if line.chars().count() <= width {
                 return line;
             }
-            match pieces.iter().map(|(rank, _)| *rank).max() {
-                Some(last) => pieces.retain(|(rank, _)| *rank != last),
+            match fields.iter().map(|(rank, _)| *rank).max() {
+                Some(last) => fields.retain(|(rank, _)| *rank != last),
                 None => return line.chars().take(width).collect(),
             }
         }
     }
 
-    fn pieces(&self) -> Vec<StatusField> {
+    fn fields(&self) -> Vec<StatusField> {
         let step = &self.step;
         let percent = |share: f64| format!("{:.0}%", 100.0 * share);
-        let mut pieces =
+        let mut fields =
             vec![(0, format!("loss {:.4}", step.loss)), (4, format!("mean {:.4}", self.smoothed_loss))];
         if let Some(rewards) = step.metrics.as_ref().and_then(Metrics::rewards) {
-            pieces.push((2, format!("reward accuracy {:.2}", rewards.reward_accuracy)));
-            pieces.push((3, format!("margin {:.3}", rewards.reward_margin)));
+            fields.push((2, format!("reward accuracy {:.2}", rewards.reward_accuracy)));
+            fields.push((3, format!("margin {:.3}", rewards.reward_margin)));
         }
         match self.is_of_images {
-            true => pieces.push((2, format!("{} images/s", rate(step.samples_per_second)))),
-            false => pieces.extend([
+            true => fields.push((2, format!("{} images/s", rate(step.samples_per_second)))),
+            false => fields.extend([
                 (2, format!("{} tok/s", count(step.tokens_per_second as u64))),
                 (10, format!("{} rows/s", rate(step.samples_per_second))),
             ]),
         }
-        let mut known = |rank, text: Option<String>| pieces.extend(text.map(|text| (rank, text)));
+        let mut known = |rank, text: Option<String>| fields.extend(text.map(|text| (rank, text)));
         known(5, step.mfu.map(|mfu| format!("MFU {:.1}%", 100.0 * mfu)));
         known(8, step.of_predicted.map(|share| format!("{} of predicted", percent(share))));
         known(8, step.of_roofline.map(|share| format!("{} of roofline", percent(share))));
@@ -79,20 +79,20 @@ impl Status {
         if let Some(gpu) = &step.gpu {
             let load = gpu.utilization.map(percent);
             let power = gpu.power_watts.map(|watts| format!("{watts:.0} W"));
-            let said: Vec<String> = load.into_iter().chain(power).collect();
-            known(7, (!said.is_empty()).then(|| format!("GPU {}", said.join(" "))));
+            let of_gpu: Vec<String> = load.into_iter().chain(power).collect();
+            known(7, (!of_gpu.is_empty()).then(|| format!("GPU {}", of_gpu.join(" "))));
             known(
                 3,
                 (!gpu.throttled.is_empty()).then(|| format!("throttled by {}", gpu.throttled.join(", "))),
             );
         }
-        known(3, (step.skipped > 0).then(|| format!("{} updates left out", step.skipped)));
+        known(3, (step.skipped > 0).then(|| format!("{} updates skipped", step.skipped)));
         known(1, self.seconds_left.is_finite().then(|| format!("{} left", duration(self.seconds_left))));
-        pieces
+        fields
     }
 }
 
-/// The line of a bar in colours, which take no places.
+/// Colours the line of a bar; escape sequences take no columns.
 pub fn painted(line: &str) -> String {
     let from = line.find(|c: char| c.is_ascii_digit()).unwrap_or(0);
     let (bar, rest) = line.split_at(from);
@@ -103,12 +103,12 @@ pub fn painted(line: &str) -> String {
     }
 }
 
-/// Rows a second, with a decimal where there are few.
+/// Formats rows per second, with a decimal below 10.
 fn rate(rows: f64) -> String {
     if rows < 10.0 { format!("{rows:.1}") } else { count(rows as u64) }
 }
 
-/// A share of a number of places, in halves.
+/// Draws a bar of `places` characters that is filled to a share, in steps of half a character.
 fn bar(share: f64, places: usize) -> String {
     let halves = (share.clamp(0.0, 1.0) * 2.0 * places as f64) as usize;
     let (full, half) = (halves / 2, halves % 2);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_says_everything() {
+    fn a_line_has_every_known_figure() {
         assert_eq!(
             status(&step()).line(),
             "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  MFU 41.2%  88% of predicted  35.0 GiB  \
@@ -156,7 +156,7 @@ mod tests {
         assert_eq!(
             status(&plain).line(),
             "step 317/800  loss 1.5001  mean 1.4870  255,358 tok/s  124 rows/s  35.0 GiB  12 min left",
-            "what is not known is not said"
+            "unknown figures are left out"
         );
         let rewards =
             r#"{"reward_accuracy":0.9375,"reward_margin":1.25,"reward_chosen":1.0,"reward_rejected":-0.25}"#;
@@ -167,7 +167,7 @@ mod tests {
                 .contains("  mean 1.4870  reward accuracy 0.94  margin 1.250  255,358 tok/s")
         );
         let skipped = Step { skipped: 3, ..plain };
-        assert!(status(&skipped).line().contains("  3 updates left out  "));
+        assert!(status(&skipped).line().contains("  3 updates skipped  "));
     }
 
     #[test]
@@ -178,10 +178,10 @@ mod tests {
         for width in 0..260 {
             let line = status.bar(width);
             assert!(line.chars().count() <= width, "{width}: {line}");
-            let said = line.split(GAP).filter(|piece| !piece.trim().is_empty()).count();
-            // Where a longer bar begins, a piece may have to go.
-            assert!(said + 3 >= before, "{width}: {line}");
-            before = said;
+            let shown = line.split(GAP).filter(|piece| !piece.trim().is_empty()).count();
+            // Where a longer bar begins, fields may be dropped.
+            assert!(shown + 3 >= before, "{width}: {line}");
+            before = shown;
         }
         assert_eq!(status.bar(7), "317/800");
         assert_eq!(status.bar(3), "317");
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn colours_take_no_places() {
+    fn colours_take_no_columns() {
         let line = status(&step()).bar(80);
         let painted = painted(&line);
         assert_eq!(console::strip_ansi_codes(&painted), line);

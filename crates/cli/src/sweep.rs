@@ -1,4 +1,4 @@
-//! `sweep`: a recipe trained several times, each time with other values of some keys, and which did best.
+//! `sweep`: trains one run per combination of values, and prints which was best.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,7 +28,7 @@ use crate::screen::{Screen, bytes, duration};
 use crate::start;
 use crate::train::{OneOf, train_one_of};
 
-/// A run that was checked.
+/// A run whose config was checked and compiled.
 struct Planned {
     combination: Combination,
     config: Config,
@@ -44,7 +44,7 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
         By::Grid => sweep.grid()?,
         By::Random => sweep.drawn(args.runs, args.seed)?,
     };
-    // Whatever is wrong with any of them is said before anything is made.
+    // Every config is checked before anything is written.
     let mut configs = vec![];
     for combination in &combinations {
         configs.push(config(args, recipe, &sweep, combination).map_err(|e| of(combination, e))?);
@@ -95,7 +95,7 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
         Summary::new(&name, goal, args.by, command.clone(), planned.iter().map(trial).collect())
     };
     let is_new = !dir.join(SUMMARY).exists();
-    // First of all, so that a sweep that is killed can go on from its folder.
+    // The summary is written first, so that a sweep that is killed can be continued from its folder.
     summary(&failed).write(&dir)?;
     let count = planned.len();
     for (number, Planned { combination, config, .. }) in (1..).zip(&planned) {
@@ -104,7 +104,7 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
         let (label, resume, is_done) = ("sweep", Resume::Auto, folds::is_done(&folder));
         let one = OneOf { label, number, count, words, folder: &folder, resume, is_done, config };
         let status = match train_one_of(&one, &device, &stop, &starting, screen) {
-            // One that cannot go on, as with a rate that is too high, says nothing of the others.
+            // One that fails, for example because its learning rate is too high, does not affect the others.
             Err(Failure::Environment(sentence)) => {
                 screen.note(format!("sweep    {} failed: {sentence}", combination.name));
                 failed.push((combination.name.clone(), sentence));
@@ -120,7 +120,7 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
         };
         summary(&failed).write(&dir)?;
         if status == Some(Status::Stopped) {
-            screen.note(format!("the whole sweep goes on with: flatout resume {}", quoted(&dir)));
+            screen.note(format!("continue the whole sweep with: flatout resume {}", quoted(&dir)));
             return Ok(ExitCode::from(3));
         }
     }
@@ -130,14 +130,16 @@ pub fn sweep(args: &args::Sweep, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The sweep in a folder as it was asked for, to go on with it; nothing where the folder holds none.
+/// The arguments of the sweep in a folder, to continue it; `None` if the folder holds no sweep.
 pub fn begun(args: &args::ResumeRun) -> Result<Option<args::Sweep>, Failure> {
     if is_run(&args.run) {
         return Ok(None);
     }
     let Some((by, command)) = SweepCommand::read(&args.run)? else { return Ok(None) };
     if let Some(word) = args.overrides.first() {
-        return Err(UserError(format!("a sweep goes on as it was asked for: leave {word} out")).into());
+        return Err(
+            UserError(format!("a sweep continues with the values it began with: leave {word} out")).into()
+        );
     }
     let dir = args.run.canonicalize().map_err(Failure::io(args.run.display()))?;
     let SweepCommand { folder, words, with, runs, seed, goal } = command;
@@ -169,14 +171,12 @@ fn config(
     let config = recipes::resolve(recipe, &args.with, &words)?;
     config.validate_for_training()?;
     if config.train.folds.is_some() && config.train.fold.is_none() {
-        refuse!(
-            "every run of a sweep is one run, and `train.folds` makes several of it: sweep over train.fold=1..N too"
-        );
+        refuse!("`train.folds` makes several runs of every run of the sweep: sweep over train.fold=1..N too");
     }
     Ok(config)
 }
 
-/// A value that all runs share.
+/// The value that all runs must share.
 fn same<T: PartialEq + Copy>(
     key: &str,
     configs: &[Config],
@@ -184,12 +184,12 @@ fn same<T: PartialEq + Copy>(
 ) -> Result<T, UserError> {
     let first = of(&configs[0]);
     if configs.iter().any(|config| of(config) != first) {
-        refuse!("`{key}` is the same in all runs of a sweep: give it one value");
+        refuse!("`{key}` must be the same in all runs of a sweep: give it one value");
     }
     Ok(first)
 }
 
-/// Whether a folder that was named may be used, and what is there was begun with the same settings.
+/// Refuses a folder of --run that may not be used, or whose runs were begun with other settings.
 fn check_there(
     dir: &Path,
     resume: Resume,
@@ -200,11 +200,11 @@ fn check_there(
     match (is_there, resume) {
         (true, Resume::Never) => {
             refuse!(
-                "{} holds a sweep already: go on with --resume auto, or give another --run",
+                "{} holds a sweep already: continue it with --resume auto, or give another --run",
                 dir.display()
             )
         }
-        (false, Resume::Must) => refuse!("there is no sweep in {}: nothing to go on with", dir.display()),
+        (false, Resume::Must) => refuse!("there is no sweep in {}: nothing to continue", dir.display()),
         (false, _) if is_run(dir) => refuse!("{} holds a run: give --run a folder of its own", dir.display()),
         _ => {}
     }
@@ -269,8 +269,8 @@ fn show(summary: &Summary, sweep: &Sweep, dir: &Path, screen: &Screen) {
             None => "not begun".into(),
         };
         let after = trial.best_step.map_or("-".into(), |step| step.to_string());
-        let came = [number(trial.best), after, number(trial.last), trial.step.to_string(), state];
-        rows.push(values.chain(came).collect());
+        let results = [number(trial.best), after, number(trial.last), trial.step.to_string(), state];
+        rows.push(values.chain(results).collect());
     }
     screen.result("");
     print_table(&rows, 0..rows[0].len(), screen);

@@ -5,9 +5,9 @@ use std::time::Duration;
 /// Units from the largest to the smallest, in seconds.
 const UNITS: [(char, u64); 4] = [('d', 86_400), ('h', 3_600), ('m', 60), ('s', 1)];
 
-/// Whole numbers, each with its unit, larger units first and each at most once.
+/// Parses whole numbers, each with its unit, larger units first and each at most once.
 pub fn parse(text: &str) -> Result<Duration, String> {
-    let wrong = || format!("`{text}` is no duration: give whole numbers with units, as in 3h50m or 90s");
+    let wrong = || format!("`{text}` is not a duration: give whole numbers with units, as in 3h50m or 90s");
     let (mut seconds, mut rest, mut units) = (0u64, text, &UNITS[..]);
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit()).ok_or_else(wrong)?;
@@ -20,7 +20,7 @@ pub fn parse(text: &str) -> Result<Duration, String> {
         rest = &rest[digits + 1..];
     }
     if seconds == 0 {
-        return Err(format!("`{text}` leaves no time at all: give a duration above zero"));
+        return Err(format!("`{text}` is no time at all: give a duration above zero"));
     }
     Ok(Duration::from_secs(seconds))
 }
@@ -30,7 +30,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_they_are_said() {
+    fn durations_are_parsed() {
         for (text, seconds) in [
             ("90s", 90),
             ("3h50m", 13_800),
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused_with_a_sentence() {
+    fn other_texts_are_refused_with_a_sentence() {
         for text in [
             "",
             "0s",
@@ -63,6 +63,6 @@ mod tests {
             let sentence = parse(text).unwrap_err();
             assert!(sentence.starts_with(&format!("`{text}`")), "{sentence}");
         }
-        assert!(parse("400000000000000d").is_err(), "more seconds than there are numbers");
+        assert!(parse("400000000000000d").is_err(), "more seconds than fit in a u64");
     }
 }

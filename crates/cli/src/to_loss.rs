@@ -1,4 +1,4 @@
-//! `ablate --to-loss`: the time and the tokens that a recipe and changes of it take to a held-out loss, over seeds.
+//! `ablate --to-loss`: compares the time and tokens that a recipe and variants of it need to reach a held-out loss, over seeds.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,14 +27,14 @@ use crate::screen::{Screen, duration, short};
 use crate::start::{self, Starting};
 use crate::train::{OneOf, train_one_of};
 
-/// The run of a variant with a seed.
+/// The planned run of one variant and seed.
 struct Planned {
     variant: Variant,
     seed: u64,
     config: Config,
 }
 
-/// Runs that could not go on, by their folders, each with the reason.
+/// Runs that failed, by their folders, each with the reason.
 type Failed = BTreeMap<PathBuf, String>;
 
 pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -46,7 +46,7 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
     let variants = variants(&args.tries)?;
     let seeds: Vec<u64> = (0..args.seeds).map(|seed| base.train.seed + seed).collect();
     let device = Device::open(base.switches.compute.backend)?;
-    // Whatever is wrong with any of them is said before anything is made.
+    // Every config is checked before anything is written.
     let mut planned = vec![];
     for seed in &seeds {
         for variant in &variants {
@@ -61,7 +61,7 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
     };
     check_there(&dir, &planned)?;
     let Some(failed) = train_all(&planned, &dir, goal, &device, (&stop, &starting), screen)? else {
-        screen.note(format!("the same command goes on with --run {}", quoted(&dir)));
+        screen.note(format!("to continue, give the same command with --run {}", quoted(&dir)));
         return Ok(ExitCode::from(3));
     };
     let metric = base.eval.metric;
@@ -91,7 +91,7 @@ pub fn to_loss(args: &Ablate, goal: f64, screen: &Screen) -> Result<ExitCode, Fa
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Refuses a folder whose runs were begun with other settings: their numbers would stand for what was not trained.
+/// Refuses a folder whose runs were begun with other settings, because their results would be reported for these settings.
 fn check_there(dir: &Path, planned: &[Planned]) -> Result<(), Failure> {
     if is_run(dir) {
         return Err(
@@ -109,7 +109,7 @@ fn check_there(dir: &Path, planned: &[Planned]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Trains the runs one after another, and gives those that could not go on; none where it was stopped.
+/// Trains the runs one after another and returns those that failed; `None` if it was stopped.
 fn train_all(
     planned: &[Planned],
     dir: &Path,
@@ -135,7 +135,7 @@ fn train_all(
             config,
         };
         match train_one_of(&one, device, stop, starting, screen) {
-            // One that cannot go on, as with a rate that is too high, says nothing of the others.
+            // One that fails, for example because its learning rate is too high, does not affect the others.
             Err(Failure::Environment(sentence)) => {
                 screen.note(format!("to loss  {words} failed: {sentence}"));
                 failed.insert(folder, sentence);
@@ -148,7 +148,7 @@ fn train_all(
     Ok(Some(failed))
 }
 
-/// Options of `ablate` that measure updates say nothing of whole runs.
+/// Refuses options of `ablate` that apply to measured updates and not to whole runs.
 fn check(args: &Ablate) -> Result<(), UserError> {
     let given = [
         ("--budget", args.budget.is_some()),
@@ -162,14 +162,14 @@ fn check(args: &Ablate) -> Result<(), UserError> {
     match given.iter().find(|(_, is_given)| *is_given) {
         Some((name, _)) => {
             refuse!(
-                "{name} is of measured updates, and --to-loss trains whole runs, each on one rank: leave it out"
+                "{name} is for measured updates, and --to-loss trains whole runs, each on one rank: leave it out"
             )
         }
         None => Ok(()),
     }
 }
 
-/// The config of a run, which fits and can be trained.
+/// The config of a run, after checks that it can be trained and fits.
 fn prepared(
     variant: &Variant,
     base: &Config,
@@ -183,9 +183,10 @@ fn prepared(
     if config.eval.metric != base.eval.metric
         || config.switches.compute.backend != base.switches.compute.backend
     {
-        return Err(
-            UserError("`eval.metric` and `backend` are the same in all runs: leave them out".into()).into()
-        );
+        return Err(UserError(
+            "`eval.metric` and `backend` must be the same in all runs: leave them out".into(),
+        )
+        .into());
     }
     pretrained::check(&config, &mut |file| crate::model::fetching(file, screen))?;
     compile::compile(&config, &device.target(&config.switches))?;
@@ -204,13 +205,13 @@ fn of(variant: &Variant, failure: Failure) -> Failure {
 fn print(report: &Report, screen: &Screen) {
     let Report { metric, goal, seeds, .. } = report;
     screen.result(format!(
-        "{} on {}: updates alone to a held-out {metric} of {goal}, {} seed{}",
+        "{} on {}: time and tokens of updates until a held-out {metric} of {goal}, {} seed{}",
         report.recipe,
         report.device,
         seeds.len(),
-        if seeds.len() == 1 { "" } else { "s, the mean (from the least to the most)" }
+        if seeds.len() == 1 { "" } else { "s, mean (least to most)" }
     ));
-    let head = ["", "time", "tokens", "of the base's time", "best"].map(String::from).to_vec();
+    let head = ["", "time", "tokens", "time / base", "best"].map(String::from).to_vec();
     let table: Vec<Vec<String>> =
         [head].into_iter().chain(report.rows.iter().map(|row| cells(row, *metric))).collect();
     print_table(&table, 1..5, screen);

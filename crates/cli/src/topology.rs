@@ -1,11 +1,11 @@
-//! How the GPUs of this machine are linked, as `doctor` shows it: a line where there is one, and a matrix where there are several.
+//! How `doctor` shows the links between the GPUs of this machine: a line for one GPU, a matrix for several.
 
 use flatout_train::device::{self, Topology};
 use serde_json::{Value, json};
 
 use crate::screen::Screen;
 
-/// The lines; nothing where there is no GPU.
+/// Prints the links; nothing if there is no GPU.
 pub fn print(screen: &Screen) {
     if device::visible_gpus() > 0 {
         lines(device::topology()).iter().for_each(|line| screen.result(format!("         {line}")));
@@ -39,12 +39,12 @@ fn lines(topology: Result<&Topology, String>) -> Vec<String> {
         Some(link) => {
             format!("         exchanges among all of them are predicted over {}, the slowest path", link.name)
         }
-        None => "         exchanges are predicted by the table of links, for a path is not known".into(),
+        None => "         exchanges are predicted by the table of links, because a path is not known".into(),
     });
     lines
 }
 
-/// The same as JSON; null where there is no GPU.
+/// The links as JSON; null if there is no GPU.
 pub fn object() -> Value {
     if device::visible_gpus() == 0 {
         return Value::Null;
@@ -109,13 +109,16 @@ mod tests {
         );
         assert!(lines[5].trim().starts_with("sockets: "));
         assert!(lines[6].ends_with("predicted over pcie4-host, the slowest path"));
-        let told = described(&pairs());
-        assert_eq!(told["paths"][1], json!(["NVLink3 x4", null, "PCIe4 x16 sockets", "PCIe4 x16 sockets"]));
-        assert_eq!((&told["gpus"][2]["nvlinks"], &told["predicted_over"]), (&json!(4), &json!("pcie4-host")));
+        let object = described(&pairs());
+        assert_eq!(object["paths"][1], json!(["NVLink3 x4", null, "PCIe4 x16 sockets", "PCIe4 x16 sockets"]));
+        assert_eq!(
+            (&object["gpus"][2]["nvlinks"], &object["predicted_over"]),
+            (&json!(4), &json!("pcie4-host"))
+        );
     }
 
     #[test]
-    fn one_gpu_is_a_line_and_silence_is_said() {
+    fn one_gpu_is_a_line_and_unknown_links_are_reported() {
         let Topology { mut gpus, .. } = pairs();
         gpus.truncate(1);
         let one = Topology { gpus, between: vec![vec![Between::default()]] };

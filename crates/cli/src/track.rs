@@ -1,4 +1,4 @@
-//! `runs track`: tells a tracker what it was not told of a run.
+//! `runs track`: uploads to MLflow what it is missing of a run.
 
 use std::process::ExitCode;
 
@@ -15,22 +15,23 @@ pub fn track(args: &Track, screen: &Screen) -> Result<ExitCode, Failure> {
     let run = model::named(&args.run);
     let (own, _) = asked_and_resolved(&run)?;
     let config = own.resumed(&args.overrides)?;
-    let told = mlflow::tell(&run, &config)?;
+    let uploaded = mlflow::tell(&run, &config)?;
     let server = config.track.mlflow.as_deref().unwrap_or_default();
     if screen.json {
         screen.object(&json!({
-            "server": server, "run_id": told.run_id, "lines": told.lines, "points": told.points, "refused": told.refused,
+            "server": server, "run_id": uploaded.run_id, "lines": uploaded.lines, "points": uploaded.points,
+            "refused": uploaded.refused,
         }));
         return Ok(ExitCode::SUCCESS);
     }
     screen.result(format!(
         "{server}: {} lines with {} points of {}, as run {}",
-        count(told.lines as u64),
-        count(told.points as u64),
+        count(uploaded.lines as u64),
+        count(uploaded.points as u64),
         run.display(),
-        told.run_id
+        uploaded.run_id
     ));
-    if let Some(why) = told.refused {
+    if let Some(why) = uploaded.refused {
         screen.note(format!("note     some points were left out: {why}"));
     }
     Ok(ExitCode::SUCCESS)

@@ -1,4 +1,4 @@
-//! `train` and `resume`: the start block, the progress, the end.
+//! `train` and `resume`: prints the summary at the start, the progress and the results of a run.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -44,11 +44,11 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     let role = many::role(&args.ranks)?;
     if let ProcessRole::Parent(copies) = role {
         let (stop, _) = start::watch(None, screen)?;
-        let (run, config) = (args.run.as_deref(), asked(args, screen)?);
+        let (run, config) = (args.run.as_deref(), requested_config(args, screen)?);
         return many::look_after(copies, &args.ranks, run, &config, &stop, screen);
     }
     let (stop, starting) = start::watch(args.max_time, screen)?;
-    let config = asked(args, screen)?;
+    let config = requested_config(args, screen)?;
     let advice = Advice::new(args.run.as_deref(), &args.ranks, role.ranks());
     let Some(ranks) = many::join(&role, &args.ranks, args.run.as_deref(), &starting, screen, &advice)? else {
         return Ok(ExitCode::FAILURE);
@@ -57,8 +57,8 @@ pub fn train(args: &Train, screen: &Screen) -> Result<ExitCode, Failure> {
     many::end(ranks, result)
 }
 
-/// The settings that were asked for, checked.
-fn asked(args: &Train, screen: &Screen) -> Result<Config, Failure> {
+/// The config that the arguments request, checked.
+fn requested_config(args: &Train, screen: &Screen) -> Result<Config, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
     recipes::gpu_notes(&args.with).iter().for_each(|note| screen.note(note));
@@ -78,7 +78,7 @@ fn train_as(
 ) -> Result<ExitCode, Failure> {
     let screen = &many::screen(ranks, screen);
     let config = many::settings(ranks, config)?;
-    // A request that the machine cannot serve is refused before a directory is made.
+    // A config that cannot run on this machine is refused before a directory is made.
     let device = many::device(&config, &args.ranks, ranks)?;
     let compiled = compile::compile(&config, &ranks.target(device.target(&config.switches)))?;
     crate::tune::mention(&config, &device, ranks.count(), screen);
@@ -100,8 +100,8 @@ fn train_as(
     begin_or_continue_as(&rank, &config, Some(compiled), entered, stop, screen).map(exit_code)
 }
 
-/// Trains a run that was entered, new or not; a new one that is refused is gone again.
-/// `compiled` are its plans where they were made already.
+/// Trains a run whose directory was opened, new or not; the directory of a new run that is refused is removed again.
+/// `compiled` are its plans, if they were made already.
 pub fn begin_or_continue(
     config: &Config,
     compiled: Option<Compiled>,
@@ -117,20 +117,20 @@ pub fn begin_or_continue(
 
 /// One of several runs that a command trains, each in a folder of its own.
 pub struct OneOf<'a> {
-    /// The command as its lines begin, in nine columns.
+    /// The label at the beginning of its lines, at most nine characters.
     pub label: &'static str,
     pub number: usize,
     pub count: usize,
-    /// The words that tell it from the others; may be empty.
+    /// The settings that distinguish it from the other runs; may be empty.
     pub words: String,
     pub folder: &'a Path,
     pub resume: Resume,
-    /// Its folder holds all that is to come of it.
+    /// The run in its folder is complete.
     pub is_done: bool,
     pub config: &'a Config,
 }
 
-/// Trains such a run or goes on with it; one that is done stays as it is, where it was begun with the same settings.
+/// Trains or continues such a run; one that is done is only checked to have the same settings.
 pub fn train_one_of(
     one: &OneOf<'_>,
     device: &Device,
@@ -153,14 +153,14 @@ pub fn train_one_of(
     status
 }
 
-/// One process of a run: its place among the ranks, what it computes on, and how a run of that many ranks is continued.
+/// One process of a run: its ranks, its device, and how a run of that many ranks is continued.
 struct Rank<'a> {
     ranks: &'a Ranks,
     advice: &'a Advice,
     device: &'a Device,
 }
 
-/// The same as one of several ranks.
+/// Trains such a run as one of several ranks.
 fn begin_or_continue_as(
     rank: &Rank<'_>,
     config: &Config,
@@ -208,11 +208,11 @@ pub fn resume(args: &ResumeRun, screen: &Screen) -> Result<ExitCode, Failure> {
     many::end(ranks, result)
 }
 
-/// Refuses sweeps and folds, whose runs one process trains one after another.
+/// Refuses sweeps and folds, which do not run on several ranks.
 fn check_one_run(args: &ResumeRun, dir: &Path) -> Result<(), Failure> {
     if crate::sweep::begun(args)?.is_some() || folds::begun(dir)?.is_some() {
         return Err(Failure::User(UserError(format!(
-            "{} holds several runs, which one process continues one after another so far: leave the ranks out",
+            "{} holds several runs, which one process continues one after another: leave the ranks out",
             dir.display()
         ))));
     }
@@ -241,7 +241,7 @@ fn exit_code(status: Status) -> ExitCode {
     if status == Status::Stopped { ExitCode::from(3) } else { ExitCode::SUCCESS }
 }
 
-/// Trains a run to its end or until it is stopped, and says how it went.
+/// Trains a run to its end or until it is stopped, and prints the result.
 fn run_through(
     rank: &Rank<'_>,
     config: &Config,
@@ -253,7 +253,7 @@ fn run_through(
     let Rank { ranks, advice, device } = *rank;
     let began = Instant::now();
     let mut progress: Option<Progress> = None;
-    let (mut facts, mut begun_at, mut stopped_by) = (None, None, None);
+    let (mut floor, mut begun_at, mut stopped_by) = (None, None, None);
     let mut sinks = Sinks::default();
     let sinks: &mut [&mut dyn Sink] = if ranks.is_first() { &mut sinks.all() } else { &mut [] };
     let outcome =
@@ -265,13 +265,13 @@ fn run_through(
             sinks,
             &mut |notice| match notice {
                 _ if !ranks.is_first() => {}
-                Notice::Data(said) => screen.fact("data", said),
+                Notice::Data(note) => screen.fact("data", note),
                 Notice::Ready(ready) => {
                     start_block(ready, screen);
                     if let Err(error) = kept::write(ready.run, ready.config, ready.compiled) {
-                        screen.note(format!("{} is not written: {error}", kept::PLAN));
+                        screen.note(format!("{} could not be written: {error}", kept::PLAN));
                     }
-                    facts = ready.data.floor();
+                    floor = ready.data.floor();
                     begun_at = Some(ready.done);
                     let is_of_images = ready.config.model.image_size().is_some();
                     progress = Some(Progress::new(*screen, [ready.steps, ready.done], is_of_images));
@@ -284,7 +284,8 @@ fn run_through(
                 Notice::Saving { step, bytes: size, signal } => {
                     stopped_by = Some((step, signal));
                     if let Some(progress) = &progress {
-                        let again = if signal == "SIGINT" { ", again to leave without saving" } else { "" };
+                        let again =
+                            if signal == "SIGINT" { "; Ctrl-C again leaves without saving" } else { "" };
                         progress.line(format!("{signal}: saving step {step} ({}){again}", bytes(size)));
                     }
                 }
@@ -296,7 +297,7 @@ fn run_through(
     let outcome = outcome?;
     if outcome.status == Status::Stopped {
         if begun_at == Some(outcome.steps) && stopped_by.is_some_and(|(_, signal)| signal == TIME_IS_UP) {
-            screen.note("no step was made: --max-time leaves no room for one beside the start and a save; give more time");
+            screen.note("no step was made: --max-time is too short for the start, one step and a save; give more time");
         }
         screen.note(format!(
             "stopped after step {}; continue with: {}",
@@ -306,19 +307,19 @@ fn run_through(
         return Ok(Status::Stopped);
     }
     if !screen.json && ranks.is_first() {
-        end_block(&outcome, run, device, began, facts, screen)?;
+        end_block(&outcome, run, device, began, floor, screen)?;
     }
     Ok(outcome.status)
 }
 
-/// Whether a model that is to be fine-tuned begins with random weights, which few mean.
+/// Whether a task of fine-tuning begins with random weights, which is rarely intended.
 fn begins_at_random(config: &Config) -> bool {
     let is_tuned = !matches!(config.data.task, Task::Text | Task::Images)
         && config.data.source() != SourceKind::Synthetic;
     is_tuned && config.model.from().is_none()
 }
 
-/// At most twelve lines: what is trained, on what, how much, with what memory, and what `auto` chose.
+/// Prints at most twelve lines: the model, data, steps, memory, device, and what `auto` chose.
 fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let Ready { config, compiled, data, run, steps, laps, .. } = ready;
     let recipe = if config.recipe.is_empty() { "recipe" } else { &config.recipe };
@@ -334,7 +335,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             },
             config.model.dimensions(),
             if begins_at_random(config) {
-                "; its weights are random: model.from names a model to begin from"
+                "; its weights are random: give model.from to start from a pretrained model"
             } else {
                 ""
             }
@@ -343,7 +344,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     let described = data.describe();
     let words = data.vocabulary().map_or(0, |vocabulary| vocabulary.size());
     let about = if described.is_estimated { "about " } else { "" };
-    let of_data = match (data.floor(), described.tokens) {
+    let data_line = match (data.floor(), described.tokens) {
         (Some(floor), _) => format!(
             "a synthetic language of {words} words; no model gets below {:.4} nats a token, no trigram model below {:.4}",
             floor.nats, floor.trigram_nats
@@ -359,7 +360,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             },
             count(described.held_out_documents.unwrap_or(0)),
             if config.data.source() == SourceKind::Synthetic {
-                "; they are synthetic: data.path names yours"
+                "; they are synthetic: give data.path to train on yours"
             } else {
                 ""
             }
@@ -369,7 +370,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
             None => format!("an endless stream; vocabulary {words}"),
         },
     };
-    screen.fact("data", of_data);
+    screen.fact("data", data_line);
     let batch = config.train.batch;
     let steps_of_run = steps;
     let (steps, lr) = (count(*steps), format!("lr {} {}", config.optimizer.lr, config.schedule.name));
@@ -396,24 +397,22 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
         let (spanned, all) = (count(horizon), count(*steps_of_run));
         screen.fact(
             "schedule",
-            format!(
-                "it spans {spanned} of the {all} steps: behind them the learning rate stays as it is there"
-            ),
+            format!("it spans {spanned} of the {all} steps; after them the learning rate stays constant"),
         );
     }
     screen.fact(
         "memory",
         format!("{}, planned to the byte: flatout plan shows it", bytes(compiled.plans.arena_bytes as u64)),
     );
-    let of_device = match compiled.target.name.as_str() {
+    let device_line = match compiled.target.name.as_str() {
         "cpu" => format!("{}cpu with {} threads", ranks_in_words(compiled), compiled.target.cores),
         gpu => match (compiled.target.ranks, device::visible_gpus()) {
             (1, 0 | 1) => gpu.to_string(),
-            (1, visible) => format!("{gpu} (1 of {visible}: --gpus {visible} takes all)"),
+            (1, visible) => format!("{gpu} (1 of {visible}: --gpus {visible} uses all)"),
             _ => format!("{}{gpu}", ranks_in_words(compiled)),
         },
     };
-    screen.fact("device", of_device);
+    screen.fact("device", device_line);
     screen.fact("start", spent(laps));
     let chosen: Vec<String> =
         compiled.settled.chosen.iter().map(|c| format!("{}={}", c.switch, c.value)).collect();
@@ -428,7 +427,7 @@ fn start_block(ready: &Ready<'_>, screen: &Screen) {
     }
 }
 
-/// The ranks that share the work, where there are several.
+/// The number of ranks, as the beginning of the device line; empty for one rank.
 fn ranks_in_words(compiled: &Compiled) -> String {
     match compiled.target.ranks {
         1 => String::new(),
@@ -436,7 +435,7 @@ fn ranks_in_words(compiled: &Compiled) -> String {
     }
 }
 
-/// The time until now and its larger parts.
+/// The time of the start and of its parts of 0.1 s or more.
 fn spent(laps: &Laps) -> String {
     let all: f64 = laps.iter().map(|(_, seconds)| seconds).sum();
     let parts = laps.iter().filter(|(_, seconds)| *seconds >= 0.1);
@@ -447,7 +446,7 @@ fn spent(laps: &Laps) -> String {
     }
 }
 
-/// Draws the loss over the steps, smoothed, on a terminal. A log that cannot be read is drawn by nobody.
+/// Draws the smoothed loss over the steps on the terminal; draws nothing if the log cannot be read.
 fn draw_loss(run: &Path) {
     const HEIGHT: usize = 8;
     let terminal = Term::stderr();
@@ -458,7 +457,7 @@ fn draw_loss(run: &Path) {
         return;
     }
     for line in sketch(&[Curve { name: "loss".into(), points }], Paper::of(&terminal, HEIGHT, false)) {
-        // A terminal that is gone takes nothing from the run.
+        // An error is ignored: the run does not need the terminal.
         let _ = waiting::above(|| terminal.write_line(&line));
     }
 }
@@ -472,30 +471,30 @@ fn end_block(
     screen: &Screen,
 ) -> Result<(), Failure> {
     let config = flatout_train::run::config(run.dir())?;
-    let what = match (outcome.is_held_out, config.train.ema > 0.0) {
+    let name = match (outcome.is_held_out, config.train.ema > 0.0) {
         (true, true) => "held-out loss of the averaged weights",
         (true, false) => "held-out loss",
         (false, _) => "loss",
     };
     let took = duration(began.elapsed().as_secs_f64());
     screen.result_fact("done", format_args!("{} steps in {took}", count(outcome.steps)));
-    let came_to = match floor {
+    let result = match floor {
         Some(floor) => format!(
-            "{what} {:.4}: {:.1}% above the floor of {:.4}; the best trigram model stays {:.1}% above it",
+            "{name} {:.4}: {:.1}% above the floor of {:.4}; the best trigram model stays {:.1}% above it",
             outcome.loss,
             100.0 * (outcome.loss as f64 / floor.nats - 1.0),
             floor.nats,
             100.0 * (floor.trigram_nats / floor.nats - 1.0)
         ),
         None => match &outcome.metrics {
-            Some(metrics) => format!("{what} {:.4}  {}", outcome.loss, metrics.words()),
+            Some(metrics) => format!("{name} {:.4}  {}", outcome.loss, metrics.words()),
             None => {
                 let each = if config.model.classes().is_some() { "each" } else { "a token" };
-                format!("{what} {:.4} nats {each}", outcome.loss)
+                format!("{name} {:.4} nats {each}", outcome.loss)
             }
         },
     };
-    screen.coloured(Ink::Strong.paint(&printable(&came_to), screen.result_colours));
+    screen.coloured(Ink::Strong.paint(&printable(&result), screen.result_colours));
     if let Some(why) = &outcome.early {
         screen.result_fact("early", why);
     }
@@ -509,27 +508,27 @@ fn end_block(
             vec![(format!("flatout eval {dir} --predict FILE --out FILE.csv"), "classes of new texts")]
         }
         (true, false) => vec![
-            (format!("flatout eval {dir}"), "which images are taken for which"),
+            (format!("flatout eval {dir}"), "accuracy and confusion matrix"),
             (format!("flatout eval {dir} --predict FOLDER --out FILE.csv"), "classes of new images"),
         ],
         (false, false) => vec![],
         (false, true) if config.sight() == Some(Sight::Images) => vec![
             (format!("flatout generate {dir} --image PHOTO --prompt QUESTION"), "ask it about an image"),
-            (format!("flatout export {dir} --to out"), "for other tools"),
+            (format!("flatout export {dir} --to out"), "export it for other tools"),
         ],
         (false, true) if config.sight() == Some(Sight::Frames) => vec![
             (format!("flatout generate {dir} --frames FOLDER --prompt QUESTION"), "ask it about a video"),
-            (format!("flatout export {dir} --to out"), "for other tools"),
+            (format!("flatout export {dir} --to out"), "export it for other tools"),
         ],
         (false, true) if [Task::Chat, Task::Preference].contains(&config.data.task) => vec![
             (format!("flatout generate {dir} --chat --prompt QUESTION"), "ask it"),
-            (format!("flatout export {dir} --to out"), "for other tools"),
+            (format!("flatout export {dir} --to out"), "export it for other tools"),
         ],
         (false, true) => {
             let text = sample_of_text(run, device, outcome.steps, screen)?;
             screen.result_fact("sample", text);
             let recipe = if config.recipe.is_empty() { "tiny" } else { &config.recipe };
-            let of_text = match config.data.source() {
+            let with_text = match config.data.source() {
                 SourceKind::Synthetic => {
                     (format!("flatout train {recipe} data.path=book.txt"), "train on your own text")
                 }
@@ -537,9 +536,9 @@ fn end_block(
             };
             let changed = (
                 format!("flatout train {recipe} model.layers=6 lr=1e-3"),
-                "change anything; flatout schema lists what",
+                "change any key; flatout schema lists them",
             );
-            vec![(format!("flatout generate {dir}"), "more text from this model"), of_text, changed]
+            vec![(format!("flatout generate {dir}"), "more text from this model"), with_text, changed]
         }
     };
     screen.result_fact("run", &dir);
@@ -551,16 +550,16 @@ fn end_block(
     Ok(())
 }
 
-/// A text that the model writes at the end of its run, which is kept with the run's samples.
+/// Generates a sample at the end of a text model's run, and keeps it with the run's samples.
 fn sample_of_text(run: &Run, device: &Device, step: u64, screen: &Screen) -> Result<String, Failure> {
     let mut generator = Generator::open(run.dir(), device)?;
-    let how = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
-    let written = generator.generate("", how, |_| {})?;
+    let sampling = Sampling { temperature: 0.8, top_k: 0, top_p: 1.0, seed: 1, max_tokens: 60 };
+    let written = generator.generate("", sampling, |_| {})?;
     let text = written.trim().to_string();
     let sample =
         Sample { step, prompt: String::new(), text: Some(text.clone()), image: None, prediction: None };
     if let Err(error) = samples::append(run.dir(), &sample) {
-        screen.note(format!("{} is not written: {error}", samples::SAMPLES));
+        screen.note(format!("{} could not be written: {error}", samples::SAMPLES));
     }
     Ok(text)
 }

@@ -1,4 +1,4 @@
-//! `tune`: the fastest settings here, as tables, as one object, as a preset.
+//! `tune`: finds the fastest settings on this machine, and writes tables, JSON and a preset.
 
 use std::process::ExitCode;
 
@@ -40,7 +40,7 @@ pub fn tune(args: &Tune, screen: &Screen) -> Result<ExitCode, Failure> {
     })
 }
 
-/// Decides, measures with the other ranks and reports.
+/// Runs on rank 0: chooses what to measure, measures it together with the other ranks, and reports.
 fn first(
     args: &Tune,
     config: &Config,
@@ -49,13 +49,13 @@ fn first(
     screen: &Screen,
 ) -> Result<ExitCode, Failure> {
     let target = || stage.device().target(&config.switches).name;
-    let usual = || preset::usual_path(&config.recipe, &target(), stage.ranks());
-    let out = args.out.clone().unwrap_or_else(usual);
+    let default_path = || preset::usual_path(&config.recipe, &target(), stage.ranks());
+    let out = args.out.clone().unwrap_or_else(default_path);
     preset::check(&out)?;
 
     let bar = screen.bar("{wide_bar} {elapsed}  {msg}", 1);
     let line = |text: String| screen.note_above(bar.as_ref(), text);
-    let report = flatout_measure::tune::tune(config, options, stage, &mut |said| match said {
+    let report = flatout_measure::tune::tune(config, options, stage, &mut |progress| match progress {
         TuneProgress::Ready { budget, device } => {
             if let Some(bar) = &bar {
                 bar.set_length(budget.as_secs().max(1));
@@ -66,7 +66,7 @@ fn first(
         TuneProgress::Phase { phase, count, left_out } => {
             line(format!("{}: {count} to measure, {left_out} left out", title(phase)));
         }
-        TuneProgress::Last { choice } => line(format!("the defaults against {choice}")),
+        TuneProgress::Last { choice } => line(format!("comparing the defaults with {choice}")),
         TuneProgress::Visit { name, spent } => match &bar {
             Some(bar) => {
                 bar.set_position(spent.as_secs());
@@ -84,10 +84,10 @@ fn first(
     if let Some(text) = &text {
         preset::write(&out, text)?;
     }
-    // A search that time cut short takes nothing back.
-    let is_news = text.is_some() || report.found.is_complete;
+    // A search that ran out of time does not overwrite an earlier result.
+    let is_conclusive = text.is_some() || report.found.is_complete;
     let remember = || preset::remember(config, stage.device(), stage.ranks(), text.as_deref());
-    let kept = if is_news { remember() } else { Ok(None) };
+    let kept = if is_conclusive { remember() } else { Ok(None) };
     if screen.json {
         let mut all = serde_json::to_value(&report).expect("a report has a JSON form");
         all["preset"] = json!(text.is_some().then(|| out.display().to_string()));
@@ -106,16 +106,16 @@ fn first(
     match kept {
         Ok(Some(path)) if screen.verbose => screen.note(format!("kept     {}", path.display())),
         Ok(_) => {}
-        Err(why) => screen.note(format!("not remembered for a later `train`: {why}")),
+        Err(why) => screen.note(format!("the result could not be saved for a later `train`: {why}")),
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// A line for `train`, where an earlier `tune` found something for it here.
+/// Prints a line in `train` if an earlier `tune` found faster settings for this config on this machine.
 pub fn mention(config: &Config, device: &Device, ranks: usize, screen: &Screen) {
     if let Some(found) = preset::remembered(config, device, ranks) {
         screen.note(format!(
-            "tuned    faster settings were measured here ({}): --with {}",
+            "tuned    faster settings were measured here ({}): add --with {}",
             found.settings.join(" "),
             found.path.display()
         ));
@@ -172,7 +172,9 @@ fn print(report: &Report, screen: &Screen) {
     screen.result("");
     verdict(report, screen);
     if !found.is_complete {
-        screen.note("the budget ended before all was told apart: --budget gives more minutes");
+        screen.note(
+            "the budget ended before all settings could be told apart: give more minutes with --budget",
+        );
     }
 }
 
@@ -197,7 +199,7 @@ fn cells(row: &Row) -> Vec<String> {
     ]
 }
 
-/// Settings without a measurement, with the reason; several with the same reason together.
+/// Settings without a measurement, grouped by the reason.
 fn left_out(found: &TuneOutcome) -> Vec<(String, String)> {
     let mut reasons: Vec<(Vec<&str>, &str)> = vec![];
     for row in found.rows.iter().filter(|row| row.step_ms.is_none()) {
@@ -234,7 +236,7 @@ fn verdict(report: &Report, screen: &Screen) {
             format!("choice   the defaults: there was no time to compare {name} with them once more")
         }
         Verdict::WithinNoise => {
-            format!("choice   the defaults: {name} looked faster and, compared once more, is {by}: within noise")
+            format!("choice   the defaults: {name} looked faster and is, compared once more, {by}: within noise")
         }
         Verdict::LossesDiffer => {
             let worst = found.numbers.map_or(f64::NAN, |numbers| numbers.worst);
@@ -246,7 +248,7 @@ fn verdict(report: &Report, screen: &Screen) {
     });
     if let Some(noise) = found.noise {
         screen.note(format!(
-            "one visit varies by {:.1}%; {} in all",
+            "one measurement varies by {:.1}%; all took {}",
             100.0 * noise,
             duration(report.seconds)
         ));

@@ -1,5 +1,5 @@
-//! A line about work that takes longer than a second: it appears on a terminal, says how far the work is, and is gone when it is
-//! done. Nothing appears where standard error is no terminal.
+//! A status line on the terminal for work that takes longer than a second: it shows the progress, and is erased when the work is done.
+//! Nothing appears where standard error is not a terminal.
 
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,18 +11,18 @@ use flatout_waits::{self as waits, Unit, WaitSnapshot};
 use crate::palette::Ink;
 use crate::screen::{Screen, bytes, count, duration, one_line};
 
-/// Work that takes less time than this is not spoken of.
+/// Work that takes less time than this is not shown.
 pub const AFTER: Duration = Duration::from_secs(1);
-/// Between two drawings.
+/// Time between two redraws.
 pub const EVERY: Duration = Duration::from_millis(100);
-/// Of a terminal that does not tell its width.
+/// Columns of a terminal that does not report its width.
 const USUAL_WIDTH: u16 = 80;
 
-/// The line as it stands on the terminal.
+/// The state of the line on the terminal.
 struct Line {
-    /// Columns of its text; 0 where there is none.
+    /// Columns of its text; 0 while it is erased.
     columns: usize,
-    /// How many others draw on the terminal, and want no line there.
+    /// Number of [`Hold`]s, each of which hides the line.
     holds: usize,
 }
 
@@ -32,7 +32,7 @@ fn line() -> MutexGuard<'static, Line> {
     LINE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins to draw the line where there is something to wait for. A thread that cannot be started is a line less.
+/// Starts the thread that draws the line. If it cannot start, there is no line.
 pub fn start(screen: &Screen) {
     let colours = screen.colours;
     if !screen.live {
@@ -43,7 +43,7 @@ pub fn start(screen: &Screen) {
             std::thread::sleep(EVERY);
             let mut line = line();
             match waits::newest(AFTER).filter(|_| line.holds == 0) {
-                Some(seen) => line.draw(&words(&seen), colours),
+                Some(wait) => line.draw(&words(&wait), colours),
                 None => line.erase(),
             }
         }
@@ -51,19 +51,19 @@ pub fn start(screen: &Screen) {
     let _ = std::thread::Builder::new().name("waiting".into()).spawn(draw);
 }
 
-/// Prints something while the line is away. Nothing else may be printed by what is called.
+/// Calls `print` while the line is erased. `print` must not call this function again.
 pub fn above<T>(print: impl FnOnce() -> T) -> T {
     let mut line = line();
     line.erase();
     print()
 }
 
-/// Takes the line away for good: the command ends.
+/// Erases the line for good, at the end of the command.
 pub fn end() {
     std::mem::forget(hold());
 }
 
-/// Keeps the line away for as long as this lives, for whoever draws on the terminal.
+/// Hides the line for as long as this lives, for other code that draws on the terminal.
 pub struct Hold;
 
 pub fn hold() -> Hold {
@@ -87,23 +87,23 @@ pub fn width() -> usize {
 
 impl Line {
     fn draw(&mut self, text: &str, colours: bool) {
-        let away = self.away();
-        // The last column stays free: a full line would be continued on the next.
+        let erasing = self.erase_sequence();
+        // The last column stays free: a full line would wrap.
         let text: String = text.chars().take(width().saturating_sub(1)).collect();
         self.columns = text.chars().count();
-        put(&format!("{away}{}", Ink::Faint.paint(&text, colours)));
+        put(&format!("{erasing}{}", Ink::Faint.paint(&text, colours)));
     }
 
     fn erase(&mut self) {
         if self.columns > 0 {
-            put(&self.away());
+            put(&self.erase_sequence());
             self.columns = 0;
         }
     }
 
-    /// The escape sequences that remove it. A terminal that became narrower has broken it in several lines, which are erased one by one:
-    /// erasing down to the end of the screen would put the line into the history of tmux where nothing stands above it.
-    fn away(&self) -> String {
+    /// The escape sequences that erase the line. A terminal that became narrower has wrapped it into several, which are erased one by
+    /// one: erasing to the end of the screen would put the line into tmux's history where nothing stands above it.
+    fn erase_sequence(&self) -> String {
         match self.columns.div_ceil(width()) {
             0 => String::new(),
             lines => format!("\r\x1b[K{}", "\x1b[A\x1b[2K".repeat(lines - 1)),
@@ -111,15 +111,15 @@ impl Line {
     }
 }
 
-/// Writes at once. A terminal that is gone takes nothing from the command.
+/// Writes and flushes. Errors are ignored: the command does not need the terminal.
 fn put(text: &str) {
     let mut out = io::stderr();
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
-/// Work in words: what it is, how much is done of how much, how fast, and for how long already.
-pub fn words(seen: &WaitSnapshot) -> String {
-    let WaitSnapshot { what, unit, done, total, time } = seen;
+/// The text of the line: name of the work, amount done of the total, rate and elapsed time.
+pub fn words(wait: &WaitSnapshot) -> String {
+    let WaitSnapshot { what, unit, done, total, time } = wait;
     let seconds = time.as_secs_f64();
     let rate = *done as f64 / seconds;
     let mut pieces = vec![one_line(what).into_owned()];
@@ -151,26 +151,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_is_told_with_its_share_and_its_rate() {
-        let seen = |unit, done, total| WaitSnapshot {
+    fn work_is_shown_with_its_share_and_its_rate() {
+        let wait = |unit, done, total| WaitSnapshot {
             what: "work".into(),
             unit,
             done,
             total,
             time: Duration::from_secs(4),
         };
-        assert_eq!(words(&seen(Unit::Nothing, 0, None)), "work  4.0 s");
+        assert_eq!(words(&wait(Unit::Nothing, 0, None)), "work  4.0 s");
         assert_eq!(
-            words(&seen(Unit::Bytes, 1 << 30, Some(4 << 30))),
+            words(&wait(Unit::Bytes, 1 << 30, Some(4 << 30))),
             "work  1.0 GiB of 4.0 GiB  25%  256.0 MiB/s  4.0 s"
         );
         assert_eq!(
-            words(&seen(Unit::Things("kernels"), 6, Some(24))),
+            words(&wait(Unit::Things("kernels"), 6, Some(24))),
             "work  6 of 24 kernels  25%  1.5/s  4.0 s"
         );
-        assert_eq!(words(&seen(Unit::Things("tokens"), 4000, None)), "work  4,000 tokens  1,000/s  4.0 s");
-        assert_eq!(words(&seen(Unit::Bytes, 0, Some(4 << 30))), "work  0 bytes of 4.0 GiB  0%  4.0 s");
-        let hostile = WaitSnapshot { what: "a\x1b[2J\n".into(), ..seen(Unit::Nothing, 0, None) };
-        assert!(!words(&hostile).contains(['\x1b', '\n']), "names of files move no cursor");
+        assert_eq!(words(&wait(Unit::Things("tokens"), 4000, None)), "work  4,000 tokens  1,000/s  4.0 s");
+        assert_eq!(words(&wait(Unit::Bytes, 0, Some(4 << 30))), "work  0 bytes of 4.0 GiB  0%  4.0 s");
+        let hostile = WaitSnapshot { what: "a\x1b[2J\n".into(), ..wait(Unit::Nothing, 0, None) };
+        assert!(!words(&hostile).contains(['\x1b', '\n']), "names of files cannot move the cursor");
     }
 }

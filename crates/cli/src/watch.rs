@@ -1,4 +1,4 @@
-//! `watch`, and `train --watch`: runs live in a browser.
+//! `watch` and `train --watch`: show runs live in a browser.
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs};
@@ -15,7 +15,7 @@ use crate::args::Watch;
 use crate::model::RUNS;
 use crate::screen::Screen;
 
-/// The port where none is asked for and this one is free.
+/// The default port, if it is free.
 const PORT: u16 = 8600;
 
 pub fn watch(args: &Watch, screen: &Screen) -> Result<ExitCode, Failure> {
@@ -35,7 +35,7 @@ pub fn watch(args: &Watch, screen: &Screen) -> Result<ExitCode, Failure> {
         screen.object(&json!({ "url": server.url(), "folder": dir }));
     } else {
         screen.result(format!("{} is shown at {}", dir.display(), server.url()));
-        screen.note("the page only reads; Ctrl-C ends it");
+        screen.note("the page is read-only; Ctrl-C ends the server");
     }
     if args.open && !open(server.url()) {
         screen.note("there is no browser to open it in");
@@ -44,7 +44,7 @@ pub fn watch(args: &Watch, screen: &Screen) -> Result<ExitCode, Failure> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Binds the address that was asked for.
+/// Binds the requested address.
 fn listen(args: &Watch) -> Result<TcpListener, String> {
     let (host, port) = (args.host.as_str(), args.port.unwrap_or(PORT));
     let addresses: Vec<_> = (host, port)
@@ -61,8 +61,8 @@ fn listen(args: &Watch) -> Result<TcpListener, String> {
     }
 }
 
-/// The page of a run that this process trains, beside the others of its folder. It ends with what is returned. A page that
-/// cannot be shown is a line and no reason not to train.
+/// Serves the page of the run that this process trains, with the other runs of its folder, until the returned server is dropped. If that
+/// fails, a note is printed and training goes on.
 pub fn beside(run: &Path, screen: &Screen) -> Option<Server> {
     let folder = run.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let served =
@@ -82,7 +82,7 @@ pub fn beside(run: &Path, screen: &Screen) -> Option<Server> {
     }
 }
 
-/// A name as a part of an address.
+/// Percent-encodes a name for a URL.
 fn encoded(name: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     name.bytes()
@@ -90,7 +90,7 @@ fn encoded(name: &str) -> String {
         .collect()
 }
 
-/// Opens an address in the browser of the desktop, where there is one; gives whether it was tried.
+/// Opens an address in the desktop's browser, if there is one; returns whether that was tried.
 fn open(url: &str) -> bool {
     let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let program = match cfg!(target_os = "macos") {
@@ -99,11 +99,11 @@ fn open(url: &str) -> bool {
         false => return false,
     };
     let mut command = Command::new(program);
-    // Ctrl-C in this terminal is for the run and not for the browser.
+    // A process group of its own keeps Ctrl-C in this terminal from ending the browser.
     command.process_group(0);
     command.arg(url).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     match command.spawn() {
-        // A thread waits for the program, so that it does not stay behind as a zombie.
+        // A thread waits for the program, so that it does not become a zombie.
         Ok(mut child) => std::thread::Builder::new().spawn(move || child.wait()).is_ok(),
         Err(_) => false,
     }
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_become_parts_of_addresses() {
+    fn names_are_percent_encoded() {
         assert_eq!(encoded("tiny-1"), "tiny-1");
         assert_eq!(encoded("a b#é"), "a%20b%23%C3%A9");
     }

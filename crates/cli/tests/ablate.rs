@@ -1,4 +1,4 @@
-//! `ablate` as users run it: one object with rows, a page, and a call that goes on where another stopped.
+//! `ablate` as users run it: a JSON object with rows, a page, and a call that continues an earlier one.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::program::{CommandOutput, SMALL, flatout};
 
 /// `ablate` of a small decoder on the CPU, with a cache of its own.
-fn said(dir: &Path, words: &[&str]) -> CommandOutput {
+fn result(dir: &Path, words: &[&str]) -> CommandOutput {
     let words: Vec<&str> =
         ["ablate", "tiny", "backend=cpu"].iter().chain(&SMALL).chain(words).copied().collect();
     let output =
@@ -17,9 +17,9 @@ fn said(dir: &Path, words: &[&str]) -> CommandOutput {
     CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// The same where it ends well: its object and what it said beside it, or no object and what it printed.
+/// Runs `ablate`, which must succeed: its JSON object and standard error, or null and standard output.
 fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {
-    let CommandOutput { code, out, err } = said(dir, words);
+    let CommandOutput { code, out, err } = result(dir, words);
     assert_eq!(code, Some(0), "{err}");
     match words.contains(&"--json") {
         true => (object(&out), err),
@@ -27,7 +27,7 @@ fn ablate(dir: &Path, words: &[&str]) -> (Value, String) {
     }
 }
 
-/// The object that is printed; the events of whole runs, a line each, may come before it.
+/// The JSON object at the end of the output; events of whole runs, one per line, may come before it.
 fn object(out: &str) -> Value {
     let object = out.find("\n{\n").map_or(out, |before| &out[before + 1..]);
     serde_json::from_str(object).expect("one object")
@@ -57,7 +57,7 @@ fn time_to_a_loss_is_compared_seed_by_seed() {
         "--run",
         "race",
     ];
-    // A rate that learns nothing never gets there.
+    // With a learning rate that learns nothing, the loss is never reached.
     let words = [&run[..], &["--try", "lr=1e-3", "--try", "lr=1e-9 train.steps=8", "--json"]].concat();
     let (report, _) = ablate(dir, &words);
     let of = |name: &str| row(&report, name).clone();
@@ -67,7 +67,7 @@ fn time_to_a_loss_is_compared_seed_by_seed() {
         let (step, tokens) =
             (run["reached"]["step"].as_f64().unwrap(), run["reached"]["tokens"].as_f64().unwrap());
         assert!(step > 0.0 && step < 60.0 && tokens > 0.0 && run["best"].as_f64().unwrap() <= 6.2, "{run}");
-        // The run ended there, and says why.
+        // The run ended at the goal, and gives the reason.
         let log =
             fs::read_to_string(dir.join(run["path"].as_str().unwrap()).join("events.jsonl")).expect("a log");
         let end = log.lines().last().expect("an end");
@@ -87,7 +87,7 @@ fn time_to_a_loss_is_compared_seed_by_seed() {
     let log = fs::read_to_string(dir.join("race/as-it-is_seed=0/events.jsonl")).expect("a log");
     assert_eq!(log.matches("\"event\":\"start\"").count(), 1, "{log}");
     let table = ablate(dir, &words[..words.len() - 1]).1;
-    assert!(table.contains("not reached by 2 of 2") && table.contains("of the base's time"), "{table}");
+    assert!(table.contains("not reached by 2 of 2") && table.contains("time / base"), "{table}");
 }
 
 /// Runs of 60 updates of the base to a loss, in a folder.
@@ -97,7 +97,7 @@ fn race<'a>(goal: &'a str, words: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn runs_to_a_loss_go_on_to_a_better_one_and_are_never_those_of_other_settings() {
+fn runs_to_a_loss_continue_to_a_better_one_and_refuse_other_settings() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let one = ["--seeds", "1", "--json"];
@@ -107,17 +107,17 @@ fn runs_to_a_loss_go_on_to_a_better_one_and_are_never_those_of_other_settings() 
     let (easy, _) = ablate(dir, &race("5.5", &one));
     let (at_easy, ended) = (row(&easy, "as it is")["runs"][0]["reached"].clone(), updates());
     assert!(at_easy["step"].is_f64() && ended < 60, "{easy:#}");
-    // It ended at the easier goal, and goes on from there.
+    // The run ended at the easier goal, and continues from there.
     let (hard, _) = ablate(dir, &race("5.2", &one));
     let at_hard = &row(&hard, "as it is")["runs"][0]["reached"];
     assert!(at_hard["step"].as_f64() > at_easy["step"].as_f64(), "{hard:#}");
     assert_eq!(starts(), 2, "{}", log());
     assert!(updates() > ended && updates() <= 60, "no update is made twice: {}", log());
-    // What is done for one goal is done for an easier one, with the numbers of then.
+    // A run that reached one goal has also reached an easier one, with the figures of that time.
     let (again, _) = ablate(dir, &race("5.5", &one));
     assert_eq!(row(&again, "as it is")["runs"][0]["reached"], at_easy);
     assert_eq!(starts(), 2, "{}", log());
-    // A goal that is never reached is done when all updates are made.
+    // A run that never reaches its goal is done after all updates.
     for _ in 0..2 {
         let table = ablate(dir, &race("0.1", &one[..2])).1;
         assert!(table.contains("not reached by 1 of 1"), "{table}");
@@ -128,7 +128,7 @@ fn runs_to_a_loss_go_on_to_a_better_one_and_are_never_those_of_other_settings() 
         ("train.steps=90", "`train.steps` is 90 now and was 60"),
         ("eval.rows=4", "`eval.rows` is 4 now and was 8"),
     ] {
-        let refused = said(dir, &race("5.5", &["--seeds", "1", word]));
+        let refused = result(dir, &race("5.5", &["--seeds", "1", word]));
         assert_eq!(refused.code, Some(2), "{word}: {refused:?}");
         assert!(refused.err.contains("race/as-it-is_seed=0: the run that is there was begun"), "{refused:?}");
         assert!(refused.err.contains(part) && refused.err.contains("another --run"), "{refused:?}");
@@ -141,7 +141,7 @@ fn a_variant_that_fails_does_not_end_the_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let high = "lr=1e30 clip=0 train.on_nonfinite=stop";
     let words = ["--seeds", "2", "--try", high, "--try", "lr=1e-3"];
-    let came = said(folder.path(), &race("6.2", &[&words[..], &["--json"]].concat()));
+    let came = result(folder.path(), &race("6.2", &[&words[..], &["--json"]].concat()));
     assert_eq!(came.code, Some(1), "{came:?}");
     let report = object(&came.out);
     let failed = row(&report, high);
@@ -149,8 +149,8 @@ fn a_variant_that_fails_does_not_end_the_others() {
     assert!(failed["seconds"].is_null() && failed["runs"][0]["reached"].is_null(), "{failed}");
     assert!(row(&report, "lr=1e-3")["of_base"]["mean"].is_f64(), "{report:#}");
     assert!(row(&report, "as it is")["runs"][0].get("why").is_none(), "{report:#}");
-    // It is tried again, and what is done stays.
-    let came = said(folder.path(), &race("6.2", &words));
+    // The failed run is tried again, and the finished runs are kept.
+    let came = result(folder.path(), &race("6.2", &words));
     assert_eq!(came.code, Some(1), "{came:?}");
     assert!(came.err.contains(&format!("to loss  {high}, seed 0 failed: step ")), "{}", came.err);
     assert!(came.out.contains("2 of 2 failed") && came.err.matches(" is done: ").count() == 4, "{came:?}");
@@ -173,9 +173,9 @@ fn rows_have_what_the_contract_says() {
         "--out",
         "page",
     ];
-    let (report, said) = ablate(dir, &words);
-    assert_eq!(said, "", "nothing beside the object");
-    assert_eq!((&report["is_complete"], kept(dir)), (&true.into(), 0), "nothing is left to go on with");
+    let (report, result) = ablate(dir, &words);
+    assert_eq!(result, "", "nothing beside the object");
+    assert_eq!((&report["is_complete"], kept(dir)), (&true.into(), 0), "nothing is left to continue");
     assert_eq!(report["base"]["is_repeatable"], true);
     let base_loss = report["base"]["loss"].as_f64().expect("a loss");
     for (name, group) in [
@@ -231,15 +231,15 @@ fn rows_have_what_the_contract_says() {
 }
 
 #[test]
-fn a_budget_that_ends_is_gone_on_with() {
+fn measurements_continue_after_the_budget_ended() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let words = ["--repeats", "1", "--steps", "1", "--only", "fuse.qkv"];
-    // Too little for anything but the base.
-    let (_, said) = ablate(dir, &[&words[..], &["--budget", "0.00001"]].concat());
-    assert!(said.contains("fuse.qkv=off: the budget ended first"), "{said}");
+    // The budget suffices for the base only.
+    let (_, result) = ablate(dir, &[&words[..], &["--budget", "0.00001"]].concat());
+    assert!(result.contains("fuse.qkv=off: the budget ended first"), "{result}");
     assert_eq!(kept(dir), 1);
-    let (_, said) = ablate(dir, &[&words[..], &["--budget", "10"]].concat());
-    assert!(said.contains("\nfuse.qkv=off "), "{said}");
+    let (_, result) = ablate(dir, &[&words[..], &["--budget", "10"]].concat());
+    assert!(result.contains("\nfuse.qkv=off "), "{result}");
     assert_eq!(kept(dir), 0);
 }

@@ -1,4 +1,4 @@
-//! Bad input is one sentence on standard error and exit code 2, before any work: nothing is written.
+//! Bad input gives one sentence on standard error and exit code 2 before any work, and nothing is written.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,7 +9,7 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::switches::{Switch, TABLE};
 
-use crate::program::{flatout, say, small_train};
+use crate::program::{execute, flatout, small_train};
 
 /// Every file and folder under a directory, with the files' contents.
 fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -21,7 +21,7 @@ fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
             found.extend(tree(&path));
             found.insert(name + "/", vec![]);
         } else {
-            // The lock holds the number of whoever asked last.
+            // The lock holds the process number of the last command.
             let is_lock = path.file_name().is_some_and(|name| name == "lock");
             found.insert(name, if is_lock { vec![] } else { fs::read(&path).expect("a file") });
         }
@@ -29,14 +29,16 @@ fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// The command is refused with a sentence that has these words.
+/// Asserts that the command is refused with a sentence that contains these words.
 fn refused(dir: &Path, words: &[&str], sentence: &str) {
     let before = tree(dir);
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
-    assert_eq!(said.out, "", "{words:?}");
-    let line =
-        said.err.strip_suffix('\n').unwrap_or_else(|| panic!("{words:?}: a whole line, not {:?}", said.err));
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(2), "{words:?}: {result:?}");
+    assert_eq!(result.out, "", "{words:?}");
+    let line = result
+        .err
+        .strip_suffix('\n')
+        .unwrap_or_else(|| panic!("{words:?}: a whole line, not {:?}", result.err));
     assert!(line.starts_with("flatout: ") && !line.contains('\n'), "{words:?}: one line, not {line:?}");
     assert!(line.contains(sentence), "{words:?}: {line:?} lacks {sentence:?}");
     let after = tree(dir);
@@ -129,7 +131,7 @@ fn words_and_numbers() {
         ("ablate tiny data.path=-", "`data.path` is standard input"),
         (
             "ablate tiny --to-loss 2 --model",
-            "--model is of measured updates, and --to-loss trains whole runs, each on one rank",
+            "--model is for measured updates, and --to-loss trains whole runs, each on one rank",
         ),
         ("ablate tiny --to-loss 2 --try lr=nan", "--try `lr=nan`: `optimizer.lr`"),
         (
@@ -140,7 +142,7 @@ fn words_and_numbers() {
             "ablate tiny --to-loss 2 --try eval.goal=1",
             "--try `eval.goal=1`: `eval.goal` cannot be tried, as all are trained to the loss that --to-loss says",
         ),
-        ("ablate tiny --to-loss nan", "`eval.goal` wants a number, and got `NaN`"),
+        ("ablate tiny --to-loss nan", "`eval.goal` must be a number, not `NaN`"),
         (
             "ablate tiny --to-loss 2 eval.every=0",
             "`eval.goal` is compared with evaluations and there are none",
@@ -163,8 +165,8 @@ fn words_and_numbers() {
     }
 }
 
-/// Every value of every switch that this machine or a GPU of the table does not run, asked of every command that
-/// compiles: the switch, the value and the reason, before anything is done.
+/// Every value of every switch that cannot run on this machine or on a GPU of the table is refused by every command that compiles, with
+/// switch, value and reason, before any work.
 #[test]
 fn switches_that_cannot_run() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -178,9 +180,9 @@ fn switches_that_cannot_run() {
     for (switch, value) in TABLE.iter().flat_map(values) {
         let word = format!("{}={value}", switch.name);
         let here = match (switch.name, value) {
-            // Where there is a GPU it runs.
+            // With a GPU it runs.
             ("backend", _) if device::has_gpu() => None,
-            // It stands for others, one of which is refused by its own name.
+            // It sets other switches, one of which is refused by its own name.
             ("compile", "reduce-overhead" | "max-autotune") => {
                 Some("`cuda_graphs=on` cannot run".to_string())
             }
@@ -203,7 +205,7 @@ fn switches_that_cannot_run() {
             }
         }
     }
-    // The two that people ask for most.
+    // The two that users try most.
     refused(
         dir,
         &["plan", "tiny", "--gpu", "a100-80", "precision=fp8"],
@@ -262,18 +264,18 @@ fn a_tokeniser_larger_than_the_model() {
     let text: String = (0..3000).map(|i| format!("{} is number {i}.\n", i * i)).collect();
     fs::write(dir.join("book.txt"), text).expect("a file");
     let words = small_train(&["data.path=book.txt", "eval.rows=0", "model.vocab=400", "--run", "run"]);
-    let said = say(dir, &words);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let result = execute(dir, &words);
+    assert_eq!(result.code, Some(0), "{}", result.err);
     let tokenizer = "data.tokenizer=run/tokenizer.json";
     let words = small_train(&["data.path=book.txt", tokenizer, "model.vocab=300"]);
     refused(dir, &words, "The tokeniser has 400 tokens but the model only 300");
 }
 
 #[test]
-fn runs_that_are_there() {
+fn existing_runs() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    assert_eq!(say(dir, &small_train(&["--run", "run"])).code, Some(0));
+    assert_eq!(execute(dir, &small_train(&["--run", "run"])).code, Some(0));
     refused(
         dir,
         &small_train(&["--run", "run"]),
@@ -299,10 +301,10 @@ fn a_run_that_is_still_running() {
         std::thread::yield_now();
     }
     for words in [&["resume", "run"][..], &small_train(&["--run", "run", "--resume", "auto"])] {
-        let said = say(dir, words);
+        let result = execute(dir, words);
         let sentence = format!("the run in run is still running in process {}", child.id());
-        assert_eq!(said.code, Some(2), "{said:?}");
-        assert!(said.err.contains(&sentence) && said.err.lines().count() == 1, "{said:?}");
+        assert_eq!(result.code, Some(2), "{result:?}");
+        assert!(result.err.contains(&sentence) && result.err.lines().count() == 1, "{result:?}");
     }
     child.kill().expect("a living process");
     child.wait().expect("an end");

@@ -9,12 +9,12 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use serde_json::Value;
 
-use crate::program::{self, CommandOutput, SMALL, say, small_train};
+use crate::program::{self, CommandOutput, SMALL, execute, small_train};
 
 fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-    said
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+    result
 }
 
 fn fields(object: &Value) -> BTreeSet<&str> {
@@ -29,10 +29,10 @@ fn lines(text: &str) -> Vec<Value> {
 fn events_have_the_fields_of_the_contract() {
     let folder = tempfile::tempdir().expect("a folder");
     let words = small_train(&["eval.every=2", "checkpoint.every=3", "--run", "run", "--json"]);
-    let said = ok(folder.path(), &words);
-    assert_eq!(said.err, "", "nothing beside the objects");
+    let result = ok(folder.path(), &words);
+    assert_eq!(result.err, "", "nothing beside the objects");
     let log = fs::read_to_string(folder.path().join("run/events.jsonl")).expect("a log");
-    assert_eq!(said.out, log, "`--json` prints the log's own lines");
+    assert_eq!(result.out, log, "`--json` prints the log's own lines");
     let events = lines(&log);
     let wanted = [
         (
@@ -69,12 +69,12 @@ fn events_have_the_fields_of_the_contract() {
     assert_eq!((&end["status"], &end["steps"]), (&"done".into(), &6.into()));
     assert!(end["loss"].as_f64().unwrap() > end["loss_floor"].as_f64().unwrap());
 
-    // A run that is longer than it was goes on and says so.
-    let said = ok(folder.path(), &["resume", "run", "train.steps=8", "--json"]);
-    let resumed = lines(&said.out);
+    // A run with more steps than before continues, and its log shows that.
+    let result = ok(folder.path(), &["resume", "run", "train.steps=8", "--json"]);
+    let resumed = lines(&result.out);
     assert_eq!(resumed[1], serde_json::json!({ "event": "resume", "step": 6 }));
     let log = fs::read_to_string(folder.path().join("run/events.jsonl")).expect("a log");
-    assert!(log.ends_with(&said.out));
+    assert!(log.ends_with(&result.out));
 }
 
 #[test]
@@ -95,9 +95,9 @@ const PLANNED: &str = "recipe backend arena_bytes driver_bytes categories layers
     step_flops step_bytes roofline_step_ms predicted_step_ms roofline_run_seconds predicted_run_seconds timed_kernels work \
     largest_micro_batch switches instead attention_kernels not_deterministic auto fp8";
 
-/// The numbers of a plan add up, and the picture is where it was asked for.
+/// The numbers of a plan add up, and the plot is written to --out.
 #[test]
-fn a_plan_tells_layers_work_rows_and_alternatives() {
+fn a_plan_has_layers_work_rows_and_alternatives() {
     let folder = tempfile::tempdir().expect("a folder");
     let words: Vec<&str> =
         ["plan", "tiny"].iter().chain(&SMALL).chain(&["--json", "--out", "pictures"]).copied().collect();
@@ -137,22 +137,22 @@ fn a_plan_tells_layers_work_rows_and_alternatives() {
     assert!(row("precision", "tf32")["refused"].as_str().unwrap().contains("cannot run on the CPU"));
     let svg = fs::read_to_string(folder.path().join("pictures/arena.svg")).expect("a picture");
     assert!(svg.starts_with("<svg") && svg.contains(">grad</text>") && svg.contains(">apply</text>"));
-    // A difference is that of the other plan.
+    // The difference of an alternative equals that of its own plan.
     let other = [&words[..words.len() - 2], &["memory_plan=off"]].concat();
     let other: Value = serde_json::from_str(&ok(folder.path(), &other).out).expect("an object");
     assert_eq!(other["arena_bytes"], row("memory_plan", "off")["arena_bytes"]);
-    let refused = say(folder.path(), &["plan", "tiny", "--out", "pictures/arena.svg"]);
+    let refused = execute(folder.path(), &["plan", "tiny", "--out", "pictures/arena.svg"]);
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("give another --out"), "{}", refused.err);
 }
 
-/// A GPU by name needs no GPU: what fits is said, and what does not is planned all the same.
+/// A plan for a GPU by name needs no GPU; it says whether it fits, and is made even if it does not.
 #[test]
 fn a_plan_for_a_gpu_by_name_says_whether_it_fits() {
     let folder = tempfile::tempdir().expect("a folder");
     let planned = |words: &[&str]| -> Value {
-        let said = ok(folder.path(), &[&["plan", "gpt2-124m", "layers=2", "--json"], words].concat());
-        serde_json::from_str(&said.out).expect("an object")
+        let result = ok(folder.path(), &[&["plan", "gpt2-124m", "layers=2", "--json"], words].concat());
+        serde_json::from_str(&result.out).expect("an object")
     };
     let small = planned(&["--gpu", "rtx3090"]);
     assert_eq!(small["backend"], "rtx3090");
@@ -175,14 +175,14 @@ fn a_plan_for_a_gpu_by_name_says_whether_it_fits() {
     );
 }
 
-/// Several GPUs on paper: who they are, what a rank keeps, and how the run scales; ranks on CPUs without predictions.
+/// Plans for several GPUs show the ranks, the memory of one and the scaling; plans for ranks on CPUs have no predictions.
 #[test]
 fn a_plan_for_several_ranks_says_how_it_scales() {
     let folder = tempfile::tempdir().expect("a folder");
     let base = ["plan", "gpt2-124m", "layers=2", "train.batch=32"];
     let planned = |words: &[&str]| -> Value {
-        let said = ok(folder.path(), &[&base[..], &["--json"], words].concat());
-        serde_json::from_str(&said.out).expect("an object")
+        let result = ok(folder.path(), &[&base[..], &["--json"], words].concat());
+        serde_json::from_str(&result.out).expect("an object")
     };
     let alone = planned(&["--gpu", "h100"]);
     assert_eq!((&alone["world"], &alone["switches"]["overlap"]), (&Value::Null, &"nothing to share".into()));
@@ -217,13 +217,13 @@ fn a_plan_for_several_ranks_says_how_it_scales() {
         planned(&["--gpu", "h100", "--gpus", "8", "--nodes", "2", "--link", "pcie4", "--net", "ib100"]);
     let wire = |plan: &Value| plan["world"]["exchange"]["wire_ms"].as_f64().unwrap();
     assert!(wire(&slow) > 5.0 * wire(&sixteen));
-    let said = ok(folder.path(), &[&base[..], &["--gpu", "h100", "--gpus", "8"]].concat()).out;
+    let result = ok(folder.path(), &[&base[..], &["--gpu", "h100", "--gpus", "8"]].concat()).out;
     for line in [
         "ranks            8: one node of h100, linked by nvlink4",
         "shared           shard=optimizer (auto",
         "of linear",
     ] {
-        assert!(said.contains(line), "{line} in {said}");
+        assert!(result.contains(line), "{line} in {result}");
     }
     let on_cpu = planned(&["--ranks", "4", "backend=cpu"]);
     assert_eq!((&on_cpu["world"]["ranks"], &on_cpu["world"]["exchange"]), (&4.into(), &Value::Null));
@@ -238,7 +238,7 @@ fn a_plan_for_several_ranks_says_how_it_scales() {
         (&["--gpu", "h100", "--gpus", "0"], "give a number from 1 to 1024"),
         (&["--gpu", "h100", "--nodes", "2"], "--gpus"),
     ] {
-        let refused = say(folder.path(), &[&base[..], words].concat());
+        let refused = execute(folder.path(), &[&base[..], words].concat());
         assert_eq!(refused.code, Some(2), "{words:?}");
         assert!(refused.err.contains(why), "{words:?}: {}", refused.err);
     }
@@ -261,8 +261,8 @@ fn a_plan_has_its_fields_and_its_bytes_are_the_runs() {
     let mut sizes = BTreeSet::new();
     for overrides in sets {
         let plan: Vec<&str> = ["plan", "tiny"].iter().chain(&SMALL).chain(overrides).copied().collect();
-        let said = ok(folder.path(), &[&plan[..], &["--json"]].concat());
-        let plan: Value = serde_json::from_str(&said.out).expect("an object");
+        let result = ok(folder.path(), &[&plan[..], &["--json"]].concat());
+        let plan: Value = serde_json::from_str(&result.out).expect("an object");
         for field in ["arena_bytes", "categories", "parameters", "flops_per_token", "switches"] {
             assert!(fields(&plan).contains(field), "{field}");
         }
@@ -309,15 +309,15 @@ fn recipes_round_trip() {
 #[test]
 fn a_run_shows_what_it_does() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = ok(folder.path(), &small_train(&["eval.every=0"]));
-    let start: Vec<&str> = said.err.lines().take_while(|line| !line.starts_with("step ")).collect();
-    assert!(start.len() <= 12 && start[0] == "tiny  ->  runs/tiny-1", "{}", said.err);
+    let result = ok(folder.path(), &small_train(&["eval.every=0"]));
+    let start: Vec<&str> = result.err.lines().take_while(|line| !line.starts_with("step ")).collect();
+    assert!(start.len() <= 12 && start[0] == "tiny  ->  runs/tiny-1", "{}", result.err);
     for words in
         ["done     6 steps in", "held-out loss ", "above the floor of", "sample   ", "run      runs/tiny-1"]
     {
-        assert!(said.out.contains(words), "{words:?} in {}", said.out);
+        assert!(result.out.contains(words), "{words:?} in {}", result.out);
     }
-    assert!(said.err.contains("next     flatout generate runs/tiny-1"), "{}", said.err);
+    assert!(result.err.contains("next     flatout generate runs/tiny-1"), "{}", result.err);
     let quiet = ok(folder.path(), &small_train(&["-q"]));
     assert_eq!(quiet.err, "");
     let text = ok(folder.path(), &["generate", "runs/tiny-1", "--max-tokens", "12", "--json"]).out;
@@ -333,49 +333,49 @@ fn a_run_shows_what_it_does() {
 fn every_command_has_help() {
     let folder = tempfile::tempdir().expect("a folder");
     for command in ["train", "resume", "plan", "generate", "runs", "watch", "recipes", "schema", "doctor"] {
-        let said = ok(folder.path(), &[command, "--help"]);
-        assert!(said.out.contains("Usage: flatout") && said.err.is_empty(), "{command}");
+        let result = ok(folder.path(), &[command, "--help"]);
+        assert!(result.out.contains("Usage: flatout") && result.err.is_empty(), "{command}");
         assert!(ok(folder.path(), &["--help"]).out.contains(&format!("  {command} ")), "{command} is listed");
     }
     for words in
         [&["recipes"][..], &["runs"], &["schema"], &["recipes", "show", "pretrain-226m"], &["doctor"]]
     {
         for json in [false, true] {
-            let said = ok(folder.path(), &[words, if json { &["--json"] } else { &[] }].concat());
-            assert!(!said.out.is_empty() && said.err.is_empty());
-            assert_eq!(serde_json::from_str::<Value>(&said.out).is_ok(), json, "{words:?}");
+            let result = ok(folder.path(), &[words, if json { &["--json"] } else { &[] }].concat());
+            assert!(!result.out.is_empty() && result.err.is_empty());
+            assert_eq!(serde_json::from_str::<Value>(&result.out).is_ok(), json, "{words:?}");
         }
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "none of them writes anything");
 }
 
 #[test]
-fn the_schema_tells_values_and_takes_a_word() {
+fn the_schema_shows_values_and_filters_by_a_word() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = |words: &[&str]| ok(folder.path(), &[&["schema"], words].concat()).out;
-    assert!(said(&["precision"]).contains("switches.precision"));
-    assert!(said(&["precision"]).contains("Takes one of auto, fp32, tf32, bf16, fp8."));
-    let warmup = said(&["warmup"]);
+    let result = |words: &[&str]| ok(folder.path(), &[&["schema"], words].concat()).out;
+    assert!(result(&["precision"]).contains("switches.precision"));
+    assert!(result(&["precision"]).contains("Takes one of auto, fp32, tf32, bf16, fp8."));
+    let warmup = result(&["warmup"]);
     assert!(warmup.lines().all(|line| line.contains("warmup")) && warmup.lines().count() >= 2, "{warmup}");
-    assert!(said(&["learning_rate"]).contains("optimizer.lr"));
-    let rows: Value = serde_json::from_str(&said(&["warmup", "--json"])).expect("a list");
+    assert!(result(&["learning_rate"]).contains("optimizer.lr"));
+    let rows: Value = serde_json::from_str(&result(&["warmup", "--json"])).expect("a list");
     assert_eq!(rows.as_array().expect("a list").len(), warmup.lines().count());
-    let refused = say(folder.path(), &["schema", "max_grad_norm"]);
+    let refused = execute(folder.path(), &["schema", "max_grad_norm"]);
     assert_eq!(refused.code, Some(2));
     assert!(refused.err.contains("here that is `optimizer.clip`"), "{}", refused.err);
-    let one = said(&["data.flip"]);
+    let one = result(&["data.flip"]);
     for line in ["data.flip", "  Takes a number.", "  range    must be from 0 to 1", "  default  0.5"] {
-        assert!(one.lines().any(|said| said == line), "{one} lacks {line}");
+        assert!(one.lines().any(|result| result == line), "{one} lacks {line}");
     }
-    let prefetch = said(&["loader.prefetch"]);
+    let prefetch = result(&["loader.prefetch"]);
     assert!(prefetch.contains("must be at least 1, may be 1000 at most"), "{prefetch}");
-    assert!(said(&["data.filter"]).contains("  Takes one of bilinear, bicubic, lanczos."));
-    let refused = say(folder.path(), &["schema", "data.flpi"]);
+    assert!(result(&["data.filter"]).contains("  Takes one of bilinear, bicubic, lanczos."));
+    let refused = execute(folder.path(), &["schema", "data.flpi"]);
     assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
     assert!(refused.err.contains("did you mean `data.flip`?"), "{}", refused.err);
 }
 
-/// `docs/guides/coming-from.md`: the whole page, or what follows a heading.
+/// The text of `docs/guides/coming-from.md` after a heading.
 fn page_for_newcomers(heading: &str) -> String {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guides/coming-from.md");
     let page = fs::read_to_string(page).expect("the page");
@@ -409,7 +409,7 @@ fn commands_of_the_guides_can_be_run() {
     assert!(tried >= 28, "{tried} commands were tried");
 }
 
-/// Every setting of a guide, typed as there, is answered as the page says.
+/// Every setting of a guide, given as written there, is answered as the page says.
 #[test]
 fn settings_of_the_guides_are_answered() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -417,9 +417,9 @@ fn settings_of_the_guides_are_answered() {
     let mut typed = 0;
     for line in page.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
-        let said = say(folder.path(), &["plan", "tiny", cells[0].trim_matches('`')]);
-        assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{line}: {}", said.err);
-        assert!(said.err.contains(cells[1]), "{line}: {}", said.err);
+        let result = execute(folder.path(), &["plan", "tiny", cells[0].trim_matches('`')]);
+        assert_eq!((result.code, result.err.lines().count()), (Some(2), 1), "{line}: {}", result.err);
+        assert!(result.err.contains(cells[1]), "{line}: {}", result.err);
         if let Some(answer) = cells[1].strip_prefix('`').and_then(|cell| cell.strip_suffix('`'))
             && answer.contains('=')
         {
@@ -431,7 +431,7 @@ fn settings_of_the_guides_are_answered() {
     assert!(typed >= 35, "{typed} settings were typed");
 }
 
-/// `docs/guides/coming-from.md` names keys of ours in the second column of its tables.
+/// The second column of the tables in `docs/guides/coming-from.md` has keys of flatout.
 #[test]
 fn the_page_for_newcomers_names_only_keys_that_exist() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -443,7 +443,7 @@ fn the_page_for_newcomers_names_only_keys_that_exist() {
     let mut seen = 0;
     for line in page.lines().filter(|line| line.starts_with("| ")) {
         let column = line.split(" | ").nth(1).unwrap_or_default();
-        // The words between backticks: every other piece.
+        // The text between backticks is every other piece.
         for name in column.split('`').skip(1).step_by(2).filter(|name| !name.contains(['-', ' '])) {
             let key = name.split('=').next().unwrap_or_default();
             let known = keys.contains(key) || keys.contains(format!("switches.{key}").as_str());

@@ -1,14 +1,14 @@
-//! Checkpoints of others that are broken, lie or belong to another model: named in one sentence with exit code 2, before
-//! any device work, and nothing is written.
+//! Pretrained models that are damaged, inconsistent or of another kind: one sentence with exit code 2 before any device work, and nothing
+//! is written.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
 
-use crate::program::{say, small_train};
+use crate::program::{execute, small_train};
 
-/// The files of a whole model, as other tools write it.
+/// Copies the files of a complete model, as other tools write it.
 fn copy_model(name: &str, to: &Path) {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints").join(name);
     fs::create_dir_all(to).expect("a folder");
@@ -20,7 +20,7 @@ fn copy_model(name: &str, to: &Path) {
     }
 }
 
-/// A safetensors file in its two parts.
+/// The header and the data of a safetensors file.
 fn parts(path: &Path) -> (Value, Vec<u8>) {
     let bytes = fs::read(path).expect("a file");
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
@@ -32,7 +32,7 @@ fn put(path: &Path, header: &str, data: &[u8]) {
     fs::write(path, bytes).expect("a file");
 }
 
-/// A `tokenizer.json` of words.
+/// A `tokenizer.json` with this many words.
 fn tokenizer(size: usize) -> String {
     let words =
         ["<s>", "</s>"].iter().map(|word| word.to_string()).chain((0..size - 2).map(|i| format!("w{i}")));
@@ -71,7 +71,7 @@ const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 const NORM: &str = "model.norm.weight";
 const FIRST: &str = "model-00001-of-00009.safetensors";
 
-/// The damage done to a model, and the words of the sentence that names it.
+/// The damage done to a model, and words of the error.
 type Case = (&'static str, fn(&Path), &'static str);
 
 const ONE_FILE: &[Case] = &[
@@ -211,9 +211,9 @@ const ONE_FILE: &[Case] = &[
     (
         "weights that are said to be in four bits",
         |m| {
-            let said =
+            let result =
                 json!({ "quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4" });
-            config(m, |c| c["quantization_config"] = said.clone());
+            config(m, |c| c["quantization_config"] = result.clone());
         },
         "has no quantised weight",
     ),
@@ -278,7 +278,7 @@ const SHARDS: &[Case] = &[
     (
         "an index that lies about a shard",
         |m| index(m, |i| i["weight_map"][NORM] = json!(FIRST)),
-        "has `model.norm.weight`, and it has not",
+        "has `model.norm.weight`, but it does not",
     ),
     (
         "a tensor in two shards",
@@ -297,17 +297,19 @@ fn names(dir: &Path) -> Vec<String> {
     names
 }
 
-/// Every command that would use the model refuses it with the same sentence and leaves nothing behind.
+/// Asserts that every command that would use the model refuses it with the same sentence and leaves nothing behind.
 fn refused(dir: &Path, what: &str, words: &str) {
     let before = names(dir);
     let from = "model.from=bad";
     let training = small_train_from(from);
     for command in [&["logits", "bad", "--ids", "ids.json", "--out", "out.safetensors"][..], &training] {
-        let said = say(dir, command);
-        assert_eq!(said.code, Some(2), "{what}: {command:?}: {said:?}");
-        assert_eq!(said.out, "", "{what}");
-        let line =
-            said.err.strip_suffix('\n').unwrap_or_else(|| panic!("{what}: a whole line, not {:?}", said.err));
+        let result = execute(dir, command);
+        assert_eq!(result.code, Some(2), "{what}: {command:?}: {result:?}");
+        assert_eq!(result.out, "", "{what}");
+        let line = result
+            .err
+            .strip_suffix('\n')
+            .unwrap_or_else(|| panic!("{what}: a whole line, not {:?}", result.err));
         assert!(line.starts_with("flatout: ") && !line.contains('\n'), "{what}: one line, not {line:?}");
         assert!(line.contains(words), "{what}: {line:?} lacks {words:?}");
     }
@@ -360,18 +362,18 @@ fn ids_that_are_not_the_models() {
         ("[[1, 53]]", "row 0 has token 53, and the model's vocabulary is 53"),
         ("[[1], []]", "row 1 has no tokens"),
         ("[]", "has no rows"),
-        ("[[-1]]", "wants to be rows of token ids"),
-        ("{", "wants to be rows of token ids"),
+        ("[[-1]]", "must hold rows of token ids"),
+        ("{", "must hold rows of token ids"),
     ] {
         fs::write(dir.join("ids.json"), ids).expect("a file");
-        let said = say(dir, &["logits", "model", "--ids", "ids.json", "--out", "out.safetensors"]);
-        assert!(said.code == Some(2) && said.err.contains(words), "{ids}: {said:?}");
+        let result = execute(dir, &["logits", "model", "--ids", "ids.json", "--out", "out.safetensors"]);
+        assert!(result.code == Some(2) && result.err.contains(words), "{ids}: {result:?}");
         assert!(!dir.join("out.safetensors").exists());
     }
     let long = format!("[[{}]]", vec!["1"; 65].join(","));
     fs::write(dir.join("ids.json"), long).expect("a file");
-    let said = say(dir, &["logits", "model", "--ids", "ids.json", "--out", "out.safetensors"]);
-    assert!(said.err.contains("row 0 has 65 tokens, and the model was made for 64"), "{said:?}");
+    let result = execute(dir, &["logits", "model", "--ids", "ids.json", "--out", "out.safetensors"]);
+    assert!(result.err.contains("row 0 has 65 tokens, and the model was made for 64"), "{result:?}");
 }
 
 #[test]
@@ -385,16 +387,16 @@ fn keys_that_contradict_the_model() {
         ("model.from=nowhere", "there is no such folder or run"),
         ("model.from=./org/name", "there is no such folder or run"),
     ] {
-        let said = say(dir, &["plan", "tiny", "model.from=model", word]);
+        let result = execute(dir, &["plan", "tiny", "model.from=model", word]);
         let code = if words.is_empty() { 0 } else { 2 };
-        assert!(said.code == Some(code) && said.err.contains(words), "{word}: {said:?}");
+        assert!(result.code == Some(code) && result.err.contains(words), "{word}: {result:?}");
     }
-    // Without a tokeniser there is no text that the model reads.
+    // Without a tokeniser the model cannot read text.
     fs::write(dir.join("book.txt"), "Some text.\n".repeat(500)).expect("a file");
-    let said = say(dir, &["train", "tiny", "model.from=model", "data.path=book.txt"]);
-    assert!(said.code == Some(2) && said.err.contains("model has no tokenizer.json"), "{said:?}");
-    let said = say(dir, &["generate", "model", "--prompt", "a"]);
-    assert!(said.code == Some(2) && said.err.contains("has no tokenizer.json"), "{said:?}");
-    let said = say(dir, &small_train(&["model.from=model"]));
-    assert!(said.code == Some(2) && said.err.contains("leave it out"), "{said:?}");
+    let result = execute(dir, &["train", "tiny", "model.from=model", "data.path=book.txt"]);
+    assert!(result.code == Some(2) && result.err.contains("model has no tokenizer.json"), "{result:?}");
+    let result = execute(dir, &["generate", "model", "--prompt", "a"]);
+    assert!(result.code == Some(2) && result.err.contains("has no tokenizer.json"), "{result:?}");
+    let result = execute(dir, &small_train(&["model.from=model"]));
+    assert!(result.code == Some(2) && result.err.contains("leave it out"), "{result:?}");
 }

@@ -1,20 +1,20 @@
-//! The program on a GPU, where there is one: the CPU's losses, a second start from a warm cache, a resume to the bit, ranks that
-//! share it.
+//! The program on a GPU, if there is one: losses like the CPU's, a second start from a warm cache, a bitwise resume, ranks that share
+//! the GPU.
 //!
-//! A machine without a GPU skips, and says so; with FLATOUT_REQUIRE_GPU set, it fails. `bench/gpu_proof.py` shows more, at
-//! real sizes.
+//! Without a GPU the tests print that they skip; with FLATOUT_REQUIRE_GPU set they fail. `bench/gpu_proof.py` shows more, at real
+//! sizes.
 
 use std::path::Path;
 
 use flatout_train::run::events::{self, Event, Start};
 
-use crate::program::{flatout, say, small_train};
+use crate::program::{execute, flatout, small_train};
 
-/// Whether there is a GPU to use; otherwise a line says why not.
+/// Whether there is a usable GPU; otherwise a line says why not.
 fn has_gpu(dir: &Path) -> bool {
-    let said = say(dir, &["doctor", "--json"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    let report: serde_json::Value = serde_json::from_str(&said.out).expect("an object");
+    let result = execute(dir, &["doctor", "--json"]);
+    assert_eq!(result.code, Some(0), "{}", result.err);
+    let report: serde_json::Value = serde_json::from_str(&result.out).expect("an object");
     let is_usable = report["gpu"]["usable"] == true;
     if !is_usable {
         let why = &report["gpu"]["is"];
@@ -24,7 +24,7 @@ fn has_gpu(dir: &Path) -> bool {
     is_usable
 }
 
-/// Trains with a cache of its own in the folder; gives the start and the losses.
+/// Trains with a cache in the folder; returns the start event and the losses.
 fn train(dir: &Path, run: &str, words: &[&str]) -> (Start, Vec<f32>) {
     let words = small_train(&[words, &["eval.rows=0", "--run", run, "--resume", "auto", "--json"]].concat());
     let output = flatout(dir, &words).env("FLATOUT_CACHE", dir.join("cache")).output().expect("it starts");
@@ -57,7 +57,7 @@ fn the_gpu_follows_the_cpu_and_a_second_start_compiles_and_times_nothing() {
 }
 
 #[test]
-fn a_deterministic_run_goes_on_with_its_bits() {
+fn a_deterministic_run_resumes_bitwise() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     if !has_gpu(dir) {
@@ -72,7 +72,7 @@ fn a_deterministic_run_goes_on_with_its_bits() {
     assert_eq!(bits(&parts), bits(&whole));
 }
 
-/// Ranks that share a GPU have the bits of as many lanes on one, and one rank through NCCL those of the plain run.
+/// Ranks that share a GPU have the bits of one rank with as many lanes, and one rank through NCCL has the bits of the plain run.
 #[test]
 fn ranks_on_a_gpu_have_the_bits_of_one() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! `data prepare` and `data inspect`, and training on every kind of source: with the real program.
+//! `data prepare`, `data inspect` and training on every kind of source, through the program.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::program::{CommandOutput, flatout, say, small_train};
+use crate::program::{CommandOutput, execute, flatout, small_train};
 
 /// Documents as JSONL: sentences of different lengths.
 fn jsonl(count: usize) -> String {
@@ -30,16 +30,20 @@ fn files(folder: &Path) -> BTreeMap<String, Vec<u8>> {
 }
 
 fn prepared(dir: &Path, words: &[&str]) -> CommandOutput {
-    let said = say(dir, &[&["data", "prepare"], words].concat());
-    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-    said
+    let result = execute(dir, &[&["data", "prepare"], words].concat());
+    assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+    result
 }
 
 fn refused(dir: &Path, words: &[&str], sentence: &str) {
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
-    assert!(said.err.starts_with("flatout: ") && said.err.lines().count() == 1, "{words:?}: {}", said.err);
-    assert!(said.err.contains(sentence), "{words:?}: {:?} lacks {sentence:?}", said.err);
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(2), "{words:?}: {result:?}");
+    assert!(
+        result.err.starts_with("flatout: ") && result.err.lines().count() == 1,
+        "{words:?}: {}",
+        result.err
+    );
+    assert!(result.err.contains(sentence), "{words:?}: {:?} lacks {sentence:?}", result.err);
 }
 
 #[test]
@@ -47,9 +51,9 @@ fn the_command_that_preparation_suggests_works() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     fs::write(dir.join("a.jsonl"), jsonl(900)).unwrap();
-    let said = prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "600"]);
+    let result = prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "600"]);
     let next =
-        said.err.lines().find_map(|line| line.strip_prefix("next     flatout ")).expect("a suggestion");
+        result.err.lines().find_map(|line| line.strip_prefix("next     flatout ")).expect("a suggestion");
     let mut words: Vec<&str> = next.split(' ').collect();
     assert_eq!(words[..2], ["train", "tiny"]);
     words.extend([
@@ -60,8 +64,8 @@ fn the_command_that_preparation_suggests_works() {
         "eval.rows=4",
         "-q",
     ]);
-    let said = say(dir, &words);
-    assert_eq!(said.code, Some(0), "{next}: {}", said.err);
+    let result = execute(dir, &words);
+    assert_eq!(result.code, Some(0), "{next}: {}", result.err);
 }
 
 #[test]
@@ -86,27 +90,27 @@ fn shards_are_the_same_for_any_number_of_workers() {
             "--workers",
             workers,
         ];
-        let said = prepared(dir, &[&words[..], &["--json"]].concat());
-        let said: Value = serde_json::from_str(&said.out).expect("JSON");
-        let totals = &said["manifest"]["totals"];
-        assert_eq!(said["done"]["tokens"], totals["tokens"]);
-        assert!(said["manifest"]["shards"].as_array().unwrap().len() > 3, "{said}");
-        assert!(said["done"]["tokens_per_second"].as_f64().unwrap() > 0.0);
+        let result = prepared(dir, &[&words[..], &["--json"]].concat());
+        let result: Value = serde_json::from_str(&result.out).expect("JSON");
+        let totals = &result["manifest"]["totals"];
+        assert_eq!(result["done"]["tokens"], totals["tokens"]);
+        assert!(result["manifest"]["shards"].as_array().unwrap().len() > 3, "{result}");
+        assert!(result["done"]["tokens_per_second"].as_f64().unwrap() > 0.0);
         all.push(files(&dir.join(out)));
     }
     assert!(all[0].contains_key("manifest.json") && all[0].contains_key("tokenizer.json"));
     assert!(!all[0].contains_key("unfinished.json") && !all[0].contains_key("lock"));
     assert!(all[0] == all[1] && all[0] == all[2]);
-    // The same command again has nothing to do; another is refused and loses nothing.
+    // The same command again has nothing to do; a different one is refused and changes nothing.
     let again = ["text", "b.txt", "--out", "out-1", "--vocab", "400", "--shard-tokens", "9000"];
     assert!(prepared(dir, &again).out.contains("complete already"));
     refused(dir, &["data", "prepare", "text", "--out", "out-1", "--vocab", "300"], "--restart");
     assert!(files(&dir.join("out-1")) == all[0]);
 }
 
-/// Kills the preparation again and again until it gets through; what it leaves is what an unbroken one leaves.
+/// Kills the preparation repeatedly until it finishes; the result equals that of an uninterrupted one.
 #[test]
-fn a_killed_preparation_goes_on() {
+fn a_killed_preparation_continues() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     for name in ["a", "b", "c"] {
@@ -118,11 +122,12 @@ fn a_killed_preparation_goes_on() {
         let options = ["--tokenizer", "first/tokenizer.json", "--shard-tokens", "8000", "--on-error", "skip"];
         [&sources[..], &options[..], &["--workers", "2", "--json"]].concat()
     };
-    let said = say(dir, &words("whole"));
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let result = execute(dir, &words("whole"));
+    assert_eq!(result.code, Some(0), "{}", result.err);
     let whole = files(&dir.join("whole"));
     assert!(whole.len() > 20, "{} files", whole.len());
-    let skipped = serde_json::from_str::<Value>(&said.out).unwrap()["manifest"]["totals"]["skipped"].clone();
+    let skipped =
+        serde_json::from_str::<Value>(&result.out).unwrap()["manifest"]["totals"]["skipped"].clone();
     assert_eq!(skipped["field not a string"], 3);
 
     let shards_in = |name: &str| {
@@ -136,7 +141,7 @@ fn a_killed_preparation_goes_on() {
     loop {
         let before = shards_in("broken");
         let mut child = flatout(dir, &words("broken")).spawn().expect("a process");
-        // Killed as soon as two more shards are whole, at whatever it does then.
+        // It is killed as soon as two more shards are complete.
         while shards_in("broken") < before + 2 && child.try_wait().expect("a child").is_none() {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -149,8 +154,8 @@ fn a_killed_preparation_goes_on() {
         }
         let output = child.wait_with_output().expect("an end");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        let said: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        kept = kept.max(said["kept_shards"].as_u64().unwrap());
+        let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        kept = kept.max(result["kept_shards"].as_u64().unwrap());
         break;
     }
     assert!(kills >= 3 && kept > 3, "{kills} kills, {kept} shards kept");
@@ -159,15 +164,15 @@ fn a_killed_preparation_goes_on() {
     let differ: Vec<_> = names.into_iter().filter(|name| broken.get(*name) != whole.get(*name)).collect();
     assert!(differ.is_empty(), "{differ:?}");
 
-    // Killed between the last two things it does.
+    // It is killed between its last two steps.
     let left = dir.join("whole/unfinished.json");
     fs::write(&left, "{}").unwrap();
-    assert_eq!(say(dir, &words("whole")).code, Some(0));
+    assert_eq!(execute(dir, &words("whole")).code, Some(0));
     assert!(!left.exists());
 }
 
 #[test]
-fn what_cannot_be_prepared_is_said() {
+fn sources_that_cannot_be_prepared_are_refused() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     fs::write(dir.join("a.jsonl"), jsonl(50)).unwrap();
@@ -196,10 +201,10 @@ fn what_cannot_be_prepared_is_said() {
     assert_eq!(left.len(), 4, "nothing was written: {left:?}");
     assert_eq!(fs::read(dir.join("full/thesis.pdf")).unwrap(), b"years of work");
     let words = ["bad.jsonl", "--out", "skipped", "--vocab", "300", "--on-error", "skip"];
-    let said = prepared(dir, &words);
-    assert!(said.out.contains("skipped  1 broken JSON"), "{}", said.out);
-    assert!(said.err.contains("bad.jsonl, line 6"), "{}", said.err);
-    // A source that changed is not mixed with what was made of the old one.
+    let result = prepared(dir, &words);
+    assert!(result.out.contains("skipped  1 broken JSON"), "{}", result.out);
+    assert!(result.err.contains("bad.jsonl, line 6"), "{}", result.err);
+    // Shards of a source that changed since are not continued.
     fs::write(dir.join("bad.jsonl"), jsonl(7)).unwrap();
     refused(dir, &[&["data", "prepare"], &words[..]].concat(), "other sources");
     prepared(dir, &[&words[..], &["--restart"]].concat());
@@ -212,7 +217,7 @@ pub fn gzip(text: &str) -> Vec<u8> {
     packed
 }
 
-/// The losses of a run, as they were written.
+/// The losses of a run, as written in its log.
 fn losses(run: &Path) -> Vec<String> {
     let events = fs::read_to_string(run.join("events.jsonl")).expect("events");
     let events = events.lines().map(|line| serde_json::from_str::<Value>(line).expect("an event"));
@@ -230,7 +235,7 @@ fn every_kind_of_source_trains_alike_for_any_number_of_loader_threads() {
         "id,text\n".to_string() + &"7,\"some words, more words\"\n8,others\n".repeat(80),
     )
     .unwrap();
-    // More than is tokenised at the start.
+    // More text than is tokenised at the start.
     fs::write(dir.join("large.txt"), "A long line of a long book, one of very many.\n".repeat(400_000))
         .unwrap();
     prepared(dir, &["a.jsonl", "--out", "shards", "--vocab", "300", "--shard-tokens", "5000"]);
@@ -307,10 +312,10 @@ fn standard_input_is_kept_with_the_run() {
         output
     };
     let words = small_train(&["data.path=-", "data.tokenizer=shards/tokenizer.json", "--run", "run"]);
-    let said = fed(&words);
-    assert!(String::from_utf8_lossy(&said.stderr).contains("kept in run/data"));
-    // Nothing is read when the run goes on.
-    let resumed = say(dir, &["resume", "run", "train.steps=9"]);
+    let result = fed(&words);
+    assert!(String::from_utf8_lossy(&result.stderr).contains("kept in run/data"));
+    // Standard input is not read when the run is resumed.
+    let resumed = execute(dir, &["resume", "run", "train.steps=9"]);
     assert_eq!(resumed.code, Some(0), "{}", resumed.err);
     let from_file = small_train(&[
         "data.path=a.jsonl",
@@ -320,17 +325,17 @@ fn standard_input_is_kept_with_the_run() {
         "train.steps=9",
         "schedule.horizon_steps=6",
     ]);
-    assert_eq!(say(dir, &from_file).code, Some(0));
+    assert_eq!(execute(dir, &from_file).code, Some(0));
     assert_eq!(losses(&dir.join("run")), losses(&dir.join("file")));
     let words = small_train(&["data.path=-"]);
     refused(dir, &words, "Standard input");
-    // Prepared alone, it may train a tokeniser too.
+    // `data prepare` may also train a tokeniser on it.
     fed(&["data", "prepare", "-", "--out", "piped", "--vocab", "300"]);
     assert!(dir.join("piped/manifest.json").is_file());
 }
 
 #[test]
-fn data_can_be_looked_into() {
+fn data_is_inspected() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     fs::write(dir.join("a.jsonl"), jsonl(300) + "{\"text\": null}\n").unwrap();
@@ -338,9 +343,9 @@ fn data_can_be_looked_into() {
     let tokens: Vec<u8> = (0..500u32).flat_map(|i| ((i % 50) as u16).to_le_bytes()).collect();
     fs::write(dir.join("tokens.bin"), tokens).unwrap();
     let looked = |words: &[&str]| -> Value {
-        let said = say(dir, &[&["data", "inspect", "--json"], words].concat());
-        assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-        serde_json::from_str(&said.out).expect("JSON")
+        let result = execute(dir, &[&["data", "inspect", "--json"], words].concat());
+        assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+        serde_json::from_str(&result.out).expect("JSON")
     };
     let text = looked(&["a.jsonl", "--tokenizer", "shards/tokenizer.json"]);
     assert_eq!((&text["kind"], &text["documents"]), (&"text".into(), &300.into()));
@@ -374,9 +379,9 @@ fn data_can_be_looked_into() {
         .map(|span| span["tokens"].as_u64().unwrap())
         .sum();
     assert_eq!(rows["rows"][0]["trained_tokens"].as_f64().unwrap() as u64, trained);
-    let said = say(dir, &["data", "inspect", "tiny", "data.path=shards", "data.document_mask=true"]);
-    assert!(said.out.contains("[[<bos>]]") && said.out.contains("tokens trained"), "{}", said.out);
-    assert!(say(dir, &["data", "inspect", "shards"]).out.contains("####"));
+    let result = execute(dir, &["data", "inspect", "tiny", "data.path=shards", "data.document_mask=true"]);
+    assert!(result.out.contains("[[<bos>]]") && result.out.contains("tokens trained"), "{}", result.out);
+    assert!(execute(dir, &["data", "inspect", "shards"]).out.contains("####"));
     refused(dir, &["data", "inspect", "nothing.jsonl"], "nothing.jsonl");
 }
 
@@ -410,7 +415,7 @@ fn damaged_data_is_named_before_anything_is_trained() {
     let manifest = dir.join("shards/manifest.json");
     let text = fs::read_to_string(&manifest).unwrap();
     for (from, to, sentence) in [
-        ("shard-00001.tokens", "../a.jsonl", "no file beside it"),
+        ("shard-00001.tokens", "../a.jsonl", "not in its folder"),
         ("\"version\": 1", "\"version\": 7", "its version is 7"),
         ("{", "", "manifest.json cannot be used"),
     ] {

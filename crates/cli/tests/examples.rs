@@ -1,13 +1,13 @@
-//! `data inspect` of conversations and labelled texts: with the real program.
+//! `data inspect` of conversations and labelled texts, and training on them, through the program.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{CommandOutput, flatout, say};
+use crate::program::{CommandOutput, execute, flatout};
 
-/// Looks at what a small model of two classes learns from.
+/// Inspects the data of a small model of two classes.
 const CLASSES: [&str; 7] = [
     "data",
     "inspect",
@@ -30,19 +30,23 @@ fn chats(rows: usize) -> String {
 }
 
 fn done(dir: &Path, words: &[&str]) -> CommandOutput {
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-    said
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+    result
 }
 
 fn refused(dir: &Path, words: &[&str], parts: &[&str]) {
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(2), "{words:?}: {said:?}");
-    assert!(said.err.starts_with("flatout: ") && said.err.lines().count() == 1, "{words:?}: {}", said.err);
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(2), "{words:?}: {result:?}");
     assert!(
-        parts.iter().all(|part| said.err.contains(part)),
+        result.err.starts_with("flatout: ") && result.err.lines().count() == 1,
+        "{words:?}: {}",
+        result.err
+    );
+    assert!(
+        parts.iter().all(|part| result.err.contains(part)),
         "{words:?}: {:?} lacks one of {parts:?}",
-        said.err
+        result.err
     );
 }
 
@@ -66,7 +70,7 @@ pub fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 #[test]
-fn samples_with_frames_are_shown_and_videos_refused_with_what_cuts_them() {
+fn samples_with_frames_are_shown_and_video_files_are_refused_with_advice() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let picture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures/rgb.png");
@@ -80,14 +84,14 @@ fn samples_with_frames_are_shown_and_videos_refused_with_what_cuts_them() {
         members.push((format!("s{sample}.json"), text.into_bytes()));
     }
     fs::write(dir.join("a.tar"), tar(&members)).unwrap();
-    let said = done(dir, &["data", "inspect", "a.tar", "--task", "foveated", "--samples", "2"]);
+    let result = done(dir, &["data", "inspect", "a.tar", "--task", "foveated", "--samples", "2"]);
     for words in
         ["frames   3 frames of 224 x 224 pixels, from a.tar, byte ", "[[<frame> x 3<|im_start|>system"]
     {
-        assert!(said.out.contains(words), "{} lacks {words:?}", said.out);
+        assert!(result.out.contains(words), "{} lacks {words:?}", result.out);
     }
-    let said = done(dir, &["data", "inspect", "a.tar", "--task", "foveated", "--json"]);
-    let shown: Value = serde_json::from_str(&said.out).expect("an object");
+    let result = done(dir, &["data", "inspect", "a.tar", "--task", "foveated", "--json"]);
+    let shown: Value = serde_json::from_str(&result.out).expect("an object");
     assert_eq!(shown["description"]["rows"], 40);
     assert_eq!(shown["samples"][0]["images"].as_array().unwrap().len(), 3);
     members.push(("v.mp4".into(), b"?".to_vec()));
@@ -99,11 +103,11 @@ fn samples_with_frames_are_shown_and_videos_refused_with_what_cuts_them() {
         &words,
         &["v.mp4 is a video", "ffmpeg -i v.mp4 -vf \"fps=1,scale=32:32:", "data.on_error=skip"],
     );
-    let said = done(dir, &["data", "inspect", "a.tar", "--task", "foveated"]);
+    let result = done(dir, &["data", "inspect", "a.tar", "--task", "foveated"]);
     assert!(
-        said.out.contains("unusable 1 video that is not cut into frames (first: a.tar, byte "),
+        result.out.contains("unusable 1 video that is not cut into frames (first: a.tar, byte "),
         "{}",
-        said.out
+        result.out
     );
 }
 
@@ -131,7 +135,7 @@ fn rows_with_images_are_shown_with_sizes_and_tokens() {
         "--samples",
         "1",
     ];
-    let said = done(dir, &words);
+    let result = done(dir, &words);
     for part in [
         "schema   `question` and `answer`, with images",
         "images   1 different in 40 examples, 2,800 tokens; broken: 1",
@@ -140,10 +144,10 @@ fn rows_with_images_are_shown_with_sizes_and_tokens() {
         "<|vision_start|><|image_pad|> x 70<|vision_end|>What is 0?",
         "]]It is 0.<|im_end|>",
     ] {
-        assert!(said.out.contains(part), "{part}: {}", said.out);
+        assert!(result.out.contains(part), "{part}: {}", result.out);
     }
-    let said = done(dir, &[&words[..], &["--json"]].concat());
-    let seen: Value = serde_json::from_str(&said.out).unwrap();
+    let result = done(dir, &[&words[..], &["--json"]].concat());
+    let seen: Value = serde_json::from_str(&result.out).unwrap();
     assert_eq!(seen["description"]["images"]["tokens"], 2800);
     let image = &seen["samples"][0]["images"][0];
     assert_eq!((&image["width"], &image["height"], &image["tokens"]), (&45.into(), &30.into(), &70.into()));
@@ -153,12 +157,12 @@ fn rows_with_images_are_shown_with_sizes_and_tokens() {
                  model.vision.video_token=7 model.vision.start_token=4 model.vision.end_token=5 \
                  data.synthetic_rows=200 data.image_tokens=[4,16]";
     let words: Vec<&str> = tower.split_whitespace().collect();
-    let said = done(dir, &words);
+    let result = done(dir, &words);
     for part in ["from 200 rows", "tokens; broken: 0", "32 x 32 pixels, 16 tokens (in the row)"] {
-        assert!(said.out.contains(part), "{part}: {}", said.out);
+        assert!(result.out.contains(part), "{part}: {}", result.out);
     }
     let wrong = [&words[..], &["model.vision.image_token=9"]].concat();
-    refused(dir, &wrong, &["has <|image_pad|> as token 6", "give model.vision.image_token=6"]);
+    refused(dir, &wrong, &["has <|image_pad|> as token 6", "set model.vision.image_token=6"]);
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn conversations_are_shown_as_the_loss_sees_them() {
     let dir = folder.path();
     fs::write(dir.join("chat.jsonl"), chats(50) + "{\"messages\":[{\"role\":\"user\",\"content\":\"?\"}]}\n")
         .unwrap();
-    let said = done(dir, &["data", "inspect", "chat.jsonl", "--task", "chat", "--samples", "1"]);
+    let result = done(dir, &["data", "inspect", "chat.jsonl", "--task", "chat", "--samples", "1"]);
     for part in [
         "schema   `messages` (role, content)",
         "template data.template=chatml",
@@ -177,11 +181,11 @@ fn conversations_are_shown_as_the_loss_sees_them() {
         "<|im_start|>assistant\n]]It is ",
         "<|im_end|>[[\n]]",
     ] {
-        assert!(said.out.contains(part), "{:?} lacks {part:?}", said.out);
+        assert!(result.out.contains(part), "{:?} lacks {part:?}", result.out);
     }
-    assert!(!said.out.contains('\x1b'), "colours where no terminal is");
-    let said = done(dir, &["data", "inspect", "chat.jsonl", "--task", "chat", "--json"]);
-    let json: Value = serde_json::from_str(&said.out).expect("JSON");
+    assert!(!result.out.contains('\x1b'), "colours where no terminal is");
+    let result = done(dir, &["data", "inspect", "chat.jsonl", "--task", "chat", "--json"]);
+    let json: Value = serde_json::from_str(&result.out).expect("JSON");
     assert_eq!(
         json["description"]["train"].as_u64().unwrap() + json["description"]["held_out"].as_u64().unwrap(),
         50
@@ -201,16 +205,16 @@ fn conversations_are_shown_as_the_loss_sees_them() {
 fn a_recipe_shows_its_synthetic_sets_and_its_own_files() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let said = done(dir, &[&CLASSES[..], &["data.synthetic_rows=300"]].concat());
+    let result = done(dir, &[&CLASSES[..], &["data.synthetic_rows=300"]].concat());
     for part in ["pairs of `text_a` and `text_b`", "class    different", "class    same", ", class "] {
-        assert!(said.out.contains(part), "{:?} lacks {part:?}", said.out);
+        assert!(result.out.contains(part), "{:?} lacks {part:?}", result.out);
     }
     let csv: String = (0..40).map(|at| format!("text {at},{}\n", ["good", "bad"][at % 2])).collect();
     fs::write(dir.join("reviews.csv"), format!("review,mood\n{csv}")).unwrap();
     let words = [&CLASSES[..], &["data.path=reviews.csv"]].concat();
     let named = ["data.text_a=review", "data.label=mood", "data.held_out=0.2"];
-    let said = done(dir, &[&words[..], &named[..]].concat());
-    assert!(said.out.contains("texts in `review`, labels in `mood`"), "{}", said.out);
+    let result = done(dir, &[&words[..], &named[..]].concat());
+    assert!(result.out.contains("texts in `review`, labels in `mood`"), "{}", result.out);
     refused(dir, &words, &["reviews.csv, line 2", "name it with data.text_a"]);
     let wrong = ["data.text_a=review", "data.label=mood", "data.classes=[good,fine]"];
     refused(
@@ -221,7 +225,7 @@ fn a_recipe_shows_its_synthetic_sets_and_its_own_files() {
 }
 
 #[test]
-fn what_reads_documents_says_so() {
+fn commands_for_documents_refuse_other_tasks() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     fs::write(dir.join("a.jsonl"), chats(3) + "{\"messages\":[]}\n").unwrap();
@@ -234,7 +238,7 @@ fn what_reads_documents_says_so() {
 }
 
 #[test]
-fn a_run_learns_from_conversations_and_is_asked_in_their_template() {
+fn a_run_is_trained_on_conversations_and_asked_in_their_template() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     fs::write(dir.join("chat.jsonl"), chats(60)).unwrap();
@@ -249,7 +253,7 @@ fn a_run_learns_from_conversations_and_is_asked_in_their_template() {
         assert!(json["prompt_tokens"].as_u64().unwrap() > 8);
         done(dir, &["resume", run, "train.steps=8"]);
     }
-    // Too little of every row is left to learn from.
+    // Too few tokens of every row are left to train on.
     let cut = [&words[..], &["data.path=chat.jsonl", "data.task=chat", "data.max_tokens=8", "--run", "cut"]]
         .concat();
     refused(dir, &cut, &["There is no example to learn from", "longer than data.max_tokens=8"]);
@@ -264,9 +268,9 @@ fn a_run_learns_from_conversations_and_is_asked_in_their_template() {
     done(dir, &[&classes[..], &["model.head=classes", "model.classes=2"]].concat());
 }
 
-/// The recipes of instructions without any download: small, from random weights, on conversations of our own.
+/// The recipes for conversations without any download: small, with random weights, on synthetic conversations.
 #[test]
-fn instructions_are_learned_without_a_download() {
+fn sft_recipes_train_without_a_download() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     for recipe in ["smollm2-135m-sft", "qwen3-0.6b-sft"] {
@@ -275,8 +279,8 @@ fn instructions_are_learned_without_a_download() {
         let brief =
             ["data.synthetic_rows=600", "train.batch=16", "train.epochs=2", "lr=1e-2", "every_epochs=1"];
         let words = [&["train", recipe, "--with", "small", "--run", recipe][..], &small, &brief].concat();
-        let said = done(dir, &words);
-        assert!(said.err.contains(&format!("flatout generate {recipe} --chat")), "{}", said.err);
+        let result = done(dir, &words);
+        assert!(result.err.contains(&format!("flatout generate {recipe} --chat")), "{}", result.err);
         let log = fs::read_to_string(dir.join(recipe).join("events.jsonl")).expect("a log");
         let events: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
         let losses = |kind: &str| -> Vec<f64> {

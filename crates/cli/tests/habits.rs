@@ -1,4 +1,4 @@
-//! Completions, manual pages and the cache of the program. `.ci/completions.py` types into real shells.
+//! Completions, manual pages and the cache of the program. `.ci/completions.py` tests completion in real shells.
 
 use std::fs;
 use std::path::Path;
@@ -6,20 +6,20 @@ use std::process::Command;
 
 use serde_json::Value;
 
-use crate::program::{CommandOutput, flatout, say};
+use crate::program::{CommandOutput, execute, flatout};
 
-/// The words that may end a command line.
+/// The completions of a command line.
 fn completed(dir: &Path, words: &[&str]) -> Vec<String> {
-    let said = say(dir, &[&["complete", "--", "flatout"], words].concat());
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "{said:?}");
-    said.out.lines().map(|line| line.split('\t').next().unwrap_or_default().to_string()).collect()
+    let result = execute(dir, &[&["complete", "--", "flatout"], words].concat());
+    assert_eq!((result.code, result.err.as_str()), (Some(0), ""), "{result:?}");
+    result.out.lines().map(|line| line.split('\t').next().unwrap_or_default().to_string()).collect()
 }
 
 #[test]
 fn command_lines_are_completed_from_the_definitions() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let is = |words: &[&str], wanted: &[&str]| assert_eq!(completed(dir, words), wanted, "{words:?}");
+    let is = |words: &[&str], expected: &[&str]| assert_eq!(completed(dir, words), expected, "{words:?}");
     is(&["tra"], &["train"]);
     is(&["recipes", ""], &["show"]);
     is(&["train", "vision-t"], &["vision-tiny"]);
@@ -33,7 +33,7 @@ fn command_lines_are_completed_from_the_definitions() {
     is(&["--json", "doctor", "--veri"], &["--verify"]);
     is(&["schema", "data.fil"], &["data.filter"]);
     is(&["completions", ""], &["bash", "zsh", "fish"]);
-    // The value of an option is no recipe, and a file is the shell's to complete.
+    // The value of an option is not a recipe, and the shell completes files.
     is(&["train", "--run", "t"], &[]);
     is(&["train", "--", "t"], &[]);
     assert!(completed(dir, &["train", "--with", ""]).contains(&"small".to_string()));
@@ -45,22 +45,22 @@ fn command_lines_are_completed_from_the_definitions() {
     is(&["generate", "runs/m"], &["runs/mine-1"]);
 }
 
-/// Names of files are other people's words: a control character in one moves nothing on a terminal.
+/// File names may come from other people: control characters in them are escaped.
 #[test]
 fn hostile_names_are_escaped() {
     let folder = tempfile::tempdir().expect("a folder");
     fs::create_dir_all(folder.path().join("runs/a\u{1b}[2Jb\nc")).expect("a folder");
     fs::write(folder.path().join("runs/a\u{1b}[2Jb\nc/config.toml"), "").expect("a file");
-    let said = say(folder.path(), &["complete", "--", "flatout", "resume", "runs/"]);
-    assert!(said.out.lines().count() == 1 && !said.out.contains('\u{1b}'), "{said:?}");
+    let result = execute(folder.path(), &["complete", "--", "flatout", "resume", "runs/"]);
+    assert!(result.out.lines().count() == 1 && !result.out.contains('\u{1b}'), "{result:?}");
 }
 
 #[test]
 fn every_command_has_a_page_that_man_can_show() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = say(folder.path(), &["man", "pages/deep", "--json"]);
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let told: Value = serde_json::from_str(&said.out).expect("an object");
+    let result = execute(folder.path(), &["man", "pages/deep", "--json"]);
+    assert_eq!(result.code, Some(0), "{result:?}");
+    let told: Value = serde_json::from_str(&result.out).expect("an object");
     let pages: Vec<&str> =
         told["pages"].as_array().expect("a list").iter().filter_map(Value::as_str).collect();
     for page in ["flatout.1", "flatout-train.1", "flatout-data-prepare.1", "flatout-cache-clean.1"] {
@@ -70,11 +70,11 @@ fn every_command_has_a_page_that_man_can_show() {
     let page = fs::read_to_string(folder.path().join("pages/deep/flatout-train.1")).expect("a page");
     assert!(page.contains(".TH") && page.contains("max\\-time"), "{page}");
     fs::write(folder.path().join("file"), "").expect("a file");
-    let refused = say(folder.path(), &["man", "file"]);
+    let refused = execute(folder.path(), &["man", "file"]);
     assert_eq!((refused.code, refused.err.trim().lines().count()), (Some(1), 1), "{refused:?}");
 }
 
-/// A folder of a cache with entries of some parts, and what belongs to somebody else beside them.
+/// Makes a cache folder with entries of some parts, and files of another program among them.
 fn kept(dir: &Path) {
     for name in [
         "kernels/0123456789abcdef0123456789abcdef.cubin",
@@ -101,7 +101,7 @@ fn of_cache(dir: &Path, words: &[&str]) -> CommandOutput {
 }
 
 #[test]
-fn the_cache_is_listed_and_only_what_is_ours_is_removed() {
+fn the_cache_is_listed_and_only_files_of_flatout_are_deleted() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     kept(dir);
@@ -130,16 +130,16 @@ fn the_cache_is_listed_and_only_what_is_ours_is_removed() {
     assert_eq!(of_cache(dir, &["clean"]).code, Some(0));
     assert_eq!(listed()["bytes"], 0);
     for mine in ["cache/samples/holiday.jpg", "cache/photos/0123456789abcdef", "outside/0123456789abcdef"] {
-        assert!(dir.join(mine).is_file(), "{mine} is somebody else's");
+        assert!(dir.join(mine).is_file(), "{mine} belongs to another program");
     }
     let refused = of_cache(dir, &["clean", "kernel"]);
     assert_eq!((refused.code, refused.out.as_str()), (Some(2), ""));
     assert!(refused.err.contains("no part `kernel`; did you mean `kernels`?"), "{refused:?}");
 }
 
-/// Parts of the cache are written by several crates: everything that this program leaves there is listed.
+/// Several crates write to the cache: `cache` must list everything that the program leaves there.
 #[test]
-fn what_a_run_keeps_is_listed() {
+fn everything_that_a_run_caches_is_listed() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let mut packed = flate2::write::GzEncoder::new(vec![], flate2::Compression::fast());

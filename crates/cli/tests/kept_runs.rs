@@ -1,12 +1,12 @@
-//! Runs that earlier versions wrote, resumed by this one: every kind of task, types of state, adapters.
+//! Runs that earlier versions wrote, resumed by this version: every kind of task, types of state, adapters.
 
 use std::fs;
 use std::path::Path;
 
-use crate::program::say;
-use crate::scene::Scene;
+use crate::fixture::Fixture;
+use crate::program::execute;
 
-/// Losses may differ by the rounding of another processor's vector units, and no more.
+/// The largest relative difference of losses, for rounding in another processor's vector units.
 const BOUND: f64 = 1e-5;
 
 fn copy(from: &Path, to: &Path) {
@@ -21,19 +21,19 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn runs_of_earlier_versions_go_on_as_they_would_have() {
+fn runs_of_earlier_versions_resume_with_the_same_losses() {
     let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/runs");
     let mut seen = 0;
     for entry in fs::read_dir(kept).expect("kept runs").map(|entry| entry.expect("an entry")) {
         let name = entry.file_name().into_string().expect("a name");
-        let scene = Scene::new();
-        copy(&entry.path(), &scene.dir("run"));
-        let said = say(scene.folder.path(), &["resume", "run", "-q"]);
-        assert_eq!(said.code, Some(0), "{name}: {}", said.err);
+        let fixture = Fixture::new();
+        copy(&entry.path(), &fixture.dir("run"));
+        let result = execute(fixture.folder.path(), &["resume", "run", "-q"]);
+        assert_eq!(result.code, Some(0), "{name}: {}", result.err);
         let text = fs::read_to_string(entry.path().join("losses.json")).expect("the losses it had");
         let expected: Vec<(String, u64, f64)> =
             serde_json::from_str(&text).expect("events, steps and losses");
-        let log = fs::read_to_string(scene.dir("run").join("events.jsonl")).expect("a log");
+        let log = fs::read_to_string(fixture.dir("run").join("events.jsonl")).expect("a log");
         let events: Vec<serde_json::Value> =
             log.lines().map(|line| serde_json::from_str(line).expect("an event")).collect();
         for (event, step, loss) in &expected {

@@ -1,19 +1,19 @@
-//! Examples of unequal length through the commands: what is planned, trained, reported, evaluated and measured.
+//! Examples of unequal length through the program: plan, training, report, evaluation and measurement.
 
 use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{CommandOutput, SMALL, say, small_train};
+use crate::program::{CommandOutput, SMALL, execute, small_train};
 
-/// Lengths of a mean of 40, up to 128.
+/// Synthetic examples with a mean length of 40 and at most 128 tokens.
 const EXAMPLES: [&str; 4] = ["model.context=128", "data.mean_tokens=40", "train.batch=16", "eval.rows=24"];
 
 fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-    said
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+    result
 }
 
 fn json(text: &str) -> Value {
@@ -25,16 +25,16 @@ fn examples_are_planned_trained_reported_and_evaluated() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let train = small_train(&[&EXAMPLES[..], &["--run", "run", "backend=cpu"]].concat());
-    let said = ok(dir, &train);
+    let result = ok(dir, &train);
     let line = |name: &str| {
-        let found = said.err.lines().find(|line| line.starts_with(name));
-        found.unwrap_or_else(|| panic!("{name} in {}", said.err)).to_string()
+        let found = result.err.lines().find(|line| line.starts_with(name));
+        found.unwrap_or_else(|| panic!("{name} in {}", result.err)).to_string()
     };
     let lengths = line("lengths ");
     assert!(lengths.contains("tokens, ") && lengths.contains("% padding instead of 6"), "{lengths}");
-    assert!(line("train ").contains("6 steps of 16 examples (about "), "{}", said.err);
-    assert!(line("data ").contains(" examples, 24 held out"), "{}", said.err);
-    assert!(line("auto ").contains("packing=on length_buckets=within updates"), "{}", said.err);
+    assert!(line("train ").contains("6 steps of 16 examples (about "), "{}", result.err);
+    assert!(line("data ").contains(" examples, 24 held out"), "{}", result.err);
+    assert!(line("auto ").contains("packing=on length_buckets=within updates"), "{}", result.err);
 
     let log = fs::read_to_string(dir.join("run/events.jsonl")).expect("a log");
     let events: Vec<Value> = log.lines().map(json).collect();
@@ -49,7 +49,7 @@ fn examples_are_planned_trained_reported_and_evaluated() {
     let report = fs::read_to_string(dir.join("run/report.md")).expect("a report");
     assert!(report.contains(&format!("16 examples: {words}")), "{report}");
 
-    // The command that reads rows comes to the loss of the plans that pack.
+    // `eval`, which computes single rows, has the same loss as plans with packing.
     let evaluated = json(&ok(dir, &["eval", "run", "--json"]).out)["loss"].as_f64().expect("a loss");
     let last = events.iter().rfind(|event| event["event"] == "eval").expect("an evaluation");
     let trained = last["loss"].as_f64().expect("a loss");
@@ -64,7 +64,7 @@ fn examples_are_planned_trained_reported_and_evaluated() {
 }
 
 #[test]
-fn what_packing_is_worth_can_be_measured() {
+fn the_gain_of_packing_can_be_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let of = |words: &[&'static str]| -> Vec<&str> {
         words.iter().chain(&SMALL).chain(&EXAMPLES).chain(&["backend=cpu"]).copied().collect()

@@ -1,5 +1,5 @@
-//! The integration tests of the program in one binary, because linking one for each file would take most of the time of
-//! a test run. Each runs the program in processes of its own.
+//! The integration tests of the program, in one binary because linking one per file would take most of the time of a test run. Each
+//! test runs the program in its own processes.
 
 mod ablate;
 mod bad_input;
@@ -13,6 +13,7 @@ mod examples;
 #[path = "../../data/src/remote/exchange.rs"]
 mod exchange;
 mod exports;
+mod fixture;
 #[path = "../../train/tests/fovea_folder/mod.rs"]
 mod fovea_folder;
 mod habits;
@@ -37,7 +38,6 @@ mod ranks_train;
 mod requeue;
 mod reshard;
 mod runs;
-mod scene;
 mod serve;
 #[path = "../../data/src/remote/server.rs"]
 mod set_server;

@@ -1,4 +1,4 @@
-//! Standard output that cannot be written, and what is printed of data that holds control characters.
+//! Standard output that cannot be written, and control characters in data that is printed.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader};
@@ -6,67 +6,69 @@ use std::process::Stdio;
 
 use flatout_train::run::events::{Event, Status};
 
-use crate::program::{flatout, say, small_train};
-use crate::scene::{Scene, checkpoints};
+use crate::fixture::{Fixture, checkpoints};
+use crate::program::{execute, flatout, small_train};
 
 fn full() -> File {
     OpenOptions::new().write(true).open("/dev/full").expect("a device that is always full")
 }
 
-/// A run that reached its end with everything saved.
-fn assert_done(scene: &Scene, run: &str, steps: u64) {
-    let events = scene.events(run);
+/// Asserts that a run reached its end with everything saved.
+fn assert_done(fixture: &Fixture, run: &str, steps: u64) {
+    let events = fixture.events(run);
     let Some(Event::End(end)) = events.last() else { panic!("{run}: {:?} is last", events.last()) };
     assert_eq!((end.status, end.steps), (Status::Done, steps), "{run}");
-    assert_eq!(checkpoints(&scene.dir(run)).whole, Some(steps), "{run}");
+    assert_eq!(checkpoints(&fixture.dir(run)).whole, Some(steps), "{run}");
 }
 
 #[test]
-fn a_run_goes_on_without_a_standard_output() {
-    let scene = Scene::new();
+fn a_run_continues_without_standard_output() {
+    let fixture = Fixture::new();
     for (run, json) in [("json", true), ("text", false)] {
         let mut words = small_train(&["--run", run]);
         words.extend(json.then_some("--json"));
-        let output = flatout(scene.folder.path(), &words).stdout(full()).output().expect("an end");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(0), "{said}");
-        let complaints = said.matches("standard output cannot be written: No space left on device").count();
-        assert_eq!(complaints, 1, "it is said once: {said}");
-        assert_done(&scene, run, 6);
+        let output = flatout(fixture.folder.path(), &words).stdout(full()).output().expect("an end");
+        let result = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{result}");
+        let complaints = result.matches("standard output cannot be written: No space left on device").count();
+        assert_eq!(complaints, 1, "it is reported once: {result}");
+        assert_done(&fixture, run, 6);
     }
 }
 
 #[test]
-fn a_run_goes_on_when_its_reader_goes_away() {
-    let scene = Scene::new();
+fn a_run_continues_when_its_reader_closes_the_pipe() {
+    let fixture = Fixture::new();
     let words = small_train(&["train.steps=60", "--run", "run", "--json"]);
-    let mut child = flatout(scene.folder.path(), &words).stderr(Stdio::null()).spawn().expect("a program");
+    let mut child = flatout(fixture.folder.path(), &words).stderr(Stdio::null()).spawn().expect("a program");
     let mut first = String::new();
-    // As `head -1` does.
+    // The reader closes the pipe like `head -1`.
     let mut reader = BufReader::new(child.stdout.take().expect("a pipe"));
     reader.read_line(&mut first).expect("a line");
     drop(reader);
     assert!(first.starts_with("{\"event\":\"start\""), "{first}");
     assert_eq!(child.wait().expect("an end").code(), Some(0));
-    assert_done(&scene, "run", 60);
+    assert_done(&fixture, "run", 60);
 }
 
 #[test]
 fn no_stream_at_all_changes_nothing() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let words = small_train(&["--run", "run"]);
-    let status = flatout(scene.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
+    let status =
+        flatout(fixture.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
     assert_eq!(status.code(), Some(0));
-    assert_done(&scene, "run", 6);
-    // A refusal keeps its exit code, though nobody reads the reason.
-    let status = flatout(scene.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
+    assert_done(&fixture, "run", 6);
+    // An error keeps its exit code even if it cannot be printed.
+    let status =
+        flatout(fixture.folder.path(), &words).stdout(full()).stderr(full()).status().expect("an end");
     assert_eq!(status.code(), Some(2));
 }
 
 #[test]
 fn a_command_whose_output_is_its_result_fails_without_it() {
-    let scene = Scene::new();
-    let trained = say(scene.folder.path(), &small_train(&["--run", "run"]));
+    let fixture = Fixture::new();
+    let trained = execute(fixture.folder.path(), &small_train(&["--run", "run"]));
     assert_eq!(trained.code, Some(0), "{}", trained.err);
     for words in [
         &["recipes"][..],
@@ -76,35 +78,35 @@ fn a_command_whose_output_is_its_result_fails_without_it() {
         &["eval", "run", "--json"],
         &["plan", "tiny"],
     ] {
-        let output = flatout(scene.folder.path(), words).stdout(full()).output().expect("an end");
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(1), "{words:?}: {said}");
+        let output = flatout(fixture.folder.path(), words).stdout(full()).output().expect("an end");
+        let result = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {result}");
         let complaint = "flatout: standard output cannot be written: No space left on device";
-        assert!(said.lines().any(|line| line.starts_with(complaint)), "{words:?}: {said}");
+        assert!(result.lines().any(|line| line.starts_with(complaint)), "{words:?}: {result}");
     }
 }
 
-/// Clears the screen, goes back to the line's beginning, and begins a sequence with one character of eight bits.
+/// Clears the screen, returns to the beginning of the line, and starts a sequence with an 8-bit control character.
 const HOSTILE: &str = "\u{1b}[2J\r\u{9b}31mred";
 
-fn assert_tame(what: &str, text: &str) {
+fn assert_escaped(what: &str, text: &str) {
     let control = text.chars().find(|c| c.is_control() && *c != '\n' && *c != '\t');
     assert_eq!(control, None, "{what}: {text:?}");
 }
 
 #[test]
 fn control_characters_of_data_are_escaped() {
-    let scene = Scene::new();
-    let dir = scene.folder.path();
+    let fixture = Fixture::new();
+    let dir = fixture.folder.path();
     let text: String = (0..80).map(|i| format!("line {i} {HOSTILE} and {}\n", i * 7 % 13)).collect();
-    fs::write(scene.dir("book.txt"), text).expect("a text");
+    fs::write(fixture.dir("book.txt"), text).expect("a text");
     let rows: String = (0..60)
         .map(|i| {
             let class = if i % 2 == 0 { format!("good{HOSTILE}\nbad") } else { "plain".into() };
             serde_json::json!({ "text": format!("number {i} {HOSTILE}"), "label": class }).to_string() + "\n"
         })
         .collect();
-    fs::write(scene.dir("texts.jsonl"), rows).expect("labelled texts");
+    fs::write(fixture.dir("texts.jsonl"), rows).expect("labelled texts");
     let run = format!("run{HOSTILE}");
     let book = ["data.path=book.txt", "model.vocab=300", "lr=5e-3", "train.steps=20", "--run", &run];
     let classes = [
@@ -134,20 +136,20 @@ fn control_characters_of_data_are_escaped() {
     ];
     let mut escaped = 0;
     for words in commands {
-        let said = say(dir, &words);
-        assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-        assert_tame(&format!("{words:?}"), &said.out);
-        assert_tame(&format!("{words:?}"), &said.err);
-        escaped += usize::from(format!("{}{}", said.out, said.err).contains("\\u{1b}[2J"));
+        let result = execute(dir, &words);
+        assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+        assert_escaped(&format!("{words:?}"), &result.out);
+        assert_escaped(&format!("{words:?}"), &result.err);
+        escaped += usize::from(format!("{}{}", result.out, result.err).contains("\\u{1b}[2J"));
     }
     assert!(escaped >= 6, "{escaped} commands had something to escape");
 }
 
-/// A prompt may hold anything, and so may what a model writes.
+/// Prompts and generated texts may contain control characters.
 #[test]
-fn samples_move_no_cursor() {
-    let scene = Scene::new();
-    fs::write(scene.folder.path().join("book.txt"), "the \u{1b}[31mred\u{1b}[0m fox <b>\r\n\n".repeat(400))
+fn control_characters_of_samples_are_escaped() {
+    let fixture = Fixture::new();
+    fs::write(fixture.folder.path().join("book.txt"), "the \u{1b}[31mred\u{1b}[0m fox <b>\r\n\n".repeat(400))
         .expect("a file");
     let prompts = "samples.prompts=['the \u{1b}[2J<img src=x>']";
     let words = [
@@ -160,11 +162,11 @@ fn samples_move_no_cursor() {
         "--run",
         "run",
     ];
-    let said = say(scene.folder.path(), &small_train(&words));
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    assert!(said.err.contains("sample   the \\u{1b}[2J<img src=x>"), "{}", said.err);
-    assert!(!said.err.contains('\u{1b}') && !said.out.contains('\u{1b}'), "{}", said.err);
-    let events = scene.events("run");
+    let result = execute(fixture.folder.path(), &small_train(&words));
+    assert_eq!(result.code, Some(0), "{}", result.err);
+    assert!(result.err.contains("sample   the \\u{1b}[2J<img src=x>"), "{}", result.err);
+    assert!(!result.err.contains('\u{1b}') && !result.out.contains('\u{1b}'), "{}", result.err);
+    let events = fixture.events("run");
     let sample =
         events.iter().find_map(|event| if let Event::Sample(sample) = event { Some(sample) } else { None });
     let sample = sample.expect("a sample");
@@ -172,12 +174,12 @@ fn samples_move_no_cursor() {
     assert!(sample.text.as_ref().is_some_and(|text| !text.is_empty()));
 }
 
-/// Lines have colours where they are forced, and none in a pipe.
+/// Lines have colours if they are forced, and none in a pipe.
 #[test]
-fn colours_are_asked_for() {
-    let scene = Scene::new();
+fn colours_follow_the_environment() {
+    let fixture = Fixture::new();
     let output = |name: &str, value: &str, run: &str| {
-        let mut command = flatout(scene.folder.path(), &small_train(&["--run", run]));
+        let mut command = flatout(fixture.folder.path(), &small_train(&["--run", run]));
         let output = command.env_remove("NO_COLOR").env(name, value).output().expect("an end");
         String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
     };

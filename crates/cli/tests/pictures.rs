@@ -1,4 +1,4 @@
-//! `generate --image` and `--frames` through the real program: answers, and what is wrong with images in a sentence before any work.
+//! `generate --image` and `--frames` through the program: answers, and errors about images before any work.
 
 use std::fs;
 use std::path::Path;
@@ -6,18 +6,18 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::fovea_folder;
-use crate::program::{CommandOutput, say};
+use crate::program::{CommandOutput, execute};
 use crate::vl_folder::{expected, picture, write};
 
 const PLAIN: [&str; 5] = ["--temperature", "0", "--max-tokens", "14", "--json"];
 
-fn refused(said: &CommandOutput, words: &str) {
-    assert_eq!((said.code, said.out.as_str()), (Some(2), ""), "{said:?}");
-    assert!(said.err.contains(words), "{said:?} lacks {words:?}");
-    assert_eq!(said.err.trim().lines().count(), 1, "{said:?}");
+fn refused(result: &CommandOutput, words: &str) {
+    assert_eq!((result.code, result.out.as_str()), (Some(2), ""), "{result:?}");
+    assert!(result.err.contains(words), "{result:?} lacks {words:?}");
+    assert_eq!(result.err.trim().lines().count(), 1, "{result:?}");
 }
 
-/// Questions about the same images are answered at once, each as the library answers it alone.
+/// Questions about the same images are answered in one batch, each as transformers answers it alone.
 #[test]
 fn questions_about_images_are_answered() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -37,9 +37,9 @@ fn questions_about_images_are_answered() {
     words.extend(images.iter().map(String::as_str));
     words.extend(["--prompt", &question, "--prompt", &placed, "--prompt", &question]);
     words.extend(PLAIN);
-    let said = say(dir, &words);
-    assert_eq!(said.code, Some(0), "{said:?}");
-    let found: Value = serde_json::from_str(&said.out).expect("JSON");
+    let result = execute(dir, &words);
+    assert_eq!(result.code, Some(0), "{result:?}");
+    let found: Value = serde_json::from_str(&result.out).expect("JSON");
     let names: Value =
         serde_json::from_slice(&fs::read(dir.join("model/tokenizer.json")).expect("a file")).expect("JSON");
     let spelled = |token: &Value| {
@@ -55,7 +55,7 @@ fn questions_about_images_are_answered() {
     assert_eq!(found["images"].as_array().map(Vec::len), Some(2), "{found}");
 }
 
-/// The same pixels in another format are the same image: `lossless.webp` and `rgb.png` are of one scene.
+/// The same pixels in another format are the same image: `lossless.webp` and `rgb.png` have equal pixels.
 #[test]
 fn webp_is_answered_about_as_png_is() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -63,9 +63,9 @@ fn webp_is_answered_about_as_png_is() {
     let ask = |name: &str| {
         let image = picture(name).display().to_string();
         let words = [&["generate", "model", "--image", &image, "--prompt", "what"][..], &PLAIN].concat();
-        let said = say(scratch.path(), &words);
-        assert_eq!(said.code, Some(0), "{said:?}");
-        serde_json::from_str::<Value>(&said.out).expect("JSON")["texts"].clone()
+        let result = execute(scratch.path(), &words);
+        assert_eq!(result.code, Some(0), "{result:?}");
+        serde_json::from_str::<Value>(&result.out).expect("JSON")["texts"].clone()
     };
     assert_eq!(ask("lossless.webp"), ask("rgb.png"));
 }
@@ -84,10 +84,10 @@ fn wrong_images_are_refused_in_a_sentence() {
         let mut words = vec!["generate", "model", "--chat", "--prompt", prompt];
         words.extend(images.iter().flat_map(|image| ["--image", image]));
         words.extend(PLAIN);
-        say(dir, &words)
+        execute(dir, &words)
     };
     refused(&ask(&["gone.png"], "what"), "there is no image gone.png");
-    refused(&ask(&["model"], "what"), "model is no file of an image");
+    refused(&ask(&["model"], "what"), "model is not an image file");
     refused(&ask(&["photo.png", "cut.png"], "what"), "cut.png");
     refused(&ask(&["empty.png"], "what"), "empty.png: the image has no bytes");
     refused(&ask(&["note.txt"], "what"), "note.txt: its bytes are of no known kind of image");
@@ -100,7 +100,7 @@ fn wrong_images_are_refused_in_a_sentence() {
     let many = ["photo.png"; 12];
     refused(
         &ask(&many, "what"),
-        "the model was made for 128: give a shorter one, or fewer or smaller images",
+        "the model's context has 128: give a shorter one, or fewer or smaller images",
     );
     fs::write(dir.join("model/preprocessor_config.json"), r#"{"size": {"shortest_edge": 9}}"#)
         .expect("a file");
@@ -114,8 +114,8 @@ fn wrong_images_are_refused_in_a_sentence() {
 fn a_model_without_a_tower_sees_no_images() {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/checkpoints/qwen3");
     let (image, model) = (picture("rgb.png").display().to_string(), golden.display().to_string());
-    let said = say(&golden, &["generate", &model, "--image", &image, "--prompt", "what"]);
-    refused(&said, "has no tower and sees no images");
+    let result = execute(&golden, &["generate", &model, "--image", &image, "--prompt", "what"]);
+    refused(&result, "has no tower and sees no images");
 }
 
 /// Frames of any size in the order of their names, before the question; several questions at once.
@@ -131,23 +131,23 @@ fn questions_about_frames_are_answered() {
     }
     let ask = |words: &[&str]| {
         let plain = if words.contains(&"--temperature") { &PLAIN[2..] } else { &PLAIN[..] };
-        let said = say(dir, &[&["generate", "model"], words, plain].concat());
-        assert_eq!(said.code, Some(0), "{said:?}");
-        serde_json::from_str::<Value>(&said.out).expect("JSON")
+        let result = execute(dir, &[&["generate", "model"], words, plain].concat());
+        assert_eq!(result.code, Some(0), "{result:?}");
+        serde_json::from_str::<Value>(&result.out).expect("JSON")
     };
     let alone = ask(&["--chat", "--prompt", "what"]);
     let about = ask(&["--frames", "clip", "--prompt", "what", "--prompt", "who is it"]);
     assert_eq!((about["frames"].as_u64(), alone["frames"].as_u64()), (Some(4), None), "{about}");
     let texts = about["texts"].as_array().expect("texts");
     assert_eq!(texts.len(), 2, "{about}");
-    // The likeliest words of a model this small are the same with frames and without; those that are drawn are not.
+    // The likeliest tokens of a model this small are the same with frames and without; sampled tokens are not.
     let drawn = |words: &[&str]| {
         ask(&[words, &["--prompt", "what", "--temperature", "2"]].concat())["texts"][0].clone()
     };
     assert_ne!(drawn(&["--frames", "clip"]), drawn(&["--chat"]));
     let once = ask(&["--frames", "clip", "--prompt", "what"]);
     assert_eq!(once["texts"][0], texts[0], "a question by itself");
-    let read = |said: &Value| said["prompt_tokens"].as_u64().expect("a count");
+    let read = |result: &Value| result["prompt_tokens"].as_u64().expect("a count");
     assert_eq!(read(&once), read(&alone) + 4, "a frame is a token");
     let still = ask(&["--frames", "clip/000.png", "--prompt", "what"]);
     assert_eq!(still["frames"].as_u64(), Some(1));
@@ -164,7 +164,7 @@ fn wrong_frames_are_refused_in_a_sentence() {
     fs::create_dir(dir.join("none")).expect("a folder");
     fs::copy(picture("rgb.png"), dir.join("clip/000.png")).expect("a copy");
     let ask = |model: &str, words: &[&str]| {
-        say(dir, &[&["generate", model, "--prompt", "what"], words, &PLAIN[..]].concat())
+        execute(dir, &[&["generate", model, "--prompt", "what"], words, &PLAIN[..]].concat())
     };
     refused(&ask("model", &["--frames", "gone"]), "gone");
     refused(&ask("model", &["--frames", "none"]), "none");
@@ -189,6 +189,6 @@ fn wrong_frames_are_refused_in_a_sentence() {
     }
     refused(
         &ask("model", &["--frames", "clip"]),
-        "the model was made for 64: give a shorter one, or fewer frames",
+        "the model's context has 64: give a shorter one, or fewer frames",
     );
 }

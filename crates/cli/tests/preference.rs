@@ -1,4 +1,4 @@
-//! Preferences through the program: files of pairs are looked at, planned, learned, judged and measured, and wrong ones named.
+//! Preferences through the program: files of pairs are inspected, planned, trained on, evaluated and measured, and wrong files are refused.
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +6,12 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::examples::tar;
-use crate::program::{CommandOutput, say};
+use crate::program::{CommandOutput, execute};
 
 fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-    said
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+    result
 }
 
 fn json(text: &str) -> Value {
@@ -46,14 +46,14 @@ fn write_pairs(dir: &Path) {
 }
 
 #[test]
-fn pairs_are_looked_at_planned_trained_and_judged() {
+fn pairs_are_inspected_planned_trained_and_evaluated() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     write_pairs(dir);
     let shown = ok(dir, &["data", "inspect", "pairs.jsonl", "--task", "preference"]);
-    let said = &shown.out;
+    let result = &shown.out;
     for words in ["pairs    ", "chosen, ", "rejected, ", "`prompt`, `chosen` and `rejected`"] {
-        assert!(said.contains(words), "{words}: {said}");
+        assert!(result.contains(words), "{words}: {result}");
     }
     let shown = json(&ok(dir, &["data", "inspect", "pairs.jsonl", "--task", "preference", "--json"]).out);
     let answers: Vec<&str> =
@@ -88,14 +88,14 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
     assert!((got - wanted).abs() < 1e-5, "{found} {last}");
     assert_eq!(found["metrics"]["reward_accuracy"], last["metrics"]["reward_accuracy"]);
     assert!(ok(dir, &["eval", "run"]).out.contains("held-out pairs"));
-    let other = say(dir, &["eval", "run", "data.path=pairs.jsonl"]);
+    let other = execute(dir, &["eval", "run", "data.path=pairs.jsonl"]);
     assert_eq!(other.code, Some(2));
     assert!(other.err.contains("name one with preference.reference"), "{}", other.err);
     let other = ok(dir, &["eval", "run", "data.path=pairs.jsonl", "preference.reference=run"]);
-    // Its own reference: nothing was gained over it.
+    // The model is its own reference, so rewards are zero.
     assert!(other.out.contains("margin 0.0000") && other.out.contains("40 pairs"), "{}", other.out);
 
-    // A run that begins from another asks that one about other pairs.
+    // A run that starts from another run has that one as its reference.
     let begun = [
         "train",
         "preference-tiny",
@@ -116,7 +116,7 @@ fn pairs_are_looked_at_planned_trained_and_judged() {
 }
 
 #[test]
-fn judged_answers_are_trained_and_switches_are_measured() {
+fn labelled_answers_are_trained_and_switches_are_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let row = |i: usize| {
@@ -144,31 +144,32 @@ fn wrong_pairs_end_with_a_sentence() {
     let mut text = fs::read_to_string(dir.join("pairs.jsonl")).expect("a file");
     text += "\n{\"prompt\":\"a\",\"chosen\":\"b\",\"rejected\":\"b\"}\n";
     fs::write(dir.join("wrong.jsonl"), text).expect("a file");
-    let said = say(dir, &with(&["train", "preference-tiny", "--run", "run"], &["data.path=wrong.jsonl"]));
-    assert_eq!(said.code, Some(2), "{}", said.err);
-    assert!(said.err.contains("wrong.jsonl, line 41: both answers are equal"), "{}", said.err);
+    let result =
+        execute(dir, &with(&["train", "preference-tiny", "--run", "run"], &["data.path=wrong.jsonl"]));
+    assert_eq!(result.code, Some(2), "{}", result.err);
+    assert!(result.err.contains("wrong.jsonl, line 41: both answers are equal"), "{}", result.err);
     assert!(!dir.join("run").exists(), "nothing is left");
     let skip = ["data.path=wrong.jsonl", "data.on_error=skip"];
-    let said = ok(dir, &with(&["train", "preference-tiny", "--run", "run"], &skip));
-    assert!(said.err.contains("1 answers that cannot be compared"), "{}", said.err);
+    let result = ok(dir, &with(&["train", "preference-tiny", "--run", "run"], &skip));
+    assert!(result.err.contains("1 answers that cannot be compared"), "{}", result.err);
     for (word, sentence) in [
         ("preference.loss=ppo", "preference.loss"),
         ("data.train_on=each", "answers are compared whole"),
         ("preference.reference=nowhere", "nowhere does not exist"),
         ("loss_type=sigmoid", "preference.loss"),
     ] {
-        let said = say(
+        let result = execute(
             dir,
             &with(&["train", "preference-tiny", "--run", "other"], &["data.path=pairs.jsonl", word]),
         );
-        assert_eq!(said.code, Some(2), "{word}: {}", said.err);
-        assert!(said.err.contains(sentence), "{word}: {}", said.err);
+        assert_eq!(result.code, Some(2), "{word}: {}", result.err);
+        assert!(result.err.contains(sentence), "{word}: {}", result.err);
     }
 }
 
-/// Rows with images and shards with pairs are told by what they hold, looked at, learned and asked about.
+/// Rows with images and shards with pairs are recognised by their content, inspected, trained on and used for generation.
 #[test]
-fn pairs_about_images_and_frames_are_looked_at_and_learned() {
+fn pairs_about_images_and_frames_are_inspected_and_trained() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let pictures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures");
@@ -217,10 +218,10 @@ fn pairs_about_images_and_frames_are_looked_at_and_learned() {
     learn("qwen3-vl-2b-dpo", &["data.path=pairs.jsonl"], "images");
     const SYSTEM: &str = "You look closely.";
     let frames = ["data.path=pairs.tar", &format!("data.system={SYSTEM}")];
-    let said = learn("fvlm-135m-dpo", &frames, "frames");
-    assert!(said.err.contains("--frames FOLDER --prompt QUESTION"), "{}", said.err);
+    let result = learn("fvlm-135m-dpo", &frames, "frames");
+    assert!(result.err.contains("--frames FOLDER --prompt QUESTION"), "{}", result.err);
 
-    // Generation begins with the text that training wrote: a system's message, the question, and where the answer begins.
+    // Generation uses the prompt of training: system message, question, and the beginning of the answer.
     let vocabulary = flatout_data::Vocabulary::load(&dir.join("frames/tokenizer.json")).expect("a tokeniser");
     let questions =
         flatout_data::examples::Questions::open(&vocabulary, None, &[], None).expect("a template");
@@ -263,7 +264,7 @@ fn pairs_about_images_and_frames_are_looked_at_and_learned() {
     ] {
         fs::write(dir.join(path), text).expect("a file");
         let path = format!("data.path={path}");
-        let said = say(dir, &["train", "qwen3-vl-2b-dpo", "--with", "small", &path, "backend=cpu"]);
-        assert!(said.code == Some(2) && words.iter().all(|word| said.err.contains(word)), "{said:?}");
+        let result = execute(dir, &["train", "qwen3-vl-2b-dpo", "--with", "small", &path, "backend=cpu"]);
+        assert!(result.code == Some(2) && words.iter().all(|word| result.err.contains(word)), "{result:?}");
     }
 }

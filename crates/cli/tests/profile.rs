@@ -1,20 +1,20 @@
-//! `profile` as users run it: tables, one object, a trace, and nothing written where the trace cannot be.
+//! `profile` as users run it: tables, JSON, a trace, and no work if the trace cannot be written.
 
 use serde_json::Value;
 
-use crate::program::{SMALL, say};
+use crate::program::{SMALL, execute};
 
 fn words<'a>(more: &[&'a str]) -> Vec<&'a str> {
     ["profile", "tiny", "backend=cpu", "--steps", "1"].iter().chain(&SMALL).chain(more).copied().collect()
 }
 
 #[test]
-fn an_update_is_taken_apart_and_drawn() {
+fn an_update_is_profiled_and_traced() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let said = say(dir, &words(&["--json", "--trace", "trace.json"]));
-    assert_eq!((said.code, said.err.as_str()), (Some(0), ""), "nothing beside the object");
-    let report: Value = serde_json::from_str(&said.out).expect("one object");
+    let result = execute(dir, &words(&["--json", "--trace", "trace.json"]));
+    assert_eq!((result.code, result.err.as_str()), (Some(0), ""), "nothing beside the object");
+    let report: Value = serde_json::from_str(&result.out).expect("one object");
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("{value} is no number"));
     let budget = &report["budget"];
     let parts = ["kernels_ms", "launch_ms", "synchronisation_ms", "copy_ms", "data_ms"];
@@ -39,10 +39,10 @@ fn an_update_is_taken_apart_and_drawn() {
 }
 
 #[test]
-fn tables_are_short_unless_all_is_asked_for() {
+fn tables_are_short_without_all() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = say(folder.path(), &words(&[]));
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let result = execute(folder.path(), &words(&[]));
+    assert_eq!(result.code, Some(0), "{}", result.err);
     for text in [
         "tiny on ",
         "\nwhere an update goes\n",
@@ -50,11 +50,11 @@ fn tables_are_short_unless_all_is_asked_for() {
         "\nwhere the most is lost\n1. ",
         "more take",
     ] {
-        assert!(said.out.contains(text), "{text} in {}", said.out);
+        assert!(result.out.contains(text), "{text} in {}", result.out);
     }
-    let all = say(folder.path(), &words(&["--all"]));
+    let all = execute(folder.path(), &words(&["--all"]));
     assert!(
-        !all.out.contains("more take") && all.out.lines().count() > said.out.lines().count(),
+        !all.out.contains("more take") && all.out.lines().count() > result.out.lines().count(),
         "{}",
         all.out
     );
@@ -62,10 +62,10 @@ fn tables_are_short_unless_all_is_asked_for() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_written_is_said_before_any_work() {
+fn a_trace_that_cannot_be_written_is_refused_before_any_work() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = say(folder.path(), &words(&["--trace", "nowhere/trace.json"]));
-    assert_eq!((said.code, said.out.as_str()), (Some(2), ""));
-    assert!(said.err.starts_with("flatout: nowhere/trace.json cannot be written: "), "{}", said.err);
-    assert!(said.err.contains("give another --trace"), "{}", said.err);
+    let result = execute(folder.path(), &words(&["--trace", "nowhere/trace.json"]));
+    assert_eq!((result.code, result.out.as_str()), (Some(2), ""));
+    assert!(result.err.starts_with("flatout: nowhere/trace.json cannot be written: "), "{}", result.err);
+    assert!(result.err.contains("give another --trace"), "{}", result.err);
 }

@@ -1,5 +1,5 @@
-//! The projects of `examples/` and the guide `first-hour.md`: every command of their pages, in order and as it is written there, and what it
-//! must print and learn.
+//! The projects of `examples/` and the guide `first-hour.md`: runs every command of their pages in order, and checks what it prints and
+//! learns.
 
 use std::env;
 use std::ffi::OsString;
@@ -9,13 +9,13 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-use crate::program::say;
+use crate::program::execute;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Copies files and folders, without runs that somebody left there.
+/// Copies files and folders, except existing runs.
 fn copy(from: &Path, to: &Path) {
     if from.is_file() {
         fs::copy(from, to).expect("a copy");
@@ -29,10 +29,10 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A fenced block of a page that names no language: commands, or what the last one printed.
+/// A fenced block without a language: commands, or the output of the last one.
 struct Block<'a> {
     lines: Vec<&'a str>,
-    /// Whether it begins where the block before it ends.
+    /// Whether it follows the block before it directly.
     is_output: bool,
 }
 
@@ -54,7 +54,7 @@ fn blocks(page: &str) -> Vec<Block<'_>> {
     found.into_iter().map(|(_, block)| block).collect()
 }
 
-/// A command line as a shell takes it apart: at spaces, quotes aside.
+/// Splits a command line at spaces outside quotes, as a shell does.
 fn words(line: &str) -> Vec<&str> {
     let parts = line.split('"').enumerate();
     parts
@@ -62,7 +62,7 @@ fn words(line: &str) -> Vec<&str> {
         .collect()
 }
 
-/// Runs the commands of a page in a copy of its project, and compares what the page says that they print.
+/// Runs the commands of a page in a copy of its project, and compares their output with the page.
 fn follow(project: &str) -> tempfile::TempDir {
     let scratch = tempfile::tempdir().expect("a folder");
     for name in ["docs", "README.md", "ARCHITECTURE.md"] {
@@ -77,9 +77,9 @@ fn follow(project: &str) -> tempfile::TempDir {
             assert_eq!(printed.trim_end(), lines.join("\n"), "{project}");
         }
         for line in lines.into_iter().filter(|line| line.starts_with("flatout ")) {
-            let said = say(&folder, &words(line)[1..]);
-            assert_eq!(said.code, Some(0), "{project}: {line}\n{said:?}");
-            printed = said.out;
+            let result = execute(&folder, &words(line)[1..]);
+            assert_eq!(result.code, Some(0), "{project}: {line}\n{result:?}");
+            printed = result.out;
             ran += 1;
         }
     }
@@ -87,7 +87,7 @@ fn follow(project: &str) -> tempfile::TempDir {
     scratch
 }
 
-/// The last evaluation that a run of a project wrote down.
+/// The last evaluation in the log of a project's run.
 fn last_evaluation(scratch: &tempfile::TempDir, run: &str) -> Value {
     let path = scratch.path().join("examples").join(run).join("events.jsonl");
     let events = fs::read_to_string(path).expect("events");
@@ -142,8 +142,8 @@ fn preference() {
     assert!(accuracy > Some(0.95), "{accuracy:?}");
 }
 
-/// A text with every number in it, whatever its length, replaced by one mark, and units of time by another: speeds, times and counts
-/// differ between machines, and a slow one needs minutes where another needs seconds.
+/// Replaces every number in a text by one mark and every unit of time by another: speeds, times and counts differ between machines, and a
+/// slow one takes minutes where another takes seconds.
 fn without_numbers(line: &str) -> String {
     let mut masked = String::new();
     let mut digits = line.chars().peekable();
@@ -164,13 +164,13 @@ fn without_numbers(line: &str) -> String {
     words.join(" ")
 }
 
-/// Whether a line is of progress between the first step and the last, as in `step 121/200`: such lines are printed once in a while.
+/// Whether a line shows progress between the first step and the last, as `step 121/200`: such lines are printed at intervals.
 fn is_by_the_clock(line: &str) -> bool {
     let counted = line.strip_prefix("step ").and_then(|rest| rest.split(' ').next()?.split_once('/'));
     counted.is_some_and(|(step, steps)| step != "1" && step != steps)
 }
 
-/// Holds the output that a page shows against what was printed. A line `...` stands for any lines, and `...` at the end of a line for its rest;
+/// Compares the output on a page with what was printed. A line `...` stands for any lines, and `...` at the end of a line for its rest;
 /// numbers may differ.
 fn compare(shown: &[&str], printed: &str, page: &str) {
     let mut printed_lines = printed.lines().filter(|line| !is_by_the_clock(line)).map(without_numbers);
@@ -183,7 +183,7 @@ fn compare(shown: &[&str], printed: &str, page: &str) {
         let (beginning, is_cut) =
             line.strip_suffix(" ...").map_or((*line, false), |beginning| (beginning, true));
         let wanted = without_numbers(beginning);
-        let is_it = |said: &String| if is_cut { said.starts_with(&wanted) } else { *said == wanted };
+        let is_it = |result: &String| if is_cut { result.starts_with(&wanted) } else { *result == wanted };
         let found = if may_skip { printed_lines.find(is_it) } else { printed_lines.next().filter(is_it) };
         assert!(found.is_some(), "{page} shows `{line}`, and this was printed:\n{printed}");
         may_skip = false;
@@ -192,7 +192,7 @@ fn compare(shown: &[&str], printed: &str, page: &str) {
     assert!(may_skip || rest.is_none(), "{page} ends its output before {rest:?}");
 }
 
-/// A line of a shell, and the code that the page says it ends with in a comment behind it.
+/// A command line, and the exit code that the page gives in a comment after it.
 fn line_and_code(line: &str) -> (&str, i32) {
     match line.split_once("    # ends with code ") {
         Some((command, code)) => (command, code.parse().expect("a code")),
@@ -200,7 +200,7 @@ fn line_and_code(line: &str) -> (&str, i32) {
     }
 }
 
-/// The guide for a new user: what it says is typed, on the CPU, in the folder beside the project's that it makes.
+/// The guide for new users: its commands are run on the CPU, in a new folder beside the project's.
 #[test]
 fn first_hour() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -219,7 +219,7 @@ fn first_hour() {
     let (mut printed, mut ran, mut compared) = (String::new(), 0, 0);
     let mut was_output = false;
     for Block { lines, is_output } in blocks(&page) {
-        // Output is followed by commands, also where their blocks touch.
+        // Commands may follow output without text between their blocks.
         if is_output && !was_output {
             compare(&lines, &printed, "docs/guides/first-hour.md");
             (was_output, compared) = (true, compared + 1);
@@ -228,7 +228,7 @@ fn first_hour() {
         was_output = false;
         for line in lines {
             let (command, code) = line_and_code(line);
-            let said = Command::new("sh")
+            let result = Command::new("sh")
                 .args(["-c", &format!("({command}) 2>&1")])
                 .current_dir(&folder)
                 .env("PATH", &path)
@@ -236,8 +236,8 @@ fn first_hour() {
                 .stdin(Stdio::null())
                 .output()
                 .expect("a shell");
-            printed = String::from_utf8(said.stdout).expect("UTF-8");
-            assert_eq!(said.status.code(), Some(code), "{command}\n{printed}");
+            printed = String::from_utf8(result.stdout).expect("UTF-8");
+            assert_eq!(result.status.code(), Some(code), "{command}\n{printed}");
             ran += 1;
         }
     }

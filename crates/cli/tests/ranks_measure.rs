@@ -1,4 +1,4 @@
-//! `ablate`, `tune` and `profile` on ranks that are processes: started by the program and by others, killed, and refused.
+//! `ablate`, `tune` and `profile` on several ranks: started by the program and by launchers, killed, and refused.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::program::{SMALL, flatout};
 use crate::ranks_train::{children, send_to};
 
-/// A small decoder of which ranks divide something.
+/// Overrides of a decoder that is large enough for ranks to divide its state.
 const WIDER: [&str; 2] = ["model.width=64", "train.lanes=2"];
 
 /// A command on the CPU with a cache of its own.
@@ -23,11 +23,11 @@ fn command(dir: &Path, command: &str, words: &[&str]) -> Command {
     command
 }
 
-/// The object that a command prints, and nothing beside it.
+/// The JSON object that a command prints; it must print nothing else.
 fn object(dir: &Path, name: &str, words: &[&str]) -> Value {
     let output = command(dir, name, words).arg("--json").output().expect("the program starts");
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!((output.status.code(), said.as_str()), (Some(0), ""), "{name}");
+    let result = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!((output.status.code(), result.as_str()), (Some(0), ""), "{name}");
     serde_json::from_slice(&output.stdout).expect("one object")
 }
 
@@ -48,7 +48,7 @@ fn a_profile_has_exchanges_and_a_process_a_rank() {
     let sum = |table: &str, field: &str| rows(table).iter().map(|row| number(&row[field])).sum::<f64>();
     assert!((sum("kernels", "ms") - number(&budget["kernels_ms"])).abs() < 1e-6);
     assert!(rows("work").iter().all(|row| row["name"] != "wire"), "exchanges have a table of their own");
-    // The CPU makes an exchange where it stands.
+    // The CPU runs an exchange in the order of launches.
     assert!((sum("exchanges", "exposed_ms") - number(&budget["wire_ms"])).abs() < 1e-6);
     let named = |name: &str| rows("exchanges").iter().any(|row| row["name"].as_str().unwrap().contains(name));
     assert!(named("reduce_scatter") && named("all_gather"), "{}", report["exchanges"]);
@@ -88,7 +88,7 @@ fn a_profile_has_exchanges_and_a_process_a_rank() {
 }
 
 #[test]
-fn an_ablation_prices_how_ranks_share() {
+fn ablate_measures_sharding() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     let words = ["--repeats", "1", "--steps", "1", "--budget", "10", "--ranks", "2"];
@@ -118,7 +118,7 @@ fn an_ablation_prices_how_ranks_share() {
     assert_eq!(
         fs::read_dir(dir.join("cache/ablate")).expect("a folder").count(),
         0,
-        "nothing is left to go on with"
+        "nothing is left to continue"
     );
 }
 
@@ -134,14 +134,14 @@ fn ranks_tune_together() {
         .filter(|row| row["step_ms"].is_number())
         .map(|row| number(&row["setting"]["micro_batch"]))
         .collect();
-    // A lane has two of the four rows.
+    // Each lane has two of the four rows.
     assert!(measured.contains(&1.0) && measured.iter().all(|rows| *rows <= 2.0), "{report}");
     if report["verdict"] == "faster" {
         assert_eq!(report["preset"], "tuned-tiny-cpu-x2.toml");
     }
 }
 
-/// As torchrun starts them; the second has no such file.
+/// Ranks are started as by torchrun; the second one lacks the data file.
 #[test]
 fn a_rank_that_cannot_open_its_data_ends_all_with_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -159,25 +159,25 @@ fn a_rank_that_cannot_open_its_data_ends_all_with_one_sentence() {
     };
     let ends =
         [start("0", &here), start("1", &elsewhere)].map(|child| child.wait_with_output().expect("an end"));
-    let told = ends.iter().map(|end| String::from_utf8_lossy(&end.stderr).into_owned()).collect::<String>();
-    assert_eq!((ends[0].status.code(), told.lines().count()), (Some(2), 1), "{told}");
-    assert!(told.starts_with("flatout: rank 1 (") && told.contains("book.txt"), "{told}");
+    let stderr = ends.iter().map(|end| String::from_utf8_lossy(&end.stderr).into_owned()).collect::<String>();
+    assert_eq!((ends[0].status.code(), stderr.lines().count()), (Some(2), 1), "{stderr}");
+    assert!(stderr.starts_with("flatout: rank 1 (") && stderr.contains("book.txt"), "{stderr}");
 }
 
 #[test]
 fn a_sweep_is_one_process() {
     let folder = tempfile::tempdir().expect("a folder");
-    let told = |command: &mut Command| {
+    let refusal = |command: &mut Command| {
         let output = command.output().expect("the program starts");
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     };
-    let said = "flatout: `sweep` trains one run after another in one process so far: leave";
-    let flags = told(&mut command(folder.path(), "sweep", &["--ranks", "2"]));
-    assert_eq!(flags, (Some(2), format!("{said} --ranks out\n")));
+    let sentence = "flatout: `sweep` trains one run after another in one process: leave";
+    let flags = refusal(&mut command(folder.path(), "sweep", &["--ranks", "2"]));
+    assert_eq!(flags, (Some(2), format!("{sentence} --ranks out\n")));
     let variables =
         [("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")];
-    let started = told(command(folder.path(), "sweep", &["lr=1e-3,2e-3"]).envs(variables));
-    assert_eq!(started, (Some(2), format!("{said} 1 of the 2 processes out\n")));
+    let started = refusal(command(folder.path(), "sweep", &["lr=1e-3,2e-3"]).envs(variables));
+    assert_eq!(started, (Some(2), format!("{sentence} 1 of the 2 processes out\n")));
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 0, "nothing is made");
 }
 
@@ -186,15 +186,15 @@ fn a_rank_that_is_killed_ends_the_measurement() {
     let folder = tempfile::tempdir().expect("a folder");
     let words = ["--steps", "100000", "--ranks", "2", "-v"];
     let mut parent = command(folder.path(), "profile", &words).spawn().expect("the program starts");
-    let mut told = BufReader::new(parent.stderr.take().expect("captured")).lines().map_while(Result::ok);
-    assert!(told.any(|line| line.ends_with("round 1 of 8")), "it begins");
+    let mut lines = BufReader::new(parent.stderr.take().expect("captured")).lines().map_while(Result::ok);
+    assert!(lines.any(|line| line.ends_with("round 1 of 8")), "it begins");
     let all = children(parent.id());
     send_to("-9", *all.last().expect("a rank"));
-    let told: Vec<String> = told.filter(|line| line.starts_with("flatout: ")).collect();
-    assert_eq!((parent.wait().expect("an end").code(), told.len()), (Some(1), 1), "{told:?}");
+    let lines: Vec<String> = lines.filter(|line| line.starts_with("flatout: ")).collect();
+    assert_eq!((parent.wait().expect("an end").code(), lines.len()), (Some(1), 1), "{lines:?}");
     assert!(
-        told[0].starts_with("flatout: rank ") && told[0].contains("was killed by signal 9 (SIGKILL)"),
-        "{told:?}"
+        lines[0].starts_with("flatout: rank ") && lines[0].contains("was killed by signal 9 (SIGKILL)"),
+        "{lines:?}"
     );
     assert!(children(parent.id()).is_empty() && all.len() == 2);
 }

@@ -1,5 +1,5 @@
-//! Checkpoints in parts: any number of ranks goes on with what any other saved, every command reads them, and whatever
-//! happens to a part is said.
+//! Checkpoints in parts: any number of ranks resumes what any other number saved, every command reads them, and damage to a part is
+//! reported.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -12,17 +12,17 @@ use std::time::Duration;
 
 use flatout_train::run::checkpoint::part_name;
 
-use crate::program::{CommandOutput, say};
+use crate::fixture::{self, Fixture, checkpoints, wait_until};
+use crate::program::{CommandOutput, execute};
 use crate::ranks_train::{DORA, LORA, TEXT, children, send_to, wait_for, words};
-use crate::scene::{self, Scene, checkpoints, wait_until};
 
-/// Numbers of ranks one after the other in which each follows each, itself too.
+/// Numbers of ranks in a sequence in which every number follows every number, itself too.
 const CHAIN: [usize; 17] = [1, 1, 2, 1, 4, 1, 8, 2, 2, 4, 2, 8, 4, 4, 8, 8, 1];
 
 /// The sizes of the files of tensors of a checkpoint, by name.
-fn part_sizes(scene: &Scene, run: &str, step: u64) -> BTreeMap<String, u64> {
+fn part_sizes(fixture: &Fixture, run: &str, step: u64) -> BTreeMap<String, u64> {
     let entries =
-        fs::read_dir(scene.dir(run).join(format!("checkpoints/step-{step}"))).expect("a checkpoint");
+        fs::read_dir(fixture.dir(run).join(format!("checkpoints/step-{step}"))).expect("a checkpoint");
     let size = |entry: fs::DirEntry| {
         (entry.file_name().into_string().expect("a name"), entry.metadata().expect("a file").len())
     };
@@ -30,43 +30,43 @@ fn part_sizes(scene: &Scene, run: &str, step: u64) -> BTreeMap<String, u64> {
 }
 
 #[test]
-fn every_number_of_ranks_goes_on_with_what_every_other_saved() {
-    let scene = Scene::new();
+fn every_number_of_ranks_resumes_what_every_other_saved() {
+    let fixture = Fixture::new();
     let steps = CHAIN.len() as u64;
     let until = |step: usize| format!("train.steps={step}");
     let mut unbroken = words(TEXT, "unbroken", "1");
     let (whole, every) = (until(CHAIN.len()), "eval.every=4");
     unbroken.extend([whole.as_str(), "schedule.horizon_steps=20", every]);
-    assert_eq!(say(scene.folder.path(), &unbroken).code, Some(0));
+    assert_eq!(execute(fixture.folder.path(), &unbroken).code, Some(0));
     for (i, ranks) in CHAIN.iter().enumerate() {
         let (steps, ranks) = (until(i + 1), ranks.to_string());
         let mut begin = words(TEXT, "run", &ranks);
         begin.extend([steps.as_str(), "schedule.horizon_steps=20", every]);
         let go_on = ["resume", "run", &steps, "--ranks", &ranks, "-q"];
-        let said = say(scene.folder.path(), if i == 0 { &begin } else { &go_on });
-        assert_eq!(said.code, Some(0), "step {} on {ranks} ranks: {}", i + 1, said.err);
-        let names: Vec<String> = part_sizes(&scene, "run", i as u64 + 1).into_keys().collect();
+        let result = execute(fixture.folder.path(), if i == 0 { &begin } else { &go_on });
+        assert_eq!(result.code, Some(0), "step {} on {ranks} ranks: {}", i + 1, result.err);
+        let names: Vec<String> = part_sizes(&fixture, "run", i as u64 + 1).into_keys().collect();
         match CHAIN[i] {
             1 => assert_eq!(names, ["state.safetensors"]),
             ranks => assert_eq!(names, (0..ranks).map(|rank| part_name(rank, ranks)).collect::<Vec<_>>()),
         }
     }
-    scene.assert_same("unbroken", "run", steps);
+    fixture.assert_same("unbroken", "run", steps);
 }
 
-/// Ranks that divide other things go on with what was saved, to the bit.
+/// Every level of sharding resumes what another level saved, to the bit.
 #[test]
-fn every_level_of_shards_goes_on_with_what_every_other_saved() {
-    let scene = Scene::new();
+fn every_level_of_sharding_resumes_what_every_other_saved() {
+    let fixture = Fixture::new();
     let begin = |run: &'static str, ranks: &'static str, more: [&'static str; 2]| {
         let mut words = words(TEXT, run, ranks);
         words.extend(more.into_iter().chain(["schedule.horizon_steps=20", "eval.every=4"]));
         words
     };
     let unbroken = begin("unbroken", "1", ["train.steps=8", "shard=auto"]);
-    assert_eq!(say(scene.folder.path(), &unbroken).code, Some(0));
+    assert_eq!(execute(fixture.folder.path(), &unbroken).code, Some(0));
     let first = begin("run", "4", ["train.steps=2", "shard=gradients"]);
-    assert_eq!(say(scene.folder.path(), &first).code, Some(0));
+    assert_eq!(execute(fixture.folder.path(), &first).code, Some(0));
     for (steps, ranks, level) in [
         (3, "2", "parameters"),
         (4, "2", "none"),
@@ -75,152 +75,163 @@ fn every_level_of_shards_goes_on_with_what_every_other_saved() {
         (8, "2", "optimizer"),
     ] {
         let (steps, level) = (format!("train.steps={steps}"), format!("shard={level}"));
-        let said = say(scene.folder.path(), &["resume", "run", &steps, &level, "--ranks", ranks, "-q"]);
-        assert_eq!(said.code, Some(0), "{level} on {ranks} ranks: {}", said.err);
+        let result =
+            execute(fixture.folder.path(), &["resume", "run", &steps, &level, "--ranks", ranks, "-q"]);
+        assert_eq!(result.code, Some(0), "{level} on {ranks} ranks: {}", result.err);
     }
-    scene.assert_same("unbroken", "run", 8);
+    fixture.assert_same("unbroken", "run", 8);
 }
 
 #[test]
-fn adapters_go_on_with_every_number_of_ranks() {
+fn adapters_resume_with_every_number_of_ranks() {
     for command in [LORA, DORA] {
-        let scene = Scene::new();
+        let fixture = Fixture::new();
         let run = |run: &'static str, ranks: &'static str, steps: &'static str| {
             let mut words = words(command, run, ranks);
             words.extend([steps, "schedule.horizon_steps=20", "eval.every=4"]);
             words
         };
-        assert_eq!(say(scene.folder.path(), &run("unbroken", "1", "train.steps=10")).code, Some(0));
-        assert_eq!(say(scene.folder.path(), &run("run", "4", "train.steps=2")).code, Some(0));
-        assert_eq!(part_sizes(&scene, "run", 2).len(), 4);
+        assert_eq!(execute(fixture.folder.path(), &run("unbroken", "1", "train.steps=10")).code, Some(0));
+        assert_eq!(execute(fixture.folder.path(), &run("run", "4", "train.steps=2")).code, Some(0));
+        assert_eq!(part_sizes(&fixture, "run", 2).len(), 4);
         for (steps, ranks) in [(4, "2"), (5, "1"), (7, "8"), (10, "4")] {
             let steps = format!("train.steps={steps}");
-            let said = say(scene.folder.path(), &["resume", "run", &steps, "--ranks", ranks, "-q"]);
-            assert_eq!(said.code, Some(0), "{ranks}: {}", said.err);
+            let result = execute(fixture.folder.path(), &["resume", "run", &steps, "--ranks", ranks, "-q"]);
+            assert_eq!(result.code, Some(0), "{ranks}: {}", result.err);
         }
-        scene.assert_same("unbroken", "run", 10);
+        fixture.assert_same("unbroken", "run", 10);
     }
 }
 
 /// The JSON that a command printed.
-fn json(said: &CommandOutput) -> serde_json::Value {
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    serde_json::from_str(&said.out).unwrap_or_else(|error| panic!("{error}: {}", said.out))
+fn json(result: &CommandOutput) -> serde_json::Value {
+    assert_eq!(result.code, Some(0), "{}", result.err);
+    serde_json::from_str(&result.out).unwrap_or_else(|error| panic!("{error}: {}", result.out))
 }
 
 #[test]
 fn commands_read_what_four_ranks_saved() {
-    let scene = Scene::new();
-    let dir = scene.folder.path();
-    // The embedded recipe as it is, so that a file's header is small beside its tensors.
+    let fixture = Fixture::new();
+    let dir = fixture.folder.path();
+    // The unchanged recipe, so that a file's header is small compared with its tensors.
     for (run, ranks) in [("one", "1"), ("four", "4")] {
         let small =
             ["train.steps=2", "train.lanes=4", "train.batch=4", "schedule.warmup_steps=1", "eval.rows=4"];
         let more = ["checkpoint.best=true", "train.ema=0.5", "optimizer.state=int8", "backend=cpu", "-q"];
         let all: Vec<&str> =
             ["train", "tiny", "--run", run, "--ranks", ranks].into_iter().chain(small).chain(more).collect();
-        let said = say(dir, &all);
-        assert_eq!(said.code, Some(0), "{run}: {}", said.err);
+        let result = execute(dir, &all);
+        assert_eq!(result.code, Some(0), "{run}: {}", result.err);
     }
-    scene.assert_same("one", "four", 2);
-    let sizes = part_sizes(&scene, "four", 2);
+    fixture.assert_same("one", "four", 2);
+    let sizes = part_sizes(&fixture, "four", 2);
     let total: u64 = sizes.values().sum();
     assert_eq!(sizes.len(), 4);
     for (name, size) in &sizes {
         assert!((4 * size).abs_diff(total) < total / 100, "{name} has {size} of {total} bytes");
     }
     let each = |words: &dyn Fn(&str) -> Vec<String>| {
-        ["one", "four"].map(|run| say(dir, &words(run).iter().map(String::as_str).collect::<Vec<_>>()))
+        ["one", "four"].map(|run| execute(dir, &words(run).iter().map(String::as_str).collect::<Vec<_>>()))
     };
     let split = |words: String| words.split(' ').map(String::from).collect::<Vec<_>>();
-    let told = each(&|run| {
+    let outputs = each(&|run| {
         split(format!("generate {run} --prompt once --max-tokens 8 --seed 3 --json backend=cpu"))
     });
-    let [one, four] = told.each_ref().map(json);
+    let [one, four] = outputs.each_ref().map(json);
     assert_eq!(one["texts"], four["texts"]);
-    let told = each(&|run| split(format!("eval {run}@best --json backend=cpu")));
-    let [one, four] = told.each_ref().map(json);
+    let outputs = each(&|run| split(format!("eval {run}@best --json backend=cpu")));
+    let [one, four] = outputs.each_ref().map(json);
     assert_eq!((&one["loss"], &one["step"]), (&four["loss"], &four["step"]));
     assert!(one["loss"].is_number(), "{one}");
     each(&|run| split(format!("export {run} --to out-{run}")))
         .iter()
-        .for_each(|said| assert_eq!(said.code, Some(0)));
-    let exported = |run: &str| fs::read(scene.dir(&format!("out-{run}/model.safetensors"))).expect("weights");
+        .for_each(|result| assert_eq!(result.code, Some(0)));
+    let exported =
+        |run: &str| fs::read(fixture.dir(&format!("out-{run}/model.safetensors"))).expect("weights");
     assert!(exported("one") == exported("four"), "exports differ");
-    // A run may begin from it.
+    // A run may start from it.
     let from = each(&|run| {
         split(format!(
             "train tiny model.from={run}@best train.steps=1 train.batch=2 schedule.warmup_steps=0 eval.rows=0 backend=cpu \
              --run from-{run} -q"
         ))
     });
-    assert_eq!(from.each_ref().map(|said| said.code), [Some(0); 2], "{}", from[1].err);
-    assert_eq!(scene.losses("from-one"), scene.losses("from-four"));
+    assert_eq!(from.each_ref().map(|result| result.code), [Some(0); 2], "{}", from[1].err);
+    assert_eq!(fixture.losses("from-one"), fixture.losses("from-four"));
 }
 
-/// A rank of two by the words of a starter, under a limit of the size of its files.
-fn rank_of_two(scene: &Scene, rank: &str, port: &str, words: &[&str], limit: &str) -> std::process::Child {
+/// One rank of two, started as by a launcher, with a limit on file sizes.
+fn rank_of_two(
+    fixture: &Fixture,
+    rank: &str,
+    port: &str,
+    words: &[&str],
+    limit: &str,
+) -> std::process::Child {
     let mut command = Command::new("sh");
     command.args(["-c", &format!("ulimit -f {limit}; exec \"$0\" \"$@\""), env!("CARGO_BIN_EXE_flatout")]);
     command.args(words.iter().filter(|word| !["--ranks", "2"].contains(word)));
     command.envs([("RANK", rank), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)]);
     command
-        .current_dir(scene.folder.path())
+        .current_dir(fixture.folder.path())
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped());
     command.spawn().expect("a shell")
 }
 
-fn warnings(scene: &Scene, run: &str) -> Vec<String> {
-    scene::warnings(scene.events(run))
+fn warnings(fixture: &Fixture, run: &str) -> Vec<String> {
+    fixture::warnings(fixture.events(run))
 }
 
 /// `ulimit -f` counts 512 bytes; a half of the state is some 200 kB.
 #[test]
-fn a_rank_that_cannot_write_is_a_warning_that_names_it_and_the_run_goes_on() {
-    let scene = Scene::new();
+fn a_rank_that_cannot_write_is_named_in_a_warning_and_the_run_continues() {
+    let fixture = Fixture::new();
     let run = |run| {
         let mut words = words(TEXT, run, "2");
         words.extend(["train.steps=6", "schedule.horizon_steps=20", "checkpoint.every=2", "eval.every=0"]);
         words
     };
-    assert_eq!(say(scene.folder.path(), &run("undisturbed")).code, Some(0));
+    assert_eq!(execute(fixture.folder.path(), &run("undisturbed")).code, Some(0));
     let agent = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = agent.local_addr().unwrap().port().to_string();
     let words = run("run");
     let ranks = [("0", "unlimited"), ("1", "200")]
-        .map(|(rank, limit)| rank_of_two(&scene, rank, &port, &words, limit));
+        .map(|(rank, limit)| rank_of_two(&fixture, rank, &port, &words, limit));
     let ends = ranks.map(|child| wait_for(child, Duration::from_secs(60)));
-    let said = format!("{}{}", ends[0].1, ends[1].1);
-    assert_eq!(ends.each_ref().map(|(code, _)| *code), [Some(1); 2], "{said}");
-    assert!(said.lines().count() == 1 && said.contains("step 6 could not be saved: rank 1 ("), "{said}");
-    assert!(said.contains("there is no checkpoint"), "{said}");
-    let warned = warnings(&scene, "run");
+    let result = format!("{}{}", ends[0].1, ends[1].1);
+    assert_eq!(ends.each_ref().map(|(code, _)| *code), [Some(1); 2], "{result}");
+    assert!(
+        result.lines().count() == 1 && result.contains("step 6 could not be saved: rank 1 ("),
+        "{result}"
+    );
+    assert!(result.contains("there is no checkpoint"), "{result}");
+    let warned = warnings(&fixture, "run");
     assert_eq!(warned.len(), 3, "{warned:?}");
     let part = part_name(1, 2);
     for (step, warning) in [2, 4, 6].into_iter().zip(&warned) {
         assert!(warning.starts_with(&format!("step {step} could not be saved: rank 1 (")), "{warning}");
         assert!(warning.contains(&format!("{part}: File too large")), "{warning}");
     }
-    assert_eq!(scene.losses("run").len(), 6, "the run went on");
-    assert_eq!(fs::read_dir(scene.dir("run/checkpoints")).expect("a folder").count(), 0, "nothing is left");
-    let again = say(scene.folder.path(), &["resume", "run", "--ranks", "2", "-q"]);
+    assert_eq!(fixture.losses("run").len(), 6, "the run went on");
+    assert_eq!(fs::read_dir(fixture.dir("run/checkpoints")).expect("a folder").count(), 0, "nothing is left");
+    let again = execute(fixture.folder.path(), &["resume", "run", "--ranks", "2", "-q"]);
     assert_eq!(again.code, Some(0), "{}", again.err);
-    scene.assert_same("undisturbed", "run", 6);
+    fixture.assert_same("undisturbed", "run", 6);
 }
 
 #[test]
-fn a_damaged_part_is_named_and_passed_over() {
-    let scene = Scene::new();
-    let dir = scene.folder.path();
+fn a_damaged_part_is_named_and_the_checkpoint_skipped() {
+    let fixture = Fixture::new();
+    let dir = fixture.folder.path();
     let run = |run, steps| {
         let mut words = words(TEXT, run, "4");
         words.extend([steps, "schedule.horizon_steps=20", "checkpoint.every=2", "eval.every=0"]);
         words
     };
-    assert_eq!(say(dir, &run("unbroken", "train.steps=5")).code, Some(0));
-    assert_eq!(say(dir, &run("run", "train.steps=4")).code, Some(0));
+    assert_eq!(execute(dir, &run("unbroken", "train.steps=5")).code, Some(0));
+    assert_eq!(execute(dir, &run("run", "train.steps=4")).code, Some(0));
     type Damage = fn(&Path);
     let truncated: Damage = |path| {
         let bytes = fs::read(path).expect("a file");
@@ -234,40 +245,40 @@ fn a_damaged_part_is_named_and_passed_over() {
     };
     let missing: Damage = |path| fs::remove_file(path).expect("a file");
     let part = part_name(2, 4);
-    for (file, damage, said) in [
+    for (file, damage, result) in [
         (part.as_str(), truncated, "bytes and should have"),
         (&part, flipped, "is not what was saved"),
         (&part, missing, "No such file"),
         ("state.json", flipped, "is not what was saved"),
         ("state.json", truncated, "is not what was saved"),
     ] {
-        let path = scene.dir("run/checkpoints/step-4").join(file);
+        let path = fixture.dir("run/checkpoints/step-4").join(file);
         let whole = fs::read(&path).expect("a file");
         damage(&path);
-        let told = say(dir, &["generate", "run@4", "--max-tokens", "1", "backend=cpu"]);
-        assert_eq!((told.code, told.err.lines().count()), (Some(2), 1), "{}", told.err);
-        assert!(told.err.contains(file) && told.err.contains(said), "{file}: {}", told.err);
+        let output = execute(dir, &["generate", "run@4", "--max-tokens", "1", "backend=cpu"]);
+        assert_eq!((output.code, output.err.lines().count()), (Some(2), 1), "{}", output.err);
+        assert!(output.err.contains(file) && output.err.contains(result), "{file}: {}", output.err);
         fs::write(&path, whole).expect("a file");
     }
-    // Another number of ranks reads it in shares, and finds the damage of one file.
-    flipped(&scene.dir("run/checkpoints/step-4").join(&part));
-    let told = say(dir, &["resume", "run", "train.steps=5", "--ranks", "2", "-q"]);
-    assert_eq!(told.code, Some(0), "{}", told.err);
-    let warned = warnings(&scene, "run");
+    // Another number of ranks reads it in shares, and finds the damage in one file.
+    flipped(&fixture.dir("run/checkpoints/step-4").join(&part));
+    let output = execute(dir, &["resume", "run", "train.steps=5", "--ranks", "2", "-q"]);
+    assert_eq!(output.code, Some(0), "{}", output.err);
+    let warned = warnings(&fixture, "run");
     assert!(warned.len() == 1 && warned[0].ends_with(&format!("{part} is not what was saved")), "{warned:?}");
-    scene.assert_same("unbroken", "run", 5);
+    fixture.assert_same("unbroken", "run", 5);
     for step in [4, 5] {
-        let folder = scene.dir(&format!("run/checkpoints/step-{step}"));
-        part_sizes(&scene, "run", step).keys().for_each(|name| flipped(&folder.join(name)));
+        let folder = fixture.dir(&format!("run/checkpoints/step-{step}"));
+        part_sizes(&fixture, "run", step).keys().for_each(|name| flipped(&folder.join(name)));
     }
-    let told = say(dir, &["resume", "run", "train.steps=6", "--ranks", "4"]);
-    assert_eq!((told.code, told.err.lines().count()), (Some(2), 1), "{}", told.err);
-    assert!(told.err.contains("no checkpoint of this run is whole"), "{}", told.err);
+    let output = execute(dir, &["resume", "run", "train.steps=6", "--ranks", "4"]);
+    assert_eq!((output.code, output.err.lines().count()), (Some(2), 1), "{}", output.err);
+    assert!(output.err.contains("no checkpoint of this run is whole"), "{}", output.err);
 }
 
 const PAGE: usize = 4096;
 
-/// Flips a bit of a process's memory wherever it has these bytes; how often that was. The process must be stopped.
+/// Flips a bit in a stopped process's memory wherever it has these bytes; returns the number of places.
 fn flip_in_memory(process: u32, bytes: &[u8]) -> io::Result<usize> {
     let memory = fs::OpenOptions::new().read(true).write(true).open(format!("/proc/{process}/mem"))?;
     let maps = fs::read_to_string(format!("/proc/{process}/maps"))?;
@@ -297,17 +308,17 @@ fn flip_in_memory(process: u32, bytes: &[u8]) -> io::Result<usize> {
 
 #[test]
 fn corrupted_memory_of_a_rank_ends_the_run_before_it_is_saved() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let mut words = words(TEXT, "run", "2");
-    // Weights that no update moves are in memory what they are in a checkpoint. A share is on one rank alone, and there would
-    // be nothing to compare it with.
+    // Weights that no update changes are in memory as in a checkpoint. A share is on one rank only, so there would be nothing to compare
+    // it with.
     words.extend(["optimizer.lr=1e-30", "train.steps=100000", "checkpoint.every=60", "eval.every=0"]);
     words.push("shard=none");
-    let mut child = scene.start(&words);
-    let dir = scene.dir("run");
+    let mut child = fixture.start(&words);
+    let dir = fixture.dir("run");
     wait_until(&mut child, || checkpoints(&dir).whole.is_some());
     let whole = checkpoints(&dir).whole.expect("a checkpoint");
-    let (_, tensors) = scene.state("run", whole);
+    let (_, tensors) = fixture.state("run", whole);
     let (_, _, _, bytes) = tensors.iter().find(|(name, ..)| name == "embed.weight").expect("the embedding");
     let ranks = children(child.id());
     send_to("-STOP", ranks[1]);
@@ -316,49 +327,49 @@ fn corrupted_memory_of_a_rank_ends_the_run_before_it_is_saved() {
     match flipped {
         Ok(flipped) => assert!(flipped > 0, "the weights are in memory"),
         Err(error) => {
-            eprintln!("SKIPPED: this system lets nobody write the memory of a child: {error}");
+            eprintln!("SKIPPED: this system does not let a process write the memory of a child: {error}");
             ranks.iter().for_each(|rank| send_to("-KILL", *rank));
             wait_for(child, Duration::from_secs(20));
             return;
         }
     }
-    let (code, told) = wait_for(child, Duration::from_secs(60));
-    assert_eq!((code, told.lines().count()), (Some(1), 1), "{told}");
-    // Or of their average, which is the same where nothing moves.
+    let (code, stderr) = wait_for(child, Duration::from_secs(60));
+    assert_eq!((code, stderr.lines().count()), (Some(1), 1), "{stderr}");
+    // Or of their average, which is equal if the weights do not change.
     assert!(
-        told.contains("is not saved: ") && told.contains("embed.weight` is not the same on rank 0 ("),
-        "{told}"
+        stderr.contains("is not saved: ") && stderr.contains("embed.weight` is not the same on rank 0 ("),
+        "{stderr}"
     );
     let newest = checkpoints(&dir).whole.expect("a checkpoint");
-    assert!(told.contains(&format!("the newest whole checkpoint is step {newest};")), "{told}");
+    assert!(stderr.contains(&format!("the newest whole checkpoint is step {newest};")), "{stderr}");
     assert!(!checkpoints(&dir).partial, "nothing of the corrupted state is left");
     let more = format!("train.steps={}", newest + 1);
-    let said = say(scene.folder.path(), &["resume", "run", &more, "--ranks", "2", "-q"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let result = execute(fixture.folder.path(), &["resume", "run", &more, "--ranks", "2", "-q"]);
+    assert_eq!(result.code, Some(0), "{}", result.err);
 }
 
 #[test]
-fn a_rank_killed_in_a_save_leaves_the_newest_checkpoint_whole() {
-    let scene = Scene::new();
+fn a_rank_killed_in_a_save_leaves_the_newest_checkpoint_complete() {
+    let fixture = Fixture::new();
     let run = |run, every| {
         let mut words = words(TEXT, run, "4");
         words.extend(["train.steps=40", every, "eval.every=0"]);
         words
     };
-    assert_eq!(say(scene.folder.path(), &run("unbroken", "checkpoint.every=0")).code, Some(0));
-    let mut child = scene.start(&run("run", "checkpoint.every=1"));
-    let dir = scene.dir("run");
+    assert_eq!(execute(fixture.folder.path(), &run("unbroken", "checkpoint.every=0")).code, Some(0));
+    let mut child = fixture.start(&run("run", "checkpoint.every=1"));
+    let dir = fixture.dir("run");
     wait_until(&mut child, || {
         let found = checkpoints(&dir);
         found.whole >= Some(3) && found.partial
     });
     send_to("-KILL", children(child.id())[2]);
-    let (code, told) = wait_for(child, Duration::from_secs(5));
-    assert_eq!((code, told.lines().count()), (Some(1), 1), "{told}");
+    let (code, stderr) = wait_for(child, Duration::from_secs(5));
+    assert_eq!((code, stderr.lines().count()), (Some(1), 1), "{stderr}");
     let newest = checkpoints(&dir).whole.expect("a checkpoint");
-    assert!(told.contains(&format!("the newest whole checkpoint is step {newest};")), "{told}");
-    let said = say(scene.folder.path(), &["resume", "run", "--ranks", "2", "-q"]);
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    assert!(stderr.contains(&format!("the newest whole checkpoint is step {newest};")), "{stderr}");
+    let result = execute(fixture.folder.path(), &["resume", "run", "--ranks", "2", "-q"]);
+    assert_eq!(result.code, Some(0), "{}", result.err);
     assert!(!checkpoints(&dir).partial, "what the save left is gone");
-    scene.assert_same("unbroken", "run", 40);
+    fixture.assert_same("unbroken", "run", 40);
 }

@@ -1,4 +1,4 @@
-//! `runs` over real runs: where each stands, and several side by side.
+//! `runs` over real runs: the state of each, and comparisons of several.
 
 use std::fs;
 use std::path::Path;
@@ -8,19 +8,19 @@ use std::time::{Duration, Instant};
 use flatout_train::run::events;
 use serde_json::Value;
 
-use crate::program::{CommandOutput, SMALL, flatout, say, small_train};
+use crate::program::{CommandOutput, SMALL, execute, flatout, small_train};
 
 fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
-    let said = say(dir, words);
-    assert_eq!(said.code, Some(0), "{words:?}: {}", said.err);
-    said
+    let result = execute(dir, words);
+    assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
+    result
 }
 
-fn object(said: &CommandOutput) -> Value {
-    serde_json::from_str(&said.out).expect("an object")
+fn object(result: &CommandOutput) -> Value {
+    serde_json::from_str(&result.out).expect("an object")
 }
 
-/// A run that goes on until somebody ends it, with some steps made.
+/// Starts a run that trains until it is ended, and waits for some steps.
 fn start(dir: &Path, run: &str) -> Child {
     let words = small_train(&["train.steps=1000000", "checkpoint.every=0", "--run", run, "-q"]);
     let mut child = flatout(dir, &words).stdout(Stdio::null()).spawn().expect("the program starts");
@@ -35,7 +35,7 @@ fn start(dir: &Path, run: &str) -> Child {
 }
 
 #[test]
-fn every_run_is_listed_with_where_it_stands() {
+fn every_run_is_listed_with_its_state() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     assert!(ok(dir, &["runs"]).out.contains("there are no runs in runs"));
@@ -55,9 +55,9 @@ fn every_run_is_listed_with_where_it_stands() {
     fs::create_dir_all(dir.join("runs/broken")).expect("a folder");
     fs::write(dir.join("runs/broken/config.toml"), "nonsense").expect("a file");
 
-    let said = ok(dir, &["runs", "--json"]);
-    assert!(said.err.contains("runs/broken is left out: "), "{}", said.err);
-    let listed = object(&said);
+    let result = ok(dir, &["runs", "--json"]);
+    assert!(result.err.contains("runs/broken is left out: "), "{}", result.err);
+    let listed = object(&result);
     let names = ["tiny-1", "crashed", "stopped", "running"];
     let states = ["done", "crashed", "stopped", "running"];
     for (i, (name, state)) in names.iter().zip(states).enumerate() {
@@ -94,13 +94,13 @@ fn runs_are_compared_on_the_same_axes() {
     let dir = folder.path();
     ok(dir, &[&["train", "tiny"], &SMALL[..], &["-q"]].concat());
     ok(dir, &[&["train", "tiny"], &SMALL[..], &["lr=1e-3", "train.steps=9", "fuse.qkv=off", "-q"]].concat());
-    let said = ok(dir, &["runs", "compare", "tiny-1", "runs/tiny-2"]);
+    let result = ok(dir, &["runs", "compare", "tiny-1", "runs/tiny-2"]);
     let row = |name: &str| {
-        let line = said
+        let line = result
             .out
             .lines()
             .find(|line| line.starts_with(name))
-            .unwrap_or_else(|| panic!("{name}: {}", said.out));
+            .unwrap_or_else(|| panic!("{name}: {}", result.out));
         line[name.len()..].split_whitespace().map(String::from).collect::<Vec<_>>()
     };
     assert_eq!(row(""), ["tiny-1", "tiny-2"]);
@@ -110,9 +110,9 @@ fn runs_are_compared_on_the_same_axes() {
     assert_eq!(row("optimizer.lr"), ["0.005", "0.001"]);
     assert_eq!(row("train.steps"), ["6", "9"]);
     assert_eq!(row("switches.fuse.qkv"), ["\"on\"", "\"off\""]);
-    assert!(!said.out.contains("model.width"), "only what differs: {}", said.out);
-    assert!(said.out.contains("a tiny-1   b tiny-2") && said.out.contains('└'), "{}", said.out);
-    assert!(said.err.contains("compare.svg"), "{}", said.err);
+    assert!(!result.out.contains("model.width"), "only what differs: {}", result.out);
+    assert!(result.out.contains("a tiny-1   b tiny-2") && result.out.contains('└'), "{}", result.out);
+    assert!(result.err.contains("compare.svg"), "{}", result.err);
     let svg = fs::read_to_string(dir.join("compare.svg")).expect("a plot");
     assert!(svg.contains(">tiny-1</text>") && svg.contains(">tiny-2</text>") && svg.contains("line c1"));
 
@@ -129,7 +129,7 @@ fn runs_are_compared_on_the_same_axes() {
 }
 
 #[test]
-fn sweeps_classes_and_images_are_listed_as_what_they_are() {
+fn runs_of_sweeps_classes_and_images_are_listed_with_their_figures() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     ok(dir, &[&["sweep", "tiny"], &SMALL[..], &["lr=1e-3,3e-3", "-q"]].concat());
@@ -138,19 +138,19 @@ fn sweeps_classes_and_images_are_listed_as_what_they_are() {
     let classes = ["train", "text-classify", "--with", "small", "train.steps=4", "-q"];
     ok(dir, &[&classes[..], &small, &["data.max_tokens=32"]].concat());
     let images = ["train", "vision-tiny", "train.steps=4", "eval.every=2"];
-    let said = ok(dir, &[&images[..], &small, &["model.heads=2"]].concat());
+    let result = ok(dir, &[&images[..], &small, &["model.heads=2"]].concat());
     assert!(
-        said.err.contains("4 steps of 16 images, 16 at once") && said.err.contains(" images/s"),
+        result.err.contains("4 steps of 16 images, 16 at once") && result.err.contains(" images/s"),
         "{}",
-        said.err
+        result.err
     );
-    assert!(!said.err.contains("tok/s"), "nobody counts tokens of images: {}", said.err);
+    assert!(!result.err.contains("tok/s"), "images have no rate of tokens: {}", result.err);
     assert!(
-        said.err.contains("optim    adamw, fused: lr ") && said.err.contains("weight decay "),
+        result.err.contains("optim    adamw, fused: lr ") && result.err.contains("weight decay "),
         "{}",
-        said.err
+        result.err
     );
-    assert!(said.err.contains("loader   "), "{}", said.err);
+    assert!(result.err.contains("loader   "), "{}", result.err);
 
     let listed = object(&ok(dir, &["runs", "--json"]));
     let names: Vec<&str> =
@@ -169,11 +169,11 @@ fn sweeps_classes_and_images_are_listed_as_what_they_are() {
     assert!(compared.contains("images a second") && !compared.contains("tokens"), "{compared}");
     let report = fs::read_to_string(dir.join("runs/vision-tiny-1/report.md")).expect("a report");
     for part in [
-        "taken for triangle",
+        "predicted triangle",
         "| optimiser | adamw, fused: lr",
         "| loader | ",
         "images a second",
-        " 16 at once |",
+        " in micro-batches of 16 |",
     ] {
         assert!(report.contains(part), "{part}: {report}");
     }
@@ -191,18 +191,18 @@ fn a_run_is_found_by_its_name() {
     assert_eq!(text("tiny-1@8"), text("runs/tiny-1@8"));
     assert!(ok(dir, &["eval", "tiny-1"]).out.starts_with("loss "));
     ok(dir, &["export", "tiny-1", "--to", "out"]);
-    let said = say(dir, &["export", "tiny-1", "--to", "tiny.gguf"]);
-    assert_eq!(said.code, Some(2));
+    let result = execute(dir, &["export", "tiny-1", "--to", "tiny.gguf"]);
+    assert_eq!(result.code, Some(2));
     assert!(
-        said.err.contains("tiny.gguf is the name of a gguf file") && !dir.join("tiny.gguf").exists(),
+        result.err.contains("tiny.gguf is the name of a gguf file") && !dir.join("tiny.gguf").exists(),
         "{}",
-        said.err
+        result.err
     );
-    assert!(say(dir, &["resume", "tiny-2"]).err.contains("there is no run in tiny-2"));
+    assert!(execute(dir, &["resume", "tiny-2"]).err.contains("there is no run in tiny-2"));
 }
 
 #[test]
-fn what_cannot_be_compared_is_one_sentence() {
+fn comparisons_that_fail_are_one_sentence() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
     ok(dir, &small_train(&["-q"]));
@@ -211,10 +211,10 @@ fn what_cannot_be_compared_is_one_sentence() {
         (&["runs", "compare", "tiny-1", "--svg", "no/where.svg"], "no/where.svg cannot be written"),
         (&["runs", "none"], "none cannot be read"),
     ] {
-        let said = say(dir, words);
-        assert_eq!((said.code, said.err.lines().count()), (Some(2), 1), "{words:?}: {}", said.err);
-        assert!(said.err.contains(sentence), "{}", said.err);
+        let result = execute(dir, words);
+        assert_eq!((result.code, result.err.lines().count()), (Some(2), 1), "{words:?}: {}", result.err);
+        assert!(result.err.contains(sentence), "{}", result.err);
     }
-    assert_eq!(say(dir, &["runs", "compare"]).code, Some(2));
-    assert_eq!(say(dir, &["runs", "compare", "tiny-1", "--by", "moon"]).code, Some(2));
+    assert_eq!(execute(dir, &["runs", "compare"]).code, Some(2));
+    assert_eq!(execute(dir, &["runs", "compare", "tiny-1", "--by", "moon"]).code, Some(2));
 }

@@ -1,4 +1,4 @@
-//! `serve` and `chat` through the program: addresses and keys, a graceful end, lines of a pipe, and bad input.
+//! `serve` and `chat` through the program: addresses and keys, graceful shutdown, chat through a pipe, and bad input.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -8,9 +8,9 @@ use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::program::{CommandOutput, flatout, say, small_train};
+use crate::program::{CommandOutput, execute, flatout, small_train};
 
-/// A run that knows a chat template, and one that does not.
+/// A run with a chat template, and one without.
 fn runs(dir: &Path) {
     let chat = small_train(&[
         "data.task=chat",
@@ -21,8 +21,8 @@ fn runs(dir: &Path) {
         "chats",
     ]);
     for words in [chat, small_train(&["--run", "texts"])] {
-        let said = say(dir, &words);
-        assert_eq!(said.code, Some(0), "{}", said.err);
+        let result = execute(dir, &words);
+        assert_eq!(result.code, Some(0), "{}", result.err);
     }
 }
 
@@ -58,14 +58,14 @@ fn a_run_is_served_until_it_is_asked_to_end() {
     while !text.trim_end().ends_with('}') {
         assert!(out.read_line(&mut text).expect("text") > 0, "it ended: {text}");
     }
-    let told: Value = serde_json::from_str(&text).expect("an object");
+    let report: Value = serde_json::from_str(&text).expect("an object");
     assert_eq!(
-        (&told["model"], &told["tokens"], &told["chat"], &told["key"]),
+        (&report["model"], &report["tokens"], &report["chat"], &report["key"]),
         (&json!("chats"), &json!(64), &json!(true), &json!(true))
     );
-    // Two layers, keys and values, one head of 16, two lanes of 64 tokens, in f32.
-    assert_eq!(told["cache_bytes"], 2 * 2 * 16 * 2 * 64 * 4);
-    let port = told["url"]
+    // Two layers, keys and values, one head of 16, two sequences of 64 tokens, in f32.
+    assert_eq!(report["cache_bytes"], 2 * 2 * 16 * 2 * 64 * 4);
+    let port = report["url"]
         .as_str()
         .expect("an address")
         .trim_end_matches('/')
@@ -108,22 +108,21 @@ fn talk(dir: &Path, lines: &str, words: &[&str]) -> CommandOutput {
 }
 
 #[test]
-fn lines_of_a_pipe_are_turns() {
+fn lines_from_a_pipe_are_turns() {
     let folder = tempfile::tempdir().expect("a folder");
     runs(folder.path());
     let dir = folder.path();
-    let said = talk(
+    let result = talk(
         dir,
         "hello\n/system be brief\nwhat is it?\n/nothing\n/save talk.jsonl\n/reset\n/save talk.jsonl\n/quit\nno more\n",
         &["--max-tokens", "6"],
     );
-    assert_eq!(said.code, Some(0), "{}", said.err);
-    for sentence in
-        ["the system's message is set", "there is no command /nothing", "the conversation begins again"]
+    assert_eq!(result.code, Some(0), "{}", result.err);
+    for sentence in ["the system message is set", "there is no command /nothing", "a new conversation begins"]
     {
-        assert!(said.err.contains(sentence), "{sentence}: {}", said.err);
+        assert!(result.err.contains(sentence), "{sentence}: {}", result.err);
     }
-    assert!(said.out.chars().all(|c| !c.is_control() || c == '\n' || c == '\t'), "{:?}", said.out);
+    assert!(result.out.chars().all(|c| !c.is_control() || c == '\n' || c == '\t'), "{:?}", result.out);
     let saved = fs::read_to_string(dir.join("talk.jsonl")).expect("a file");
     let rows: Vec<Value> = saved.lines().map(|line| serde_json::from_str(line).expect("a row")).collect();
     let roles: Vec<&str> = rows[0]["messages"]
@@ -133,16 +132,16 @@ fn lines_of_a_pipe_are_turns() {
         .map(|m| m["role"].as_str().expect("a role"))
         .collect();
     assert_eq!(roles, ["system", "user", "assistant", "user", "assistant"]);
-    assert_eq!(rows[1]["messages"].as_array().expect("a list").len(), 1, "only the system's message is left");
+    assert_eq!(rows[1]["messages"].as_array().expect("a list").len(), 1, "only the system message is left");
     assert_eq!(
         talk(dir, "hello\nagain\n", &["--seed", "3"]).out,
         talk(dir, "hello\nagain\n", &["--seed", "3"]).out
     );
-    // A conversation that becomes too long loses its oldest turns, and a message that is too long alone is refused.
+    // A conversation that becomes too long loses its oldest turns, and a single message that is too long is refused.
     let long = "what is it now and here?\n".repeat(6) + &"far too long ".repeat(60) + "\n";
-    let said = talk(dir, &long, &["--tokens", "90", "--max-tokens", "5", "--json"]);
+    let result = talk(dir, &long, &["--tokens", "90", "--max-tokens", "5", "--json"]);
     let lines: Vec<Value> =
-        said.out.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+        result.out.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
     let notes: Vec<&str> = lines.iter().filter_map(|line| line["note"].as_str()).collect();
     assert!(notes.iter().any(|note| note.contains("oldest 2 messages are left out")), "{notes:?}");
     assert!(notes.last().is_some_and(|note| note.contains("shorten it")), "{notes:?}");
@@ -155,8 +154,8 @@ fn bad_input_is_refused_before_any_work() {
     runs(folder.path());
     for (words, sentence) in [
         (&["serve", "chats", "--host", "0.0.0.0"][..], "give a key with --key or FLATOUT_API_KEY"),
-        (&["serve", "chats", "--key", ""], "must be visible ASCII"),
-        (&["serve", "chats", "--key", "a b"], "must be visible ASCII"),
+        (&["serve", "chats", "--key", ""], "must have visible ASCII"),
+        (&["serve", "chats", "--key", "a b"], "must have visible ASCII"),
         (&["serve", "chats", "--at-once", "0"], "--at-once is 0"),
         (&["serve", "chats", "--host", "nowhere.invalid"], "no address of this machine"),
         (&["serve", "nothing", "--port", "0"], "nothing"),
@@ -165,8 +164,8 @@ fn bad_input_is_refused_before_any_work() {
         (&["chat", "chats", "--top-p", "0"], "--top-p is 0"),
         (&["chat", "nothing"], "nothing"),
     ] {
-        let said = say(folder.path(), words);
-        assert_eq!(said.code, Some(2), "{words:?}: {}", said.err);
-        assert!(said.err.contains(sentence), "{words:?}: {}", said.err);
+        let result = execute(folder.path(), words);
+        assert_eq!(result.code, Some(2), "{words:?}: {}", result.err);
+        assert!(result.err.contains(sentence), "{words:?}: {}", result.err);
     }
 }

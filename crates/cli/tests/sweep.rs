@@ -5,8 +5,8 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use crate::program::{CommandOutput, SMALL, say};
-use crate::scene::{Scene, send, wait_until};
+use crate::fixture::{Fixture, send, wait_until};
+use crate::program::{CommandOutput, SMALL, execute};
 
 fn words<'a>(words: &[&'a str]) -> Vec<&'a str> {
     ["sweep", "tiny"]
@@ -19,9 +19,9 @@ fn words<'a>(words: &[&'a str]) -> Vec<&'a str> {
 }
 
 fn done(dir: &Path, own: &[&str]) -> CommandOutput {
-    let said = say(dir, &words(own));
-    assert_eq!(said.code, Some(0), "{own:?}: {}", said.err);
-    said
+    let result = execute(dir, &words(own));
+    assert_eq!(result.code, Some(0), "{own:?}: {}", result.err);
+    result
 }
 
 fn summary(dir: &Path) -> Value {
@@ -34,10 +34,10 @@ fn names(summary: &Value) -> Vec<String> {
 }
 
 #[test]
-fn a_sweep_trains_compares_and_is_widened() {
+fn a_sweep_trains_compares_and_is_extended() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path();
-    let said = done(dir, &["lr=1e-4,1e-2", "train.seed=1..2"]);
+    let result = done(dir, &["lr=1e-4,1e-2", "train.seed=1..2"]);
     let sweep = dir.join("runs/tiny-sweep-1");
     let came = summary(&sweep);
     let first = names(&came);
@@ -53,32 +53,32 @@ fn a_sweep_trains_compares_and_is_widened() {
         came["runs"].as_array().unwrap().iter().all(|run| run["state"] == "done" && run["best_step"] == 6)
     );
     assert_eq!(came["runs"][0]["values"]["optimizer.lr"], "1e-2");
-    // Over seeds: a row a rate, whose mean lies between its runs.
+    // Means over seeds: a row per learning rate, whose mean lies between its runs.
     let means = came["means"].as_array().expect("means");
     assert_eq!((means.len(), means[0]["values"]["optimizer.lr"].as_str()), (2, Some("1e-2")), "{came}");
     assert!((means[0]["mean"].as_f64().unwrap() - (best[0] + best[1]) / 2.0).abs() < 1e-9, "{came}");
-    assert!(said.out.contains("mean loss") && said.out.contains("seeds"), "{}", said.out);
-    // The table: keys, then what came of them, the best first.
-    let table: Vec<&str> = said.out.lines().skip_while(|line| !line.contains("best loss")).collect();
-    assert!(table[0].contains("optimizer.lr") && table[0].contains("train.seed"), "{}", said.out);
-    assert!(table[1].contains("1e-2") && table[4].contains("1e-4"), "{}", said.out);
-    assert!(said.out.contains(&format!("best     runs/tiny-sweep-1/{}", first[0])), "{}", said.out);
+    assert!(result.out.contains("mean loss") && result.out.contains("seeds"), "{}", result.out);
+    // The table has keys, then results, the best first.
+    let table: Vec<&str> = result.out.lines().skip_while(|line| !line.contains("best loss")).collect();
+    assert!(table[0].contains("optimizer.lr") && table[0].contains("train.seed"), "{}", result.out);
+    assert!(table[1].contains("1e-2") && table[4].contains("1e-4"), "{}", result.out);
+    assert!(result.out.contains(&format!("best     runs/tiny-sweep-1/{}", first[0])), "{}", result.out);
 
-    // More values go to the same folder, and what is done stays.
+    // More values are added to the same folder, and finished runs are kept.
     let log = |name: &str| fs::read_to_string(sweep.join(name).join("events.jsonl")).expect("a log");
     let before = log(&first[0]);
     let named = ["--run", "runs/tiny-sweep-1"];
     let wider = ["lr=1e-4,1e-2,5e-2", "train.seed=1..2", named[0], named[1]];
-    let refused = say(dir, &words(&wider));
+    let refused = execute(dir, &words(&wider));
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(refused.err.contains("holds a sweep already"), "{}", refused.err);
-    let said = done(dir, &[&wider[..], &["--resume", "auto"]].concat());
-    assert_eq!(said.err.matches(" is done: ").count(), 4, "{}", said.err);
+    let result = done(dir, &[&wider[..], &["--resume", "auto"]].concat());
+    assert_eq!(result.err.matches(" is done: ").count(), 4, "{}", result.err);
     assert_eq!(names(&summary(&sweep)).len(), 6);
     assert_eq!(log(&first[0]), before);
-    // The same values with another batch are other runs.
+    // The same values with another batch are refused.
     let other = ["lr=1e-4,1e-2", "train.seed=1..2", "train.batch=2", "--resume", "auto", named[0], named[1]];
-    let refused = say(dir, &words(&other));
+    let refused = execute(dir, &words(&other));
     assert_eq!(refused.code, Some(2), "{refused:?}");
     assert!(
         refused.err.contains("optimizer.lr=1e-4 train.seed=1: the run that is there was begun with other")
@@ -86,13 +86,13 @@ fn a_sweep_trains_compares_and_is_widened() {
 }
 
 #[test]
-fn what_would_be_trained_is_listed_with_its_memory() {
+fn a_dry_run_lists_runs_with_their_memory() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = done(
+    let result = done(
         folder.path(),
         &["model.layers=2,4", "lr=1e-4..1e-2", "--by", "random", "--runs", "5", "--dry-run", "--json"],
     );
-    let listed: Value = serde_json::from_str(&said.out).expect("JSON");
+    let listed: Value = serde_json::from_str(&result.out).expect("JSON");
     let runs = listed["runs"].as_array().expect("runs");
     assert_eq!(runs.len(), 5);
     let of = |layers: &str| {
@@ -108,16 +108,16 @@ fn a_wrong_combination_is_named_before_anything_is_made() {
     let folder = tempfile::tempdir().expect("a folder");
     for (own, part) in [
         (&["model.heads=2,3"][..], "model.heads=3: `model.heads` = 3 does not divide"),
-        (&["lr=1e-3,fast"], "optimizer.lr=fast: `optimizer.lr` wants a number"),
+        (&["lr=1e-3,fast"], "optimizer.lr=fast: `optimizer.lr` must be a number"),
         (&["lr=1e-3"], "nothing to sweep over"),
         (&["lr=1e-3,1e-2", "--goal", "f1"], "`eval.metric`"),
         (&["backend=cpu,cuda"], "give it one value"),
         (&["lr=1e-3,1e-2", "--run", "none", "--resume", "must"], "there is no sweep in none"),
     ] {
-        let said = say(folder.path(), &words(own));
-        assert_eq!(said.code, Some(2), "{own:?}: {said:?}");
-        assert!(said.err.starts_with("flatout: ") && said.err.contains(part), "{own:?}: {}", said.err);
-        assert_eq!(said.err.lines().count(), 1, "{}", said.err);
+        let result = execute(folder.path(), &words(own));
+        assert_eq!(result.code, Some(2), "{own:?}: {result:?}");
+        assert!(result.err.starts_with("flatout: ") && result.err.contains(part), "{own:?}: {}", result.err);
+        assert_eq!(result.err.lines().count(), 1, "{}", result.err);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is made");
     }
 }
@@ -126,28 +126,32 @@ fn a_wrong_combination_is_named_before_anything_is_made() {
 fn a_run_that_fails_does_not_end_the_others() {
     let folder = tempfile::tempdir().expect("a folder");
     let own = ["lr=1e30,1e-3", "clip=0", "train.steps=12", "train.on_nonfinite=stop", "--run", "s"];
-    let said = say(folder.path(), &words(&own));
-    assert_eq!(said.code, Some(1), "{said:?}");
+    let result = execute(folder.path(), &words(&own));
+    assert_eq!(result.code, Some(1), "{result:?}");
     let came = summary(&folder.path().join("s"));
     assert_eq!(names(&came), ["lr=1e-3", "lr=1e30"]);
     assert!(came["runs"][1]["why"].is_string(), "{came}");
 }
 
 #[test]
-fn a_sweep_that_is_stopped_goes_on() {
-    let scene = Scene::new();
+fn a_sweep_that_is_stopped_continues() {
+    let fixture = Fixture::new();
     let own = ["train.seed=1..2", "train.steps=400", "eval.rows=0", "--run", "s", "--resume", "auto"];
-    let mut child = scene.start(&words(&own));
-    wait_until(&mut child, || scene.events("s/seed=2").len() > 20);
+    let mut child = fixture.start(&words(&own));
+    wait_until(&mut child, || fixture.events("s/seed=2").len() > 20);
     send("-TERM", &child);
     assert_eq!(child.wait().expect("an end").code(), Some(3));
-    assert_eq!(summary(&scene.dir("s"))["runs"].as_array().unwrap().len(), 2);
-    let said = done(scene.folder.path(), &own);
-    assert!(said.err.contains("1 of 2 is done") && !said.err.contains("2 of 2 is done"), "{}", said.err);
-    let came = summary(&scene.dir("s"));
+    assert_eq!(summary(&fixture.dir("s"))["runs"].as_array().unwrap().len(), 2);
+    let result = done(fixture.folder.path(), &own);
+    assert!(
+        result.err.contains("1 of 2 is done") && !result.err.contains("2 of 2 is done"),
+        "{}",
+        result.err
+    );
+    let came = summary(&fixture.dir("s"));
     assert!(
         came["runs"].as_array().unwrap().iter().all(|run| run["state"] == "done" && run["step"] == 400),
         "{came}"
     );
-    assert_eq!(scene.losses("s/seed=2").len(), 400);
+    assert_eq!(fixture.losses("s/seed=2").len(), 400);
 }

@@ -1,4 +1,4 @@
-//! `tune` as users run it: one object, a preset that `train` takes, and a line that names it later.
+//! `tune` as users run it: JSON, a preset that `train` takes, and a line in later runs that names it.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::program::{CommandOutput, SMALL, flatout};
 
 /// A command with a small decoder on the CPU and a cache of its own.
-fn said(dir: &Path, command: &str, words: &[&str]) -> CommandOutput {
+fn result(dir: &Path, command: &str, words: &[&str]) -> CommandOutput {
     let words: Vec<&str> =
         [command, "tiny", "backend=cpu"].iter().chain(&SMALL).chain(words).copied().collect();
     let output =
@@ -17,7 +17,7 @@ fn said(dir: &Path, command: &str, words: &[&str]) -> CommandOutput {
     CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Sixty-four parts of one short row: no machine computes them as fast as larger parts.
+/// Sixty-four micro-batches of one short row: larger micro-batches are faster on every machine.
 const CLEAR: [&str; 3] = ["train.batch=64", "model.context=4", "--with"];
 
 #[test]
@@ -26,17 +26,17 @@ fn a_preset_is_written_used_and_named_later() {
     let dir = folder.path();
     fs::write(dir.join("slow.toml"), "[train]\nmicro_batch = 1\n").expect("a preset");
     let slow = [CLEAR[0], CLEAR[1], CLEAR[2], "slow.toml"];
-    let before = said(dir, "train", &slow);
+    let before = result(dir, "train", &slow);
     assert_eq!(before.code, Some(0), "{}", before.err);
     assert!(!before.err.contains("faster settings were measured"), "nothing was tuned yet: {}", before.err);
 
     let tune = |minutes: &str| {
         let words: Vec<&str> = slow.iter().copied().chain(["--budget", minutes, "--json"]).collect();
-        let tuned = said(dir, "tune", &words);
+        let tuned = result(dir, "tune", &words);
         assert_eq!((tuned.code, tuned.err.as_str()), (Some(0), ""), "{}", tuned.out);
         serde_json::from_str::<Value>(&tuned.out).expect("one object")
     };
-    // A busy machine needs longer to tell even three times the speed.
+    // On a busy machine it takes longer to measure even a factor of three.
     let mut report = tune("0.3");
     for minutes in ["1", "3"] {
         if report["verdict"] != "faster" {
@@ -57,10 +57,10 @@ fn a_preset_is_written_used_and_named_later() {
     assert!(fate(&|setting| setting["precision"] == "tf32").iter().all(|fate| fate == "refused"));
     assert_eq!(report["held"][0]["knob"], "autotune");
 
-    // The preset is the choice, to `train` and to whoever reads the run's configuration.
+    // The preset has the choice, and `train` and the run's config have it too.
     let choice = &report["choice"]["setting"];
     let with = [CLEAR[0], CLEAR[1], "--with", "slow.toml", "--with", "tuned-tiny-cpu.toml", "--run", "tuned"];
-    let used = said(dir, "train", &with);
+    let used = result(dir, "train", &with);
     assert_eq!(used.code, Some(0), "{}", used.err);
     assert!(
         !used.err.contains("faster settings were measured"),
@@ -71,11 +71,11 @@ fn a_preset_is_written_used_and_named_later() {
     assert!(config.contains(&format!("micro_batch = {}\n", choice["micro_batch"])), "{config}");
     assert!(config.contains(&format!("recompute = {}\n", choice["recompute"])), "{config}");
 
-    let later = said(dir, "train", &slow);
+    let later = result(dir, "train", &slow);
     assert!(later.err.contains("tuned    faster settings were measured here ("), "{}", later.err);
     let config = fs::read_to_string(dir.join("runs/tiny-2/config.toml")).expect("a config");
     assert!(config.contains("micro_batch = 1\n"), "never applied by itself: {config}");
-    let other = said(dir, "train", &["train.batch=32", "model.context=4", "--with", "slow.toml"]);
+    let other = result(dir, "train", &["train.batch=32", "model.context=4", "--with", "slow.toml"]);
     assert!(
         !other.err.contains("faster settings were measured"),
         "another batch is another matter: {}",
@@ -84,11 +84,11 @@ fn a_preset_is_written_used_and_named_later() {
 }
 
 #[test]
-fn what_is_given_stays_and_the_table_says_so() {
+fn given_keys_are_not_tuned_and_the_table_says_so() {
     let folder = tempfile::tempdir().expect("a folder");
     let words =
         ["train.micro_batch=4", "recompute=cheap", "workers=1", "--budget", "0.1", "--out", "here.toml"];
-    let tuned = said(folder.path(), "tune", &words);
+    let tuned = result(folder.path(), "tune", &words);
     assert_eq!(tuned.code, Some(0), "{}", tuned.err);
     for line in [
         "micro_batch=4 stays: train.micro_batch is given on the command line",

@@ -1,5 +1,4 @@
-//! `data.vision_cache` through the program: kills while features are written, several processes at once, disks that take no more,
-//! and what is planned and said.
+//! `data.vision_cache` through the program: kills while features are written, several processes at once, full disks, plans and errors.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,10 +9,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::program::say;
-use crate::scene::Scene;
+use crate::fixture::Fixture;
+use crate::program::execute;
 
-/// Questions about drawn images whose features lie in several parts, with a tower that is frozen.
+/// Questions about synthetic images whose features take several files, with a frozen tower.
 const WORDS: [&str; 17] = [
     "train",
     "qwen3-vl-8b-vqa",
@@ -38,7 +37,7 @@ fn words<'a>(run: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     [&WORDS[..], &["--run", run], more].concat()
 }
 
-/// Where the features of every image lie, by its hash, without the order that they were made in.
+/// The features of every image by the image's hash, independent of the order in which they were made.
 fn hashes(cache: &Path) -> BTreeMap<String, String> {
     let Ok(bytes) = fs::read(cache.join("index.json")) else { return BTreeMap::new() };
     let index: Value = serde_json::from_slice(&bytes).expect("an index is replaced at once");
@@ -54,20 +53,20 @@ fn is_writing(cache: &Path) -> bool {
 }
 
 #[test]
-fn kills_while_features_are_written_leave_whole_parts() {
-    let scene = Scene::new();
-    let unbroken = say(scene.folder.path(), &words("unbroken", &["data.vision_cache=whole"]));
+fn kills_while_features_are_written_leave_complete_files() {
+    let fixture = Fixture::new();
+    let unbroken = execute(fixture.folder.path(), &words("unbroken", &["data.vision_cache=whole"]));
     assert_eq!(unbroken.code, Some(0), "{}", unbroken.err);
-    let whole = hashes(&scene.dir("whole"));
+    let whole = hashes(&fixture.dir("whole"));
     assert!(whole.len() > 600, "{} images are several parts", whole.len());
     let broken = words("broken", &["data.vision_cache=parts"]);
-    let cache = scene.dir("parts");
+    let cache = fixture.dir("parts");
     let (mut before, mut inside, mut went_on) = (0, 0, 0);
     for kill in 0..8_u32 {
-        let mut child = scene.start(&broken);
+        let mut child = fixture.start(&broken);
         let born = Instant::now();
         let [drawn, ..] = flatout_ir::random::philox([kill, 3, 0, 0], [25, 11]);
-        // Every other one dies soon after it began to write: at once, or a little later each time.
+        // Every other one is killed soon after it began to write, a little later each time.
         let after = match kill % 2 {
             0 => Duration::from_micros([0, 300, 3_000, 30_000][kill as usize / 2]),
             _ => Duration::from_micros(u64::from(drawn % 40_000)),
@@ -98,62 +97,65 @@ fn kills_while_features_are_written_leave_whole_parts() {
     }
     println!("{inside} kills fell inside a part, {went_on} lives went on from whole parts");
     assert!(inside > 0, "no kill fell inside a part");
-    let ended = say(scene.folder.path(), &broken);
+    let ended = execute(fixture.folder.path(), &broken);
     assert_eq!(ended.code, Some(0), "{}", ended.err);
     assert_eq!(hashes(&cache), whole);
     assert!(!is_writing(&cache));
-    scene.assert_same("unbroken", "broken", 4);
+    fixture.assert_same("unbroken", "broken", 4);
 }
 
 #[test]
 fn processes_at_once_make_features_once() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let runs = ["one", "two", "three"];
     let mut children: Vec<_> =
-        runs.iter().map(|run| scene.start(&words(run, &["data.vision_cache=shared"]))).collect();
+        runs.iter().map(|run| fixture.start(&words(run, &["data.vision_cache=shared"]))).collect();
     for child in &mut children {
         assert_eq!(child.wait().expect("an end").code(), Some(0));
     }
     let index: Value =
-        serde_json::from_slice(&fs::read(scene.dir("shared/index.json")).expect("an index")).expect("JSON");
+        serde_json::from_slice(&fs::read(fixture.dir("shared/index.json")).expect("an index")).expect("JSON");
     let images = index["parts"]
         .as_array()
         .expect("parts")
         .iter()
         .map(|part| part["images"].as_array().expect("images").len());
-    assert_eq!(images.sum::<usize>(), hashes(&scene.dir("shared")).len(), "every image once");
-    runs[1..].iter().for_each(|run| scene.assert_same("one", run, 4));
+    assert_eq!(images.sum::<usize>(), hashes(&fixture.dir("shared")).len(), "every image once");
+    runs[1..].iter().for_each(|run| fixture.assert_same("one", run, 4));
 }
 
 #[test]
-fn a_disk_that_takes_no_more_is_a_sentence() {
-    let scene = Scene::new();
+fn a_full_disk_is_a_sentence() {
+    let fixture = Fixture::new();
     let line = words("run", &["data.vision_cache=cache"]).join(" ");
-    // Files may not grow beyond some KiB.
+    // Files are limited to some KiB.
     let output = Command::new("sh")
         .args(["-c", &format!("ulimit -f 100; exec $FLATOUT {line}")])
         .env("FLATOUT", env!("CARGO_BIN_EXE_flatout"))
-        .current_dir(scene.folder.path())
+        .current_dir(fixture.folder.path())
         .stdin(Stdio::null())
         .output()
         .expect("a shell");
-    let said = String::from_utf8(output.stderr).expect("UTF-8");
-    assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("Features could not be written to cache") && said.contains("make room"), "{said}");
-    assert!(!is_writing(&scene.dir("cache")), "what is not whole is removed");
-    let again = say(scene.folder.path(), &words("run", &["data.vision_cache=cache"]));
+    let result = String::from_utf8(output.stderr).expect("UTF-8");
+    assert_eq!(output.status.code(), Some(1), "{result}");
+    assert!(
+        result.contains("Features could not be written to cache") && result.contains("make room"),
+        "{result}"
+    );
+    assert!(!is_writing(&fixture.dir("cache")), "what is not whole is removed");
+    let again = execute(fixture.folder.path(), &words("run", &["data.vision_cache=cache"]));
     assert_eq!(again.code, Some(0), "{}", again.err);
 }
 
 #[test]
 fn it_is_planned_trained_evaluated_and_refused() {
-    let scene = Scene::new();
-    let dir = scene.folder.path();
+    let fixture = Fixture::new();
+    let dir = fixture.folder.path();
     let mut plan = ["plan", "--json"].iter().chain(&WORDS[1..15]).copied().collect::<Vec<_>>();
     let object = |words: &[&str]| -> Value {
-        let said = say(dir, words);
-        assert_eq!(said.code, Some(0), "{}", said.err);
-        serde_json::from_str(&said.out).expect("an object")
+        let result = execute(dir, words);
+        assert_eq!(result.code, Some(0), "{}", result.err);
+        serde_json::from_str(&result.out).expect("an object")
     };
     let without = object(&plan);
     assert_eq!(without.get("vision_cache"), None);
@@ -166,30 +168,36 @@ fn it_is_planned_trained_evaluated_and_refused() {
         of["bytes_per_image"].as_f64() > Some(0.0) && of["tower_ms_per_image"].as_f64() > Some(0.0),
         "{of}"
     );
-    assert!(!scene.dir("cache").exists(), "a plan writes nothing");
+    assert!(!fixture.dir("cache").exists(), "a plan writes nothing");
     plan.retain(|word| *word != "--json");
     plan.extend(["train.steps=none", "train.epochs=1"]);
-    let said = say(dir, &plan);
-    let line = said.out.lines().find(|line| line.starts_with("vision cache")).unwrap_or_default();
-    assert!(line.contains("of the tower an image") && line.contains("training reads up to "), "{}", said.out);
+    let result = execute(dir, &plan);
+    let line = result.out.lines().find(|line| line.starts_with("vision cache")).unwrap_or_default();
     assert!(
-        said.out.contains("it does not pay: one epoch with shared_prefix=on shows the tower each image once"),
+        line.contains("of the tower an image") && line.contains("training reads up to "),
         "{}",
-        said.out
+        result.out
+    );
+    assert!(
+        result
+            .out
+            .contains("it does not pay: one epoch with shared_prefix=on shows the tower each image once"),
+        "{}",
+        result.out
     );
 
     let rows = ["data.vision_cache=cache", "data.synthetic_rows=80"];
-    let trained = say(dir, &words("run", &rows));
+    let trained = execute(dir, &words("run", &rows));
     assert_eq!(trained.code, Some(0), "{}", trained.err);
     assert!(
         trained.err.contains("the cache pays: ") || trained.err.contains("the cache does not pay: "),
         "{}",
         trained.err
     );
-    // A run is used with its tower, wherever its features are.
-    fs::remove_dir_all(scene.dir("cache")).expect("a folder");
+    // A trained run is evaluated with its tower, even if the cached features are gone.
+    fs::remove_dir_all(fixture.dir("cache")).expect("a folder");
     let evaluated = object(&["eval", "run", "--json"]);
-    let last = scene.events("run").into_iter().rev().find_map(|event| match event {
+    let last = fixture.events("run").into_iter().rev().find_map(|event| match event {
         flatout_train::run::events::Event::Eval { loss, .. } => Some(f64::from(loss)),
         _ => None,
     });
@@ -200,9 +208,14 @@ fn it_is_planned_trained_evaluated_and_refused() {
         (&["adapter.paths=[layers,vision.layers]"][..], "the tower is trained"),
         (&["data.vision_cache="], "`data.vision_cache` is empty"),
     ] {
-        let said = say(dir, &words("refused", &[&rows[..], more].concat()));
-        assert_eq!((said.code, said.err.trim().lines().count()), (Some(2), 1), "{more:?}: {}", said.err);
-        assert!(said.err.contains(sentence), "{}", said.err);
-        assert!(!scene.dir("refused").exists() && !scene.dir("cache").exists());
+        let result = execute(dir, &words("refused", &[&rows[..], more].concat()));
+        assert_eq!(
+            (result.code, result.err.trim().lines().count()),
+            (Some(2), 1),
+            "{more:?}: {}",
+            result.err
+        );
+        assert!(result.err.contains(sentence), "{}", result.err);
+        assert!(!fixture.dir("refused").exists() && !fixture.dir("cache").exists());
     }
 }

@@ -8,7 +8,7 @@ use std::process::Child;
 
 use serde_json::Value;
 
-use crate::program::{flatout, say, small_train};
+use crate::program::{execute, flatout, small_train};
 
 /// A server that ends with the test.
 struct Serving {
@@ -35,7 +35,7 @@ fn watch(dir: &Path, words: &[&str]) -> Serving {
     Serving { child, url: told["url"].as_str().expect("an address").into() }
 }
 
-/// The answer to a request for a path at an address, with headers of its own.
+/// The response to a request for a path at an address, with additional headers.
 fn get(url: &str, path: &str, headers: &str) -> String {
     let place = url.strip_prefix("http://").expect("an address").split('/').next().expect("a place");
     let port = place.rsplit(':').next().expect("a port");
@@ -51,8 +51,8 @@ fn get(url: &str, path: &str, headers: &str) -> String {
 #[test]
 fn a_run_and_its_plan_are_served() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = say(folder.path(), &small_train(&["--run", "runs/a"]));
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let result = execute(folder.path(), &small_train(&["--run", "runs/a"]));
+    assert_eq!(result.code, Some(0), "{}", result.err);
     for file in ["plan.json", "samples.jsonl"] {
         assert!(folder.path().join("runs/a").join(file).is_file(), "{file}");
     }
@@ -69,7 +69,7 @@ fn a_run_and_its_plan_are_served() {
 }
 
 #[test]
-fn other_addresses_ask_for_a_token() {
+fn other_addresses_need_a_token() {
     let folder = tempfile::tempdir().expect("a folder");
     let serving = watch(folder.path(), &[".", "--host", "0.0.0.0", "--port", "0"]);
     let (_, token) = serving.url.split_once("?token=").expect("a token in the address");
@@ -82,7 +82,7 @@ fn other_addresses_ask_for_a_token() {
     assert!(get(&serving.url, "/", &format!("Cookie: {pair}\r\n")).starts_with("HTTP/1.0 200"));
 }
 
-/// Starts a command that trains with `--watch` until its page answers, and gives the address; the process is killed.
+/// Starts a command that trains with `--watch`, waits until its page answers, kills the process, and returns the address.
 fn shows_itself(dir: &Path, words: &[&str]) -> String {
     let mut child =
         flatout(dir, words).env_remove("DISPLAY").env_remove("WAYLAND_DISPLAY").spawn().expect("it starts");
@@ -108,7 +108,7 @@ fn a_run_shows_itself_while_it_trains() {
     shows_itself(folder.path(), &small_train(&["train.steps=100000", "--run", "runs/a", "--watch"]));
 }
 
-/// The first rank alone has a page. Its parent passes the address on; killed, it takes its ranks with it.
+/// Only rank 0 serves a page. The parent prints its address, and if the parent is killed its ranks end too.
 #[test]
 fn ranks_show_their_run_once() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -118,10 +118,10 @@ fn ranks_show_their_run_once() {
 }
 
 #[test]
-fn a_run_that_goes_on_shows_itself() {
+fn a_resumed_run_shows_itself() {
     let folder = tempfile::tempdir().expect("a folder");
-    let said = say(folder.path(), &small_train(&["train.steps=4", "--run", "runs/a"]));
-    assert_eq!(said.code, Some(0), "{}", said.err);
+    let result = execute(folder.path(), &small_train(&["train.steps=4", "--run", "runs/a"]));
+    assert_eq!(result.code, Some(0), "{}", result.err);
     shows_itself(folder.path(), &["resume", "runs/a", "train.steps=100000", "--watch"]);
     let ranks = ["resume", "runs/a", "train.steps=100000", "--watch", "--ranks", "2"];
     shows_itself(folder.path(), &ranks);
@@ -140,10 +140,14 @@ fn bad_input_is_a_sentence() {
         (vec!["watch", ".", "--port", &port], "cannot be listened on"),
         (vec!["watch", ".", "--host", "not an address"], "is no address of this machine"),
     ] {
-        let said = say(folder.path(), &words);
-        assert_eq!(said.code, Some(2), "{words:?}: {}", said.err);
-        assert!(said.err.starts_with("flatout: ") && said.err.contains(wanted), "{words:?}: {}", said.err);
-        assert_eq!(said.err.trim_end().lines().count(), 1, "{}", said.err);
+        let result = execute(folder.path(), &words);
+        assert_eq!(result.code, Some(2), "{words:?}: {}", result.err);
+        assert!(
+            result.err.starts_with("flatout: ") && result.err.contains(wanted),
+            "{words:?}: {}",
+            result.err
+        );
+        assert_eq!(result.err.trim_end().lines().count(), 1, "{}", result.err);
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing was written");
 }

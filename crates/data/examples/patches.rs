@@ -1,4 +1,4 @@
-//! How many images a second one thread makes patches of.
+//! Measures how many images per second one thread turns into patches.
 //!
 //! ```text
 //! cargo run --release -p flatout-data --example patches -- photos/*.jpg
@@ -9,10 +9,10 @@ use std::path::PathBuf;
 use flatout_data::images::MAX_PIXELS;
 use flatout_data::vision::{ImageReader, ImageStore, Patching};
 
-/// Seconds that each image is worked on.
+/// Seconds spent on each image.
 const SECONDS: f64 = 2.0;
 
-/// Seconds that this thread has run, which others on the machine do not change.
+/// CPU time of this thread, which does not depend on other processes.
 fn on_cpu() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux counts them");
     1e-9 * text.split_whitespace().next().and_then(|first| first.parse::<f64>().ok()).expect("a number")

@@ -1,21 +1,21 @@
-//! Classes of characters, from the tables that regular expressions use.
+//! Unicode character classes, from the tables of the regular expression library.
 
 use regex_syntax::hir::{Class, HirKind};
 
-/// Characters of one class, as ranges.
+/// The characters of one class, as ranges.
 pub(crate) struct Ranges(Vec<(char, char)>);
 
 impl Ranges {
-    /// The characters of an expression that is a class.
+    /// Parses an expression that is a single character class.
     pub(crate) fn of(expression: &str) -> Self {
-        let parsed = regex_syntax::parse(expression).expect("an expression of ours");
+        let parsed = regex_syntax::parse(expression).expect("the expressions of this crate parse");
         let HirKind::Class(Class::Unicode(class)) = parsed.kind() else {
-            unreachable!("a class of characters")
+            unreachable!("the expression is a character class")
         };
         Self(class.ranges().iter().map(|range| (range.start(), range.end())).collect())
     }
 
-    pub(crate) fn have(&self, character: char) -> bool {
+    pub(crate) fn contains(&self, character: char) -> bool {
         let at = self.0.partition_point(|(_, end)| *end < character);
         self.0.get(at).is_some_and(|(start, _)| *start <= character)
     }

@@ -1,4 +1,4 @@
-//! Writes that survive a crash of the machine: a file's bytes reach the disk before its name does.
+//! Writes that survive a crash of the machine: the bytes of a file reach the disk before its name does.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -15,12 +15,12 @@ pub fn write(path: &Path, bytes: &[u8]) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Waits until the names in a folder are on disk: those created, renamed and removed.
+/// Waits until the directory entries of a folder are on disk: files created, renamed and removed.
 pub fn sync_folder(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// The same for the folder a path lies in.
+/// As [`sync_folder`], for the folder that contains `path`.
 pub fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => sync_folder(folder),
@@ -28,20 +28,20 @@ pub fn sync_parent(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Puts `bytes` in place of the file's content, at once: whoever opens it finds the old content or the new. For one writer
-/// at a time, whose next attempt takes up the temporary file that a crash left.
+/// Replaces the content of a file atomically: a reader finds the old content or the new. Only one writer at a time may call it;
+/// its next attempt reuses the temporary file that a crash left behind.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    replace_by_way_of(".partial", path, bytes)
+    replace_through(".partial", path, bytes)
 }
 
 /// As [`replace`], where several processes may write the same file.
 pub fn replace_among(path: &Path, bytes: &[u8]) -> io::Result<()> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let own = format!(".{}.{}.partial", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
-    replace_by_way_of(&own, path, bytes)
+    replace_through(&own, path, bytes)
 }
 
-fn replace_by_way_of(ending: &str, path: &Path, bytes: &[u8]) -> io::Result<()> {
+fn replace_through(ending: &str, path: &Path, bytes: &[u8]) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(ending);
     let partial = Path::new(&partial);
@@ -52,12 +52,12 @@ fn replace_by_way_of(ending: &str, path: &Path, bytes: &[u8]) -> io::Result<()> 
     written.and_then(|()| sync_parent(path))
 }
 
-/// Makes a file hold `bytes`: as [`replace`], but a file that holds them already is not touched.
+/// Makes a file hold `bytes`, as [`replace`] does, but leaves a file alone that holds them already.
 pub fn ensure(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if fs::read(path).is_ok_and(|there| there == bytes) { Ok(()) } else { replace(path, bytes) }
 }
 
-/// Gives two names to each other's content: at once where the file system can do that.
+/// Exchanges the content of two names, atomically where the file system supports it.
 pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     match renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE) {
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
@@ -72,7 +72,7 @@ pub fn exchange(one: &Path, other: &Path) -> io::Result<()> {
     }
 }
 
-/// Says which file an error is about.
+/// Names the file in an error about it.
 pub fn about(path: &Path) -> impl Fn(io::Error) -> io::Error {
     move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
 }
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_holds_what_it_should_is_not_touched() {
+    fn a_file_with_the_right_content_is_not_touched() {
         let folder = Scratch::new("durable-ensure");
         let path = folder.path().join("config.toml");
         ensure(&path, b"one").unwrap();
@@ -96,7 +96,7 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", folder.path().join("config.toml.partial")).unwrap();
         ensure(&path, b"one").unwrap();
         assert_eq!(fs::metadata(&path).unwrap().modified().unwrap(), written);
-        // The disk that takes no more: the old content stays, and no temporary file is left.
+        // The disk takes no more: the old content stays, and no temporary file is left.
         assert!(ensure(&path, b"two").is_err());
         assert_eq!(fs::read(&path).unwrap(), b"one");
         assert_eq!(names(folder.path()), ["config.toml"]);
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn writers_of_one_file_do_not_meet() {
+    fn concurrent_writers_use_different_temporary_files() {
         let folder = Scratch::new("durable-among");
         let path = folder.path().join("main");
         let texts = ["a", "b", "c", "d"].map(|letter| letter.repeat(100_000));

@@ -1,4 +1,4 @@
-//! The one error of this crate: a sentence for the user, and whose turn it is to act.
+//! The error type of this crate: a sentence for the user, and whether the user or the machine has to change.
 
 use std::fmt;
 

@@ -1,15 +1,15 @@
 //! Training data on the host: documents in, rows of tokens out, in an order that can be resumed exactly.
 //!
-//! This crate sees no graph and no device, knows neither steps nor optimisers, and prints nothing.
+//! This crate knows no graphs, devices, training steps or optimisers, and prints nothing.
 //!
 //! ```text
-//! formats    documents and rows out of text, JSONL, CSV and parquet files
+//! formats    reads documents and rows from text, JSONL, CSV and parquet files
 //! text       documents as tokens: tokenisers, token shards, a synthetic language, and a corpus behind `open`
-//! order      which documents come when: held-out sides, permutations, mixtures, rows, and the loader
-//! examples   what fine-tuning learns from one by one, in memory, laid out in micro-batches
-//! images     pictures with a class: from files to batches of pixels
-//! vision     pictures among the tokens of a text: from files to patches
-//! remote     files on servers: data sets of the hub and objects by their addresses, read by ranges
+//! order      the order of documents: held-out sides, permutations, mixtures, rows, and the loader
+//! examples   examples to fine-tune on: conversations, classes, preferences, kept in memory and laid out in micro-batches
+//! images     images with a class: from files to batches of pixels
+//! vision     images among the tokens of a text: from files to patches
+//! remote     files on servers: data sets of the Hugging Face hub and objects by URL, read by ranges
 //! ```
 #![forbid(unsafe_code)]
 

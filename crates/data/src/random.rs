@@ -1,4 +1,4 @@
-//! Counter-based random numbers: a value is a pure function of its keys, so nothing has to be remembered.
+//! Counter-based random numbers: a value is a pure function of its keys, so there is no state to save.
 
 /// The finaliser of SplitMix64: a bijection on 64 bits that scatters neighbouring inputs.
 pub(crate) fn mix(value: u64) -> u64 {
@@ -12,7 +12,7 @@ pub(crate) fn key(running: u64, next: u64) -> u64 {
     mix(running.wrapping_add(0x9e37_79b9_7f4a_7c15) ^ mix(next.wrapping_add(0xd1b5_4a32_d192_ed03)))
 }
 
-/// A 64-bit fingerprint of bytes. Not cryptographic: it splits and identifies documents, it secures nothing.
+/// A 64-bit fingerprint of bytes. It splits and identifies documents and is not cryptographic.
 pub(crate) fn fingerprint(bytes: &[u8]) -> u64 {
     let mut chunks = bytes.chunks_exact(8);
     let mut hash = key(0, bytes.len() as u64);

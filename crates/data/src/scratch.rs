@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Scratch(PathBuf);
 
 impl Scratch {
-    /// `name` is different for every test of this crate.
+    /// `name` must be different for every test of this crate.
     pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("flatout-data-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();

@@ -1,7 +1,7 @@
-//! Text that is kept in a file between runs and taken only whole: lines under a hash, put in place at once.
+//! Text files kept between runs and accepted only whole: lines with a hash at the end, put in place atomically.
 //!
-//! The last line is `end` and a hash of all before it, so that a file that was cut, changed or mixed up with another does not
-//! read. A word of a line has no blanks: what may hold any is escaped.
+//! The last line is `end` and a hash of all lines before it, so that a file that was cut, changed or mixed up with another is
+//! rejected. Words of a line contain no blanks: text that may have some is escaped.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 
 use crate::random::{fingerprint, key};
 
-/// No line is longer: paths have 4096 bytes at the most, each written with three.
+/// Longest line: a path has at most 4096 bytes, each escaped to at most three.
 const LONGEST_LINE: u64 = 16 << 10;
 
-/// Writes a file by its parts and renames it into place whole, so that no other process reads half of it.
+/// Writes a temporary file and renames it into place, so that no other process reads half of it.
 pub(crate) fn keep(path: &Path, write: impl FnOnce(fs::File) -> io::Result<()>) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
@@ -28,7 +28,7 @@ pub(crate) fn keep(path: &Path, write: impl FnOnce(fs::File) -> io::Result<()>) 
     written
 }
 
-/// Lines on their way out.
+/// Writes lines and hashes them.
 pub(crate) struct Sealed<W: Write> {
     inner: BufWriter<W>,
     hash: u64,
@@ -52,7 +52,7 @@ impl<W: Write> Sealed<W> {
     }
 }
 
-/// Lines that were written so. Who reads them compares what follows `end` with the hash before that line.
+/// Reads lines that [`Sealed`] wrote. The caller compares what follows `end` with the hash before that line.
 pub(crate) struct Lines<R> {
     text: BufReader<R>,
     line: String,
@@ -64,12 +64,12 @@ impl<R: Read> Lines<R> {
         Self { text: BufReader::new(text), line: String::new(), hash: 0 }
     }
 
-    /// Of all lines so far.
+    /// Hash of all lines so far.
     pub fn hash(&self) -> u64 {
         self.hash
     }
 
-    /// The next line; `None` where there is none, or it is no text, or too long.
+    /// The next line; `None` at the end, or where it is not UTF-8 or too long.
     pub fn next(&mut self) -> Option<&str> {
         self.line.clear();
         self.text.by_ref().take(LONGEST_LINE).read_line(&mut self.line).ok()?;
@@ -91,7 +91,7 @@ pub(crate) fn escaped(text: &str) -> String {
     escaped_bytes(text.as_bytes())
 }
 
-/// Printable ASCII without `%` stands for itself, so that a word has no spaces and a line no ends.
+/// Printable ASCII without `%` stays as it is, so that a word has no spaces and a line no line breaks.
 fn escaped_bytes(bytes: &[u8]) -> String {
     let mut out = String::new();
     for byte in bytes {

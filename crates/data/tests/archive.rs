@@ -1,4 +1,4 @@
-//! Tar archives written by hand, with whatever is wrong in them.
+//! Writes tar archives for tests, with any defect.
 
 const BLOCK: usize = 512;
 

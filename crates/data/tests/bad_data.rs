@@ -1,5 +1,5 @@
-//! Every kind of wrong data there is a name for, a row each: what the error says and where, and what is left when such
-//! documents are skipped.
+//! Tests every kind of invalid data, one per row: the error with its place, and the documents that remain when such documents
+//! are skipped.
 
 use std::io::Read;
 
@@ -8,7 +8,7 @@ use flatout_data::formats::{
     Compression, Format, Index, Input, OnError, ReadOptions, Reader, Reason, find, is_indexable, read,
 };
 
-/// A file with something wrong in it.
+/// An invalid file.
 struct Case {
     name: &'static str,
     file: &'static str,
@@ -16,9 +16,9 @@ struct Case {
     /// Parts of the error, its place first.
     says: [&'static str; 2],
     reason: Reason,
-    /// Documents that are left when wrong ones are skipped.
+    /// Documents that remain when invalid ones are skipped.
     left: &'static [&'static str],
-    /// How often the reason is counted then.
+    /// Count of the reason in that case.
     skipped: u64,
 }
 
@@ -83,7 +83,7 @@ fn cases() -> Vec<Case> {
     case("invalid UTF-8 in CSV", "a.tsv", b"id\ttext\n1\tone\n2\tcaf\xe9\n3\tthree\n", ["a.tsv, line 3", "not UTF-8"], Reason::NotUtf8, both, 1);
     case("NUL bytes in CSV", "a.csv", b"id,text,more words\n1,one,\n2,t\0o,\n3,three,\n", ["a.csv, line 3", "NUL"], Reason::Nul, both, 1);
 
-    // Packed files.
+    // Compressed files.
     let gz = packed_gzip(two);
     let zst = include_bytes!("packed/two.jsonl.zst");
     case("truncated gzip", "a.jsonl.gz", &gz[..gz.len() - 9], ["a.jsonl.gz, line ", "gzip data ends too early"], Reason::Damaged, &["one"], 1);
@@ -111,7 +111,7 @@ fn cases() -> Vec<Case> {
     case("a codec that is not read", "a.parquet", &fixture("brotli"), ["a.parquet", "the codec brotli is not supported"], Reason::Unsupported, &[], 1);
     case("another codec that is not read", "a.parquet", &fixture("lz4"), ["a.parquet", "the codec lz4"], Reason::Unsupported, &[], 1);
     case("truncated parquet", "a.parquet", &plain[..end - 100], ["a.parquet", "ends too early"], Reason::Damaged, &[], 1);
-    case("parquet without its beginning", "a.parquet", &plain[100..], ["a.parquet", "the column lies outside the file"], Reason::Damaged, &[], 1);
+    case("parquet without its beginning", "a.parquet", &plain[100..], ["a.parquet", "the column is outside the file"], Reason::Damaged, &[], 1);
     case("text called parquet", "a.parquet", b"this is not a parquet file", ["a.parquet", "not parquet"], Reason::Damaged, &[], 1);
     case("a few bytes called parquet", "a.parquet", b"PAR1", ["a.parquet", "too short"], Reason::Damaged, &[], 1);
     case("an empty file called parquet", "a.parquet", b"", ["a.parquet", "no text"], Reason::NoDocuments, &[], 1);
@@ -119,7 +119,7 @@ fn cases() -> Vec<Case> {
     case("a footer that is shorter than itself", "a.parquet", &replaced(&plain, end - 8, &[20, 0, 0, 0]), ["a.parquet", "footer of the parquet file"], Reason::Damaged, &[], 1);
     case("an encrypted parquet file", "a.parquet", &replaced(&plain, end - 4, b"PARE"), ["a.parquet", "encrypted"], Reason::Unsupported, &[], 1);
     case("a parquet page whose checksum is wrong", "a.parquet", &page_damaged(), ["a.parquet, row 1", "checksum of a page is wrong"], Reason::Damaged, &[], 1);
-    case("parquet packed as a whole", "a.parquet.gz", &packed_gzip(&plain), ["a.parquet.gz", "packed as a whole"], Reason::Unsupported, &[], 1);
+    case("parquet compressed as a whole", "a.parquet.gz", &packed_gzip(&plain), ["a.parquet.gz", "compressed as a whole"], Reason::Unsupported, &[], 1);
     cases
 }
 
@@ -195,7 +195,7 @@ fn wrong_data_is_named_or_skipped_and_counted() {
     }
 }
 
-/// Inputs that look odd and are right.
+/// Unusual but valid inputs.
 #[test]
 fn harmless_oddities_change_nothing() {
     let scratch = Scratch::new("oddities");
@@ -264,8 +264,8 @@ fn paths_that_lead_nowhere_are_named() {
         (scratch.at("[.txt"), "cannot be used"),
         (scratch.at("gone.txt"), "There is no file or folder"),
         (scratch.at("folder.jsonl"), "has no text, JSONL, CSV or parquet files"),
-        (scratch.at("bare"), "dangling.txt is a link that leads nowhere"),
-        (scratch.at("circle.txt"), "is a link that leads nowhere"),
+        (scratch.at("bare"), "dangling.txt is a broken link"),
+        (scratch.at("circle.txt"), "is a broken link"),
         (scratch.at("mixed"), "several formats: parquet"),
         ("/dev/null".into(), "neither a file nor a folder"),
         (list, "one JSON list"),
@@ -277,12 +277,12 @@ fn paths_that_lead_nowhere_are_named() {
     let text = ReadOptions { format: Some(Format::Text), ..ReadOptions::default() };
     let found = find(&[scratch.at("mixed")], &text).unwrap();
     assert!(found.len() == 1 && found[0].path.ends_with("README.md"), "{found:?}");
-    // A file that the system refuses to read is the machine's failure.
+    // A read error of the system is no fault of the user's input.
     let error = find(&["/proc/self/mem".into()], &ReadOptions::default()).unwrap_err();
     assert!(!error.is_input() && error.sentence.contains("/proc/self/mem cannot be read"), "{error}");
 }
 
-/// `count` bytes of one letter, made as they are read.
+/// `count` times the same byte, generated as it is read.
 struct Endless {
     left: u64,
 }

@@ -1,4 +1,4 @@
-//! Files to examples: every schema and format, what is wrong with rows, classes, sides, lengths.
+//! Tests from files to examples: every schema and format, invalid rows, classes, splits, lengths.
 
 use std::slice::from_ref;
 
@@ -149,7 +149,7 @@ fn turns_of_tools_and_of_weight_0_are_read_only() {
     assert_eq!(sets.description.schema.len(), 2);
 }
 
-/// A file with something wrong in row 2, what is said of it, and how rows that are left out are counted.
+/// A file whose second row is invalid, parts of the error, and the reason under which skipped rows are counted.
 type Bad = (&'static str, Vec<u8>, &'static [&'static str], &'static str);
 
 #[rustfmt::skip]
@@ -199,11 +199,11 @@ fn bad_classes() -> Vec<Bad> {
     vec![
         ("a.jsonl", row(r#"{"text":"x"}"#), &["a.jsonl, line 3: the row has no field `label`"], "field missing"),
         ("a.jsonl", row(r#"{"label":"no"}"#), &["line 3", "no field `text`, only `label`"], "field missing"),
-        ("a.jsonl", row(r#"{"text":"x","label":null}"#), &["line 3", "the label `label` is null"], "label that is no class"),
-        ("a.jsonl", row(r#"{"text":"x","label":""}"#), &["line 3", "the label `label` is empty"], "label that is no class"),
-        ("a.jsonl", row(r#"{"text":"x","label":["no"]}"#), &["line 3", "the label `label` is a list"], "label that is no class"),
-        ("a.jsonl", row(r#"{"text":"x","label":0.5}"#), &["line 3", "is 0.5, and a class is a name or a whole number"], "label that is no class"),
-        ("a.jsonl", row(r#"{"text":"x","label":"maybe"}"#), &["line 3", "no other row has the label `maybe`"], "label that is no class"),
+        ("a.jsonl", row(r#"{"text":"x","label":null}"#), &["line 3", "the label `label` is null"], "label that is not a class"),
+        ("a.jsonl", row(r#"{"text":"x","label":""}"#), &["line 3", "the label `label` is empty"], "label that is not a class"),
+        ("a.jsonl", row(r#"{"text":"x","label":["no"]}"#), &["line 3", "the label `label` is a list"], "label that is not a class"),
+        ("a.jsonl", row(r#"{"text":"x","label":0.5}"#), &["line 3", "is 0.5, and a class is a name or a whole number"], "label that is not a class"),
+        ("a.jsonl", row(r#"{"text":"x","label":"maybe"}"#), &["line 3", "no other row has the label `maybe`"], "label that is not a class"),
         ("a.jsonl", row(r#"{"text":"","label":"no"}"#), &["line 3", "the field `text` is empty"], "empty"),
         ("a.jsonl", row(r#"{"text":" \n","label":"no"}"#), &["line 3", "the field `text` is empty"], "empty"),
         ("a.jsonl", row(r#"{"text":null,"label":"no"}"#), &["line 3", "the field `text` is null"], "field null"),
@@ -243,7 +243,7 @@ fn every_bad_row_is_named_by_file_and_line_or_skipped_and_counted() {
 }
 
 #[test]
-fn what_no_row_can_say_is_said_of_the_whole() {
+fn errors_of_a_whole_set_are_named() {
     let scratch = Scratch::new("examples-whole");
     let write = |name: &str, text: &str| scratch.write(name, text.as_bytes());
     let one = write("one.jsonl", "{\"text\":\"a\",\"label\":1}\n{\"text\":\"b\",\"label\":1}\n");
@@ -290,12 +290,12 @@ fn what_no_row_can_say_is_said_of_the_whole() {
 }
 
 #[test]
-fn what_is_too_long_is_cut_left_out_or_refused() {
+fn long_examples_are_cut_skipped_or_refused() {
     let scratch = Scratch::new("examples-long");
     let row = |q: &str, a: &str| format!("{{\"prompt\":\"{q}\",\"completion\":\"{a}\"}}\n");
     let text = row("q", "short") + &row("q", &"long ".repeat(40)) + &row(&"long ".repeat(40), "a");
     let path = scratch.write("a.jsonl", text.as_bytes());
-    // Without words in common every byte is a token.
+    // Without repeated words, every byte is a token.
     let spec = |too_long| ExampleSpec { too_long, max_tokens: 20, vocab: 260, ..chat(from_ref(&path)) };
     let cut = open(&spec(TooLong::Cut)).unwrap();
     assert_eq!((cut.train.count(), cut.description.cut, cut.description.too_long), (2, 1, 1));
@@ -407,7 +407,7 @@ fn any_number_of_workers_gives_the_same_examples() {
 }
 
 #[test]
-fn files_to_evaluate_on_stand_for_the_share() {
+fn held_out_files_replace_the_held_out_share() {
     let scratch = Scratch::new("examples-apart");
     let row = |at: usize, label: &str| format!("{{\"text\":\"text number {at}\",\"label\":\"{label}\"}}\n");
     let many: String = (0..40).map(|at| row(at, ["no", "yes"][at % 2])).collect();
@@ -420,7 +420,7 @@ fn files_to_evaluate_on_stand_for_the_share() {
     let mut told = Vec::new();
     let sets = open_reporting(&spec, &mut |event| told.push(format!("{event:?}"))).unwrap();
     assert_eq!((sets.train.count(), sets.held_out.count()), (41, 3));
-    // A class of one training row is a class: it is evaluated elsewhere.
+    // A class of a single training row is accepted, because evaluation has separate files.
     assert_eq!(sets.classes, ["maybe", "no", "yes"]);
     assert_eq!(class_names(&spec).unwrap(), sets.classes);
     let alone = skipping(classes(from_ref(&train)));

@@ -1,4 +1,4 @@
-//! A cache of features: what is written is read, whoever is killed or comes second, and what an index may say.
+//! Tests of the feature cache: round trips, killed and concurrent writers, and invalid indices.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -39,7 +39,7 @@ fn writer(folder: &Path) -> CacheWriter {
     CacheWriter::enter(folder, &format(), SMALL, &mut || {}).expect("a folder")
 }
 
-/// Writes what is missing of some images.
+/// Writes the missing features of some images.
 fn fill(folder: &Path, images: &[CachedImage]) -> usize {
     let mut writer = writer(folder);
     let missing = writer.cache().missing(images).expect("images");
@@ -64,7 +64,7 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Whether the bytes of every image lie where the index says.
+/// Checks that the features of every image are at the place in the index.
 fn check(folder: &Path, images: &[CachedImage]) {
     let cache = FeatureCache::open(folder, &format()).expect("a cache");
     assert_eq!((cache.count(), cache.missing(images).expect("images").len()), (images.len(), 0));
@@ -85,7 +85,7 @@ fn check(folder: &Path, images: &[CachedImage]) {
 #[test]
 fn parts_are_whole_or_absent() {
     let (scratch, images) = (Scratch::new("features-parts"), images(10));
-    // A process that is killed behind four images: the first part has three.
+    // A process that is killed after four images leaves a complete part of three.
     let mut killed = writer(scratch.path());
     images[..4].iter().for_each(|image| killed.append(image, &features(image)).expect("room"));
     assert_eq!(
@@ -94,17 +94,17 @@ fn parts_are_whole_or_absent() {
     );
     let cache = FeatureCache::open(scratch.path(), &format()).expect("a cache");
     assert_eq!(cache.missing(&images).expect("images"), (3..10).collect::<Vec<_>>());
-    // One that ends before its part is whole takes it away.
+    // A writer that is dropped before its part is complete removes it.
     drop(killed);
     assert_eq!(names(scratch.path()), ["features-00000.bin", "index.json", "lock"]);
     check(scratch.path(), &images[..3]);
 }
 
 #[test]
-fn a_cache_goes_on_where_it_was_and_grows() {
+fn a_cache_is_resumed_and_grows() {
     let (scratch, all) = (Scratch::new("features-grows"), images(10));
     assert_eq!(fill(scratch.path(), &all[..4]), 4);
-    // A killed process leaves a part without its end, and one that no index names.
+    // A killed process leaves a truncated part, and a part that no index names.
     for left in ["features-00002.bin.partial", "features-00002.bin", "index.json.partial"] {
         std::fs::write(scratch.path().join(left), b"left").expect("a file");
     }
@@ -145,7 +145,7 @@ fn writers_wait_for_one_another() {
 }
 
 #[test]
-fn what_changed_is_named() {
+fn changes_are_named() {
     let all = images(6);
     let scratch = filled("features-changed", &all);
     let sentence = |format: &FeatureFormat, images: &[CachedImage]| {
@@ -165,7 +165,7 @@ fn what_changed_is_named() {
     let mut cut = all.clone();
     cut[1].grid = Grid { rows: 4, columns: 2 };
     assert!(sentence(&format(), &cut).contains("/images/1.png is cut into 4 x 2 patches of 2 tokens"));
-    // An image that has moved has the features of its bytes.
+    // A moved image has the features of its bytes.
     let mut moved = all.clone();
     moved.swap(1, 4);
     moved
@@ -184,13 +184,13 @@ fn an_index_that_cannot_be_is_refused() {
         ("features-00001.bin", "../features-1.bin", "calls part 1 `../features-1.bin`"),
         ("\"offset\": 4096", "\"offset\": 4097", "offset is not where features may begin"),
         ("\"offset\": 4096", "\"offset\": 0", "offset is not where features may begin"),
-        ("\"offset\": 8192", "\"offset\": 12288", "reach behind the end"),
-        ("\"tokens\": 1", "\"tokens\": 0", "tokens are no number of tokens"),
-        ("\"tokens\": 1", "\"tokens\": 18446744073709551615", "tokens are no number of tokens"),
-        ("\"sha256\": \"0", "\"sha256\": \"x", "sha256 is no SHA-256"),
-        ("\"hash\": \"", "\"hash\": \"0", "hash is no hash"),
+        ("\"offset\": 8192", "\"offset\": 12288", "reach beyond the end"),
+        ("\"tokens\": 1", "\"tokens\": 0", "tokens is not a number of tokens"),
+        ("\"tokens\": 1", "\"tokens\": 18446744073709551615", "tokens is not a number of tokens"),
+        ("\"sha256\": \"0", "\"sha256\": \"x", "sha256 is not a SHA-256"),
+        ("\"hash\": \"", "\"hash\": \"0", "hash is not a hash"),
         (&format!("{:064x}", 1), &format!("{:064x}", 2), "features are there twice"),
-        ("\"parts\"", "\"pieces\"", "does not read"),
+        ("\"parts\"", "\"pieces\"", "cannot be parsed"),
     ] {
         assert!(text.contains(from), "{from}");
         let wrong =
@@ -209,7 +209,7 @@ fn a_disk_without_room_is_a_sentence() {
     assert!(writer.check_room(1 << 10).is_ok());
     let said = writer.check_room(u64::MAX).expect_err("no disk is as large").sentence;
     assert!(said.contains("GB free: make room, or give another data.vision_cache"), "{said}");
-    // The first part lies on a disk that takes no more.
+    // The first part is on a full disk.
     std::os::unix::fs::symlink("/dev/full", scratch.path().join("features-00000.bin.partial"))
         .expect("a link");
     let error =

@@ -1,5 +1,5 @@
-//! Samples with frames out of tar shards: every form of JSON, the order of frames, stills, what is wrong with samples and shards,
-//! mixtures of sources, what is kept between runs, layouts, pixels, and the drawn set.
+//! Tests of samples with frames from tar shards: every form of JSON, the order of frames, still images, invalid samples and
+//! shards, mixtures of sources, the cache between runs, layouts, pixels, and the generated set.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::archive::{archive, member};
 use crate::scratch::Scratch;
 use crate::visual::encoded_png;
 
-/// Frames of 8 pixels a side, so that tests decode quickly.
+/// Frames of 8 x 8 pixels, so that tests decode quickly.
 const SIDE: usize = 8;
 
 /// A member that is a frame of one shade.
@@ -56,19 +56,19 @@ fn spec(paths: &[String]) -> ExampleSpec {
     }
 }
 
-/// A shard of these samples, opened, and the folder that it lies in.
+/// Opens a shard of these samples, and returns its folder.
 fn opened(name: &str, parts: &[Vec<u8>]) -> (ExampleSets, Scratch) {
     let scratch = Scratch::new(name);
     scratch.write("0.tar", &archive(parts));
     (open(&spec(&[scratch.at("0.tar")])).unwrap(), scratch)
 }
 
-/// The text behind the frames of an example.
+/// The text after the frames of an example.
 fn text(sets: &ExampleSets, example: Example<'_>) -> String {
     sets.vocabulary.spell_out(&example.tokens[example.images.len()..])
 }
 
-/// The text that is learned.
+/// The learned text.
 fn learned(sets: &ExampleSets, example: Example<'_>) -> String {
     let some = example.tokens.iter().zip(example.weights).filter(|(_, weight)| **weight > 0.0);
     sets.vocabulary.spell_out(&some.map(|(token, _)| *token).collect::<Vec<_>>())
@@ -86,7 +86,7 @@ fn shades(sets: &ExampleSets, example: Example<'_>) -> Vec<u8> {
 
 #[test]
 fn frames_come_in_the_order_of_their_numbers() {
-    // Eleven frames out of order: 10 comes behind 9, not behind 1.
+    // Eleven frames out of order: 10 comes after 9, not after 1.
     let order = [3, 10, 0, 7, 1, 2, 9, 4, 8, 5, 6];
     let mut parts: Vec<Vec<u8>> =
         order.iter().map(|number| frame(&format!("a/b.{number:03}.png"), 10 * number)).collect();
@@ -98,7 +98,7 @@ fn frames_come_in_the_order_of_their_numbers() {
                   <|im_start|>assistant\na thing<|im_end|>\n";
     assert_eq!(text(&sets, example), wanted);
     assert_eq!(learned(&sets, example), "a thing<|im_end|>");
-    // Numbers without leading zeros, and the first 64 frames alone.
+    // Numbers without leading zeros; only the first 64 frames are read.
     let many: Vec<Vec<u8>> =
         (0..70u8).rev().map(|number| frame(&format!("k.{number}.png"), number)).collect();
     let (sets, _folder) = opened("frames-many", &[many.concat(), json("k", r#"{"assistant":"x"}"#)]);
@@ -133,7 +133,7 @@ fn every_form_of_json_is_read() {
         caption("c", "WebLi"),
         caption("d", "other"),
         [frame("e.000.png", 1), frame("e.001.png", 2), member("e.txt", b"a dog\n")].concat(),
-        // An empty question is the prompt of the source; a text beside the JSON is not its caption.
+        // An empty question means the prompt of the source; a text besides the JSON is not a caption.
         [
             frame("f.png", 1),
             json("f", r#"{"user":" ","assistant":"yes","source":"web"}"#),
@@ -170,7 +170,7 @@ fn every_form_of_json_is_read() {
 }
 
 #[test]
-fn all_of_a_text_is_learned_where_that_is_asked_for() {
+fn train_on_all_learns_the_whole_text() {
     let scratch = Scratch::new("frames-all");
     scratch.write(
         "0.tar",
@@ -213,7 +213,7 @@ fn pairs_are_two_examples_of_the_same_frames() {
     assert!(open(&spec).unwrap_err().to_string().contains("is a pair of answers"));
 }
 
-/// Wrong samples where pairs are learned, each with words of the sentence about it and of the reason it is counted by.
+/// Invalid samples in a set of pairs, each with parts of the error and of the reason under which it is counted.
 #[test]
 fn bad_pairs_are_named_or_left_out() {
     let scratch = Scratch::new("frames-bad-pairs");
@@ -280,7 +280,7 @@ fn bad_pairs_are_named_or_left_out() {
         };
         assert!(counted.contains(reason) && place.contains("0.tar"), "{bad}: {counted} {place}");
     }
-    // Answers that differ only behind the most tokens there may be are too long, and not equal.
+    // Answers that differ only beyond the limit on tokens are too long, not equal.
     let words: String = (0..80).map(|i| format!("{} ", i * 7919 % 1000)).collect();
     let far = |end: &str| format!("{words}{end}");
     let text = format!(r#"{{"chosen_assistant":"{}","rejected_assistant":"{}"}}"#, far("one"), far("two"));
@@ -294,7 +294,7 @@ fn bad_pairs_are_named_or_left_out() {
     assert_eq!((sets.train.units(), sets.description.too_long), (1, 1));
 }
 
-/// Shares of a mixture are of pairs, and both answers of a pair follow one another.
+/// Shares of a mixture are shares of pairs, and both answers of a pair follow one another.
 #[test]
 fn pairs_of_several_sources_are_mixed() {
     let scratch = Scratch::new("frames-mixed-pairs");
@@ -330,7 +330,7 @@ fn pairs_of_several_sources_are_mixed() {
     assert!((44..=52).contains(&of_first), "{of_first} of 64 are three quarters");
 }
 
-/// Wrong samples, each with words of the sentence about it.
+/// Invalid samples, each with parts of the error.
 fn bad_samples() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     let frame = || frame("x.png", 1);
     let with = |text: &str| [frame(), json("x", text)].concat();
@@ -373,8 +373,8 @@ fn bad_samples() -> Vec<(&'static str, Vec<u8>, &'static str)> {
             [member("x.gif", b"?"), json("x", "{}")].concat(),
             "another kind than JPEG, PNG and WebP",
         ),
-        ("broken JSON", with(r#"{"assistant":"#), "is no object"),
-        ("a list", with("[1]"), "is no object"),
+        ("broken JSON", with(r#"{"assistant":"#), "is not an object"),
+        ("a list", with("[1]"), "is not an object"),
         ("not UTF-8", [frame(), member("x.json", b"{\"a\":\"\xff\"}")].concat(), "not UTF-8"),
         ("no known field", with(r#"{"text":"a"}"#), "has the fields `text`"),
         ("an answer that is no text", with(r#"{"assistant":5}"#), "`assistant` of the sample x is a number"),
@@ -385,7 +385,7 @@ fn bad_samples() -> Vec<(&'static str, Vec<u8>, &'static str)> {
             with(r#"{"assistant":"a","frame_count":-1}"#),
             "`frame_count` of the sample x",
         ),
-        ("ids that are no tokens", with(r#"{"token_ids":[1,-2]}"#), "a value that is no token"),
+        ("ids that are no tokens", with(r#"{"token_ids":[1,-2]}"#), "a value that is not a token"),
         (
             "ids of another vocabulary",
             with(r#"{"token_ids":[1,2,100000]}"#),
@@ -414,7 +414,7 @@ fn bad_samples() -> Vec<(&'static str, Vec<u8>, &'static str)> {
     ]
 }
 
-/// Named where that ends the run, and otherwise left out and counted, with all others still there.
+/// Invalid samples are named where that ends the run, and otherwise skipped and counted, with all others still present.
 #[test]
 fn bad_samples_are_named_or_left_out() {
     let scratch = Scratch::new("frames-bad");
@@ -450,7 +450,7 @@ fn bad_shards_are_named_or_left_out() {
     let whole = archive(&[first.clone(), second.clone(), sample("c", 3, "two")]);
     let third = first.len() + second.len();
     let read = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
-    // A sample that it was cut in or behind may have lost frames: it is left out with the rest.
+    // A sample in which or after which the shard is truncated may have lost frames, so it is skipped with the rest.
     let cuts = [(third + 100, 1), (third + 520, 1), (third + 1024 + 10, 2), (whole.len() - 1024, 2)];
     for (cut, left) in cuts {
         scratch.write("0.tar", &whole[..cut]);
@@ -460,7 +460,7 @@ fn bad_shards_are_named_or_left_out() {
         assert_eq!(sets.train.count(), left, "cut at {cut}");
         assert_eq!(sets.description.unusable[0].0, "damaged file");
     }
-    // A key that comes again, and a shard without a usable sample.
+    // A repeated key, and a shard without a usable sample.
     scratch
         .write("0.tar", &archive(&[sample("a", 1, "one"), sample("b", 1, "two"), sample("a", 1, "three")]));
     assert!(open(&spec(&[scratch.at("0.tar")])).unwrap_err().to_string().contains("was there before"));
@@ -469,7 +469,9 @@ fn bad_shards_are_named_or_left_out() {
     let sentence = open(&nothing).unwrap_err().to_string();
     assert!(sentence.contains("no sample to learn from") || sentence.contains("tokeniser"), "{sentence}");
     scratch.write("plain.jsonl", b"{}");
-    assert!(open(&spec(&[scratch.at("plain.jsonl")])).unwrap_err().to_string().contains("is no .tar file"));
+    assert!(
+        open(&spec(&[scratch.at("plain.jsonl")])).unwrap_err().to_string().contains("is not a .tar file")
+    );
 }
 
 #[test]
@@ -503,7 +505,7 @@ fn threads_change_nothing_and_sides_follow_names() {
     assert!(one.train == many.train && one.held_out == many.held_out && one.mark == many.mark);
     assert_eq!(one.train.count() + one.held_out.count(), 140);
     assert!((10..50).contains(&one.held_out.count()), "{}", one.held_out.count());
-    // Files to evaluate on stand for the share.
+    // Held-out files replace the share.
     let apart = ExampleSpec {
         path: names[1..].iter().map(|name| scratch.at(name)).collect(),
         held_out_path: vec![scratch.at(&names[0])],
@@ -517,7 +519,7 @@ fn threads_change_nothing_and_sides_follow_names() {
 }
 
 #[test]
-fn what_was_read_is_kept_for_the_same_shard_and_writing() {
+fn examples_are_cached_per_shard_and_tokenisation() {
     let scratch = Scratch::new("frames-kept");
     let parts: Vec<Vec<u8>> =
         (0..30).map(|at| sample(&format!("k{at}"), at % 4, &format!("answer {at}"))).collect();
@@ -534,17 +536,17 @@ fn what_was_read_is_kept_for_the_same_shard_and_writing() {
     assert!(first.train == again.train && first.mark == again.mark && entries() == 1);
     let other = open(&cached("Otherwise.")).unwrap();
     assert!(other.train != first.train && entries() == 2, "another message is another writing");
-    // A damaged entry is made again, and nothing is read from it.
+    // A damaged entry is replaced, and nothing is read from it.
     for entry in std::fs::read_dir(cache.join("samples")).unwrap() {
         std::fs::write(entry.unwrap().path(), b"flatout samples 1\n").unwrap();
     }
     assert!(open(&cached("You see.")).unwrap().train == first.train);
-    // So is one of a shard that changed.
+    // An entry of a changed shard is replaced, too.
     scratch.write("0.tar", &archive(&parts[..20]));
     assert_eq!(open(&cached("You see.")).unwrap().train.count(), 20);
 }
 
-/// Two sources at three to one, by samples, drawn by the place in the series.
+/// Two sources at three to one, by samples; the source follows from the position in the series.
 #[test]
 fn sources_are_mixed_by_shares_of_samples() {
     let scratch = Scratch::new("frames-mix");
@@ -590,13 +592,13 @@ fn sources_are_mixed_by_shares_of_samples() {
     let texts = whole.iter().filter(|(_, tokens)| tokens[0] >= 0).count();
     assert!((texts as f64 / whole.len() as f64 - 0.25).abs() < 0.04, "{texts} of {}", whole.len());
     assert_eq!(series(320, 40), whole[320..], "a resumed run draws the same");
-    // Over an epoch every sample of the first source is there once.
+    // An epoch contains every sample of the first source once.
     let mut first: Vec<&Vec<i32>> =
         whole.iter().map(|(_, t)| t).filter(|tokens| tokens[0] < 0).take(60).collect();
     first.sort();
     first.dedup();
     assert_eq!(first.len(), 60);
-    // Other shares are another series, and refuse the cursor.
+    // Other shares give another series, and refuse the cursor.
     let other = ExampleSpec {
         frames: Some(FrameSpec { mix: vec![part("v.tar", 0.5), part("t.tar", 0.5)], ..frames() }),
         ..spec(&[])
@@ -628,13 +630,13 @@ fn layouts_have_frames_as_rows_and_each_image_once() {
         let rows = video.row..video.row + video.images.len();
         assert!(batch.segments.iter().any(|segment| segment.start as usize == video.row));
         assert!(rows.clone().all(|row| batch.tokens[row] == -1 && batch.targets[row] == -1));
-        // Positions count on, whether rows are frames or text.
+        // Positions are consecutive across frames and text.
         assert!(rows.clone().zip(0..).all(|(row, at)| batch.positions[row] == [at; 3]));
         assert_eq!(batch.positions[rows.end], [video.images.len() as i32; 3]);
     }
     let real: usize = (0..4).map(|at| sets.train.len_of(at)).sum();
     assert_eq!(batch.real_tokens(), real);
-    // Decoded by threads, each image once, with nothing behind them.
+    // Decoded by threads, each image once, without padding.
     let rows = ImageRows::Frames(sets.frames.clone()).of(&mut batch.clone()).unwrap();
     assert_eq!(rows.len(), 20 * SIDE * SIDE * 3);
     let first: Vec<u8> = rows.chunks(SIDE * SIDE * 3).map(|pixels| pixels[0]).collect();
@@ -648,7 +650,7 @@ fn frames_of_another_size_are_scaled_and_their_middle_cut_out() {
     let (sets, _folder) = opened("frames-wide", &[wide, json("w", r#"{"assistant":"wide"}"#)]);
     let mut pixels = vec![0; SIDE * SIDE * 3];
     sets.frames.pixels(0, &mut pixels).unwrap().unwrap();
-    // Grey stays grey, and the middle half of the columns is seen.
+    // Grey stays grey, and the crop has the middle half of the columns.
     assert!(pixels.chunks(3).all(|rgb| rgb[0] == rgb[1] && rgb[1] == rgb[2]));
     let jpeg = include_bytes!("pictures/420.jpg");
     let (sets, _folder) =
@@ -657,7 +659,7 @@ fn frames_of_another_size_are_scaled_and_their_middle_cut_out() {
     assert!(pixels.iter().any(|byte| *byte != pixels[0]));
 }
 
-/// A frame that does not decode is found when it is decoded: it ends the run, or nothing is learned from its sample.
+/// An undecodable frame is found during decoding: it ends the run, or nothing is learned from its sample.
 #[test]
 fn a_broken_frame_ends_the_run_or_leaves_its_sample_out() {
     let scratch = Scratch::new("frames-broken");

@@ -1,4 +1,5 @@
-//! Every parser of this crate, fed with damaged inputs: no panic, no hang, bounded memory, and more where more can be said.
+//! Feeds damaged inputs to every parser of this crate: no panic, no hang, bounded memory, and stronger properties where they
+//! hold.
 
 use std::collections::{HashSet, VecDeque};
 use std::fs::File;
@@ -51,7 +52,7 @@ fn jsonl_seeds() -> Vec<Vec<u8>> {
     ]
 }
 
-/// Bytes that come a few at a time.
+/// Returns a few bytes at a time.
 struct Trickle(VecDeque<u8>, usize);
 
 impl Read for Trickle {
@@ -64,19 +65,19 @@ impl Read for Trickle {
     }
 }
 
-/// Reads under both policies. Documents it reads are usable; failing stops at the first thing that skipping leaves out; and how
-/// the bytes arrive changes nothing.
+/// Reads under both policies. Documents that are read are usable, failing stops at the first thing that skipping skips, and the
+/// sizes of reads do not matter.
 fn check(bytes: &[u8], format: Format, compression: Compression) {
     let input = Input { path: "fuzzed".into(), format, compression, bytes: bytes.len() as u64, remote: None };
     let open = |bytes: Box<dyn Read + Send>, on_error| Reader::over(bytes, &input, &options(on_error));
     let whole = || Box::new(std::io::Cursor::new(bytes.to_vec()));
     let (skipping, skipped) = collect(open(whole(), OnError::Skip));
-    sensible(&skipping, format);
+    check_documents(&skipping, format);
     let mut failing = open(whole(), OnError::Fail);
     let before: Vec<Document> = failing.by_ref().map_while(Result::ok).collect();
     assert_eq!(before, skipping[..before.len()]);
     assert_eq!(before.len() < skipping.len() || skipped.total() > 0, skipped.total() > 0);
-    // Of packed data that is damaged, more or less comes out before the damage.
+    // The amount of output before the damage of compressed data varies.
     let damaged = skipped.reasons().any(|(reason, _, _)| reason == Reason::Damaged);
     if bytes.len() < 2000 && !damaged {
         let trickle = Trickle(bytes.to_vec().into(), 1 + bytes.len() % 7);
@@ -89,7 +90,7 @@ fn collect(mut reader: Reader) -> (Vec<Document>, Skipped) {
     (documents, reader.skipped().clone())
 }
 
-fn sensible(documents: &[Document], format: Format) {
+fn check_documents(documents: &[Document], format: Format) {
     for Document { text, place } in documents {
         assert!(!text.trim().is_empty() && !text.contains('\0') && text.len() <= MOST_BYTES);
         let numbers = (place.line, place.row);
@@ -159,7 +160,7 @@ fn parquet() {
             remote: None,
         };
         let (documents, skipped) = collect(read(&input, &options(OnError::Skip)).unwrap());
-        sensible(&documents, Format::Parquet);
+        check_documents(&documents, Format::Parquet);
         let index = Index::build(&[input], &options(OnError::Skip)).unwrap();
         assert_eq!((index.count(), index.skipped()), (documents.len() as u64, &skipped));
         for (at, document) in documents.iter().enumerate().take(20) {
@@ -234,7 +235,7 @@ fn tokenizer() {
     });
 }
 
-/// Everything of a file as rows: none is both read and left out, and the file ends.
+/// Reads a file as rows: no row is both read and skipped, and reading ends.
 fn rows(path: &Path, format: Format, bytes: u64) {
     let input = Input { path: path.into(), format, compression: Compression::None, bytes, remote: None };
     let options = |on_error| ReadOptions { max_image_bytes: MOST_BYTES, ..options(on_error) };
@@ -262,7 +263,7 @@ fn parquet_rows() {
     });
 }
 
-/// Rows of every schema, through to tokens: whatever comes out has something to learn.
+/// Rows of every schema, up to tokens: every example has something to learn.
 #[test]
 fn examples() {
     let seeds = [
@@ -302,13 +303,13 @@ fn examples() {
     });
 }
 
-/// A parquet file whose rows hold images.
+/// A parquet file whose rows contain images.
 fn sighted(name: &str) -> Vec<u8> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/sighted");
     std::fs::read(folder.join(format!("{name}.parquet"))).unwrap()
 }
 
-/// A specification of rows with images, and the tokeniser that they are read with.
+/// A specification of rows with images, with its tokeniser.
 fn visual_spec(scratch: &Scratch) -> ExampleSpec {
     let rows = scratch.write("whole.jsonl", b"{\"question\":\"q\",\"answer\":\"a\"}\n");
     let patching = Patching { patch: 2, merge: 2, least_pixels: 16, most_pixels: 256, ..Patching::default() };
@@ -327,8 +328,8 @@ fn visual_spec(scratch: &Scratch) -> ExampleSpec {
     ExampleSpec { tokenizer: Some(tokenizer.into()), ..spec }
 }
 
-/// Images among the tokens of examples lie in order, whole, and are not learned.
-fn sensible_sights(sets: &ExampleSets) {
+/// Checks that images among the tokens of examples are in order, complete and not learned.
+fn check_image_tokens(sets: &ExampleSets) {
     let places = sets.train.iter().flat_map(|example| example.images).map(|sighting| sighting.image);
     assert!(places.collect::<HashSet<_>>().len() == sets.images.count(), "every image is shown");
     for example in sets.train.iter() {
@@ -345,7 +346,7 @@ fn sensible_sights(sets: &ExampleSets) {
     }
 }
 
-/// Rows with images of every form, through to tokens.
+/// Rows with images of every form, up to tokens.
 #[test]
 fn visual_rows() {
     let url = format!("data:image/png;base64,{}", base64(&encoded_png(6, 5, 1)));
@@ -367,12 +368,12 @@ fn visual_rows() {
         file.write_all_at(bytes, 0).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
         if let Ok(sets) = open(&spec) {
-            sensible_sights(&sets);
+            check_image_tokens(&sets);
         }
     });
 }
 
-/// Parquet files with images, through to tokens.
+/// Parquet files with images, up to tokens.
 #[test]
 fn visual_parquet() {
     let names = ["bytes", "stored", "lists", "column", "parts", "turns", "broken"];
@@ -385,12 +386,12 @@ fn visual_parquet() {
         file.write_all_at(bytes, 0).unwrap();
         file.set_len(bytes.len() as u64).unwrap();
         if let Ok(sets) = open(&spec) {
-            sensible_sights(&sets);
+            check_image_tokens(&sets);
         }
     });
 }
 
-/// Templates that are damaged: each ends, within bounds, with a text or a refusal.
+/// Damaged templates: each ends within limits, with a text or a refusal.
 #[test]
 fn template() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/templates");
@@ -426,7 +427,7 @@ fn pictures(ending: &str) -> Vec<Vec<u8>> {
     paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
 }
 
-/// Decodes an image that may be broken. It is seen whole or left out, and the same every time.
+/// Decodes an image that may be broken. It is decoded or skipped, the same way every time.
 fn decoded(set: &ImageSet) {
     let view = View { width: 9, height: 7, augment: Augment::Centre { share: 0.9 }, filter: Filter::Bicubic };
     let batch = ordered(set, &view, 0..set.count()).expect("wrong images are left out");
@@ -435,7 +436,7 @@ fn decoded(set: &ImageSet) {
     assert_eq!(batch, ordered(set, &view, 0..set.count()).unwrap());
 }
 
-/// Feeds damaged images of one kind.
+/// Feeds damaged images of one format.
 fn images(kind: &str) {
     let scratch = Scratch::new(&format!("fuzz-{kind}"));
     let path = scratch.write("a/fuzzed.png", b"");
@@ -449,7 +450,7 @@ fn images(kind: &str) {
     };
     feed(kind, &pictures(kind), Limits::default(), |bytes| {
         std::fs::write(&path, bytes).unwrap();
-        // Anew: an open set does not take other bytes than it read before.
+        // Opens the set again: an open set refuses files that have changed.
         let sets = open_images(&spec, &mut |_| {}).unwrap();
         decoded(&sets.train);
         assert_eq!(inspect(&sets, 2).unwrap().looked_at, 2);
@@ -471,7 +472,7 @@ fn webp() {
     images("webp");
 }
 
-/// Files of CIFAR in their Python form: there is a set or a sentence, whatever the bytes would do in Python.
+/// Files of CIFAR in their Python form: the result is a set or an error, whatever the bytes would do in Python.
 #[test]
 fn cifar_python() {
     let scratch = Scratch::new("fuzz-cifar-python");
@@ -495,7 +496,7 @@ fn cifar_python() {
     });
 }
 
-/// From bytes to patches: an image is refused, or its patches are all there and the same every time.
+/// From bytes to patches: an image is refused, or all its patches are written, the same way every time.
 fn patches(kind: &str) {
     let patching =
         Patching { patch: 4, merge: 2, least_pixels: 64, most_pixels: 1 << 14, ..Patching::default() };
@@ -536,7 +537,7 @@ fn patches_of_webp() {
     patches("webp");
 }
 
-/// A damaged index of an archive changes nothing: it is not taken, and the archive is looked through.
+/// A damaged index of an archive is ignored, and the archive is scanned again.
 #[test]
 fn archive_index() {
     let scratch = Scratch::new("fuzz-archive-index");
@@ -566,7 +567,7 @@ fn archive_index() {
     });
 }
 
-/// Samples with frames: whatever the bytes of a shard are, there is a set or a sentence.
+/// Samples with frames: the result for any bytes of a shard is a set or an error.
 #[test]
 fn shards_of_samples() {
     let scratch = Scratch::new("fuzz-samples");
@@ -652,7 +653,7 @@ fn tar() {
         match &skipping {
             Ok(sets) => {
                 decoded(&sets.train);
-                // Failing and skipping agree where there is nothing to skip.
+                // Failing and skipping agree where nothing is skipped.
                 let is_whole = sets.description.unusable.is_empty();
                 assert_eq!(failing.is_ok(), is_whole);
             }
@@ -675,7 +676,7 @@ fn feature_index() {
         match FeatureCache::open(scratch.path(), &format) {
             Ok(cache) => {
                 assert_eq!(cache.count(), parsed.expect("it was opened").entries().count());
-                // Whatever the index names lies in its files.
+                // Everything that the index names is inside its files.
                 let there = cache.missing(&images).map(|missing| images.len() - missing.len());
                 assert!(there.is_err() || there.unwrap() <= cache.count());
             }

@@ -1,5 +1,5 @@
-//! Templates and tokenisers that mean harm, by the dozen, in a process that may not have more than a gigabyte or two: each
-//! ends soon, with a text or a sentence, and nothing is aborted.
+//! Malicious templates and tokenisers, in a process limited to one or two gigabytes: each ends soon, with a text or an error,
+//! and nothing aborts.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,12 +11,12 @@ use flatout_data::examples::{ChatTemplate, Conversation, ExampleSpec, Refusal, T
 use flatout_data::formats::{Field, Fields, OnError};
 use serde_json::{Value, json};
 
-/// Address space of the process, in KiB: what its threads and libraries map counts too.
+/// Limit on the address space of the process, in KiB, which includes mappings of threads and libraries.
 const MOST_KIB: usize = 2_000_000;
-/// Far longer than any of it takes on a busy machine.
+/// Far longer than any of them takes on a busy machine.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Runs an ignored test of this file by itself under the limit.
+/// Runs an ignored test of this file in a process of its own under the limit.
 fn limited(test: &str) {
     let limited = format!("ulimit -v {MOST_KIB}; exec \"$0\" \"$@\"");
     let program = std::env::current_exe().unwrap();
@@ -32,12 +32,12 @@ fn limited(test: &str) {
 }
 
 #[test]
-fn templates_keep_to_their_memory() {
+fn templates_stay_within_their_memory() {
     limited("templates");
 }
 
 #[test]
-fn tokenisers_keep_to_their_memory() {
+fn tokenisers_stay_within_their_memory() {
     limited("tokenisers");
 }
 
@@ -51,7 +51,7 @@ fn conversation() -> Conversation {
     }
 }
 
-/// Doubles a text so often that it would have terabytes.
+/// A template that doubles a text until it would have terabytes.
 fn doubled(step: &str) -> String {
     format!(
         "{{% set ns = namespace(x='abcdefgh\\n', l=[1, 2, 3]) %}}{{% for i in range(60) %}}{step}{{% endfor %}}{{{{ ns.x }}}}"
@@ -59,7 +59,7 @@ fn doubled(step: &str) -> String {
 }
 
 #[test]
-#[ignore = "run by templates_keep_to_their_memory, with less memory"]
+#[ignore = "run by templates_stay_within_their_memory, with less memory"]
 fn templates() {
     let big = "{% set x = 'a' * 9999999 %}";
     let many = "{% set l = range(100000) | list %}";
@@ -117,7 +117,7 @@ fn templates() {
         "{% macro m(x) %}{% call m(x) %}{{ caller() }}{% endcall %}{% endmacro %}{{ m(1) }}".into(),
         "{% for x in [[]] recursive %}{{ loop([[]]) }}{% endfor %}".into(),
         "{% macro m(x) %}{% set y = x ~ x %}{{ m(y) }}{% endmacro %}{{ m('abcdefgh' * 9999) }}".into(),
-        // A loop that holds the loop before it, which holds the one before.
+        // A loop that refers to the previous loop, which refers to the one before it.
         "{% set ns = namespace(x=[1]) %}{% for i in range(99999) %}{% for a in ns.x %}{% set ns.x = [loop] %}\
          {% endfor %}{% endfor %}"
             .into(),
@@ -144,7 +144,7 @@ fn templates() {
             other => panic!("{source}: {:.300}", format!("{other:?}")),
         }
     }
-    // These end either way. None of them panics, and the process has no more memory for them.
+    // These may succeed or fail, but must neither panic nor use more memory.
     let least = "(-170141183460469231731687303715884105727 - 1)";
     let nan = "('nan' | float)";
     for source in [
@@ -175,7 +175,7 @@ fn templates() {
             assert!(refusal.to_string().len() < 1000, "{:.80}: {:.300}", source, refusal.to_string());
         }
     }
-    // Long chains are long, not deep; what is deep is refused when the template is read.
+    // Long chains do not nest; deep nesting is refused when the template is parsed.
     let chained = |first: &str, next: &str| format!("{{{{ {first}{} }}}}", next.repeat(100_000));
     for source in [
         chained("1", " + 1"),
@@ -204,14 +204,14 @@ fn templates() {
         chained("1", " if 1"),
     ] {
         let error = ChatTemplate::compile(&source, "a test", vec![], None).unwrap_err();
-        assert!(error.sentence.contains("deep in one another"), "{:.40}: {error}", source);
+        assert!(error.sentence.contains("nest"), "{:.40}: {error}", source);
     }
     let named = format!("{{{{ {} }}}}", "a".repeat(500_000));
     let error = ChatTemplate::compile(&named, "a test", vec![], None).unwrap_err();
     assert!(error.sentence.contains("a name has more than"), "{:.300}", error.sentence);
 }
 
-/// A list of different names with something behind each.
+/// A list of different names, each followed by a text.
 fn names(count: usize, behind: &str) -> String {
     (0..count).map(|number| format!("a{number}{behind}")).collect::<Vec<_>>().join(",")
 }
@@ -225,7 +225,7 @@ fn ended(source: &str) -> Result<usize, Refusal> {
     rendered.map(|rendered| rendered.text.len())
 }
 
-/// A whole tokeniser with one part replaced.
+/// A complete tokeniser with one part replaced.
 fn with(scratch: &Scratch, part: &str, value: Value) -> String {
     let plain = Vocabulary::train(["the fox and the dog"].into_iter(), 260).unwrap().to_json();
     let mut file: Value = serde_json::from_str(&plain).unwrap();
@@ -234,7 +234,7 @@ fn with(scratch: &Scratch, part: &str, value: Value) -> String {
 }
 
 #[test]
-#[ignore = "run by tokenisers_keep_to_their_memory, with less memory"]
+#[ignore = "run by tokenisers_stay_within_their_memory, with less memory"]
 fn tokenisers() {
     let scratch = Scratch::new("hostile-tokenisers");
     let replace =
@@ -309,7 +309,7 @@ fn tokenisers() {
                 let _ = vocabulary.encode_prompts(&[text.into()]);
             }
         }
-        // Rows may be left out, and a tokeniser that fails on all of them fails once.
+        // A tokeniser that fails on every row is one error, although rows may be skipped.
         let mut spec = ExampleSpec {
             path: vec![path.clone()],
             tokenizer: Some(tokenizer.into()),

@@ -1,4 +1,4 @@
-//! Images from files to pixels: what every form decodes to, and what becomes of everything that can be wrong with one.
+//! Tests of images from files to pixels: the decoded values of every format, and the handling of every flaw.
 
 use std::path::{Path, PathBuf};
 
@@ -33,7 +33,7 @@ fn refused(spec: &ImageSpec) -> String {
     error.sentence
 }
 
-/// All images as they are, where all have the same size.
+/// All images at full size, where all have the same size.
 fn seen(set: &ImageSet, width: usize, height: usize) -> Result<ImageBatch, DataError> {
     ordered(
         set,
@@ -67,7 +67,7 @@ fn every_form_decodes_to_what_pillow_decodes() {
         let differences: Vec<u8> = batch.pixels.iter().zip(pixels).map(|(a, b)| a.abs_diff(*b)).collect();
         let most = differences.iter().max().unwrap();
         let mean = differences.iter().map(|one| f64::from(*one)).sum::<f64>() / differences.len() as f64;
-        // Decoders of JPEG may round coefficients and interpolate colours each in their own way; PNG and WebP leave no choice.
+        // JPEG decoders may differ in rounding coefficients and interpolating chroma; PNG and WebP are exact.
         let bound = if name.ends_with(".jpg") { (8, 0.5) } else { (0, 0.0) };
         if *most > bound.0 || mean > bound.1 {
             wrong.push(format!("{name}: a byte differs by {most}, the mean by {mean:.3}"));
@@ -76,7 +76,7 @@ fn every_form_decodes_to_what_pillow_decodes() {
     assert!(rest.is_empty() && wrong.is_empty(), "{wrong:#?}");
 }
 
-/// A folder with a good image of class `a` and bytes that are none of class `b`.
+/// A folder with a good image of class `a` and invalid bytes of class `b`.
 fn broken(scratch: &Scratch, bytes: &[u8]) -> ImageSpec {
     scratch.write("a/good.png", &picture("rgb.png"));
     scratch.write("b/broken.jpg", bytes);
@@ -104,7 +104,7 @@ fn with_bytes(name: &str, at: usize, count: usize) -> Vec<u8> {
     bytes
 }
 
-/// A WebP whose header states 45 x 30 pixels, and its picture 16383 x 16383.
+/// A WebP whose header states 45 x 30 pixels, and whose bitstream states 16383 x 16383.
 fn inner_webp() -> Vec<u8> {
     let bytes = picture("turned.webp");
     let coded = bytes.windows(3).position(|three| three == [0x9d, 0x01, 0x2a]).unwrap();
@@ -216,9 +216,9 @@ fn folders_are_classes() {
     let sets = open(&spec(&scratch.at("")), &mut |line| said.push(line)).unwrap();
     assert_eq!(sets.classes, ["ant", "cat", "dog"]);
     assert_eq!((sets.train.balance(3), sets.description.kind), (vec![1, 2, 2], "folder"));
-    assert_eq!(said, [OpenEvent::Note("folders without images are no classes: empty".into())]);
+    assert_eq!(said, [OpenEvent::Note("folders without images are not classes: empty".into())]);
     assert_eq!(seen(&sets.train, 45, 30).unwrap().labels, [0, 1, 1, 2, 2]);
-    // The order of classes may be given, and must hold all of them.
+    // The order of classes may be given, but all of them must be named.
     let given =
         ImageSpec { classes: ["dog", "cat", "ant"].map(String::from).into(), ..spec(&scratch.at("")) };
     assert_eq!(opened(&given).train.balance(3), [2, 2, 1]);
@@ -227,7 +227,7 @@ fn folders_are_classes() {
 }
 
 #[test]
-fn folders_of_parts_are_no_classes() {
+fn folders_of_splits_are_no_classes() {
     let scratch = Scratch::new("parts");
     for name in ["train/a/1.png", "train/b/1.png", "val/a/1.png"] {
         scratch.write(name, &picture("rgb.png"));
@@ -274,7 +274,7 @@ fn rows_of_tables_name_images() {
         (vec!["ant".to_string(), "cat".into()], "table")
     );
     assert_eq!(seen(&sets.train, 45, 30).unwrap().labels, [1, 0]);
-    // Other names, another root, numbers as labels, another format.
+    // Other column names, another root, numeric labels, another format.
     let table = scratch.write("other.csv", b"photo,kind\n1.png,7\n2.jpg,3\n1.png,11\n");
     let other = ImageSpec {
         image: Some("photo".into()),
@@ -331,7 +331,7 @@ fn archives_hold_samples() {
         let source = if word.contains('*') { ImageSource::Tar } else { ImageSource::Auto };
         assert_eq!(opened(&ImageSpec { source, ..spec(&word) }).train.count(), 6);
     }
-    // Images of a sample stay together whatever is held out.
+    // Images of one sample are on one side.
     let many: Vec<Vec<u8>> = (0..40)
         .flat_map(|at| {
             let image = picture("grey.png");
@@ -348,7 +348,7 @@ fn archives_hold_samples() {
     assert!(sets.held_out.balance(2).iter().all(|count| count % 2 == 0));
 }
 
-/// Changes bytes of a file that stays as long and as old as it was.
+/// Changes bytes of a file without changing its size and time.
 fn changed_in_secret(path: &str, change: impl Fn(&mut Vec<u8>)) {
     let modified = std::fs::metadata(path).unwrap().modified().unwrap();
     let mut bytes = std::fs::read(path).unwrap();
@@ -357,9 +357,9 @@ fn changed_in_secret(path: &str, change: impl Fn(&mut Vec<u8>)) {
     std::fs::File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
 }
 
-/// Headers are not looked at again as long as an archive is what it was, and nothing else is taken from what is kept.
+/// An unchanged archive is not scanned again, and the cache is not used for anything else.
 #[test]
-fn what_was_found_in_archives_is_kept() {
+fn indices_of_archives_are_cached() {
     let scratch = Scratch::new("tar-kept");
     let path = scratch.write("s.tar", &archive(&samples()));
     let cache = scratch.path().join("cache");
@@ -368,7 +368,7 @@ fn what_was_found_in_archives_is_kept() {
     let (without, made) = (opened(&plain), opened(&kept));
     let kept_file = std::fs::read_dir(cache.join("archives")).unwrap().next().unwrap().unwrap().path();
     changed_in_secret(&path, |bytes| bytes[0] ^= 1);
-    assert!(refused(&plain).contains("no header"));
+    assert!(refused(&plain).contains("a header is missing"));
     let again = opened(&kept);
     for sets in [&made, &again] {
         assert_eq!(sets.classes, without.classes);
@@ -379,17 +379,17 @@ fn what_was_found_in_archives_is_kept() {
         let cursor = |sets: &ImageSets| ImageLoader::start(&sets.train, 1);
         assert_eq!(cursor(sets), cursor(&without));
     }
-    // The kept index is damaged, so the archive is looked through, and it is damaged too.
+    // The cached index is damaged, so the archive is scanned, and it is damaged too.
     let text = std::fs::read(&kept_file).unwrap();
     std::fs::write(&kept_file, &text[..text.len() - 3]).unwrap();
-    assert!(refused(&kept).contains("no header"));
+    assert!(refused(&kept).contains("a header is missing"));
     changed_in_secret(&path, |bytes| bytes[0] ^= 1);
     assert_eq!(opened(&kept).train.count(), without.train.count());
     assert_eq!(std::fs::read(&kept_file).unwrap(), text);
-    // A newer archive is looked through, whatever is kept of the older.
+    // A newer archive is scanned, whatever is cached of the older one.
     scratch.write("s.tar", &archive(&[samples(), vec![member("/etc/x.jpg", b"x")]].concat()));
     assert!(refused(&kept).contains("leads out"));
-    // A folder that cannot be written to is done without.
+    // Errors of writing to the cache are ignored.
     let nowhere = ImageSpec { cache: Some(kept_file), ..spec(&scratch.write("t.tar", &archive(&samples()))) };
     assert_eq!(opened(&nowhere).train.count(), without.train.count());
 }
@@ -451,12 +451,12 @@ fn flaws_of_archives_are_named_and_fatal_or_left_out() {
         (archive(&[samples(), samples()[..2].to_vec()].concat()), "was there before", Reason::KeyTwice),
         (
             archive(&[samples(), vec![member("two.001.png", &picture("grey.png"))]].concat()),
-            "is there twice",
+            "occurs twice",
             Reason::KeyTwice,
         ),
         (
             archive(&[samples(), vec![member("x.jpg", b"?"), member("x.json", b"{\"label\":")]].concat()),
-            "no JSON object",
+            "not a JSON object",
             Reason::BrokenJson,
         ),
         (
@@ -495,13 +495,13 @@ fn flaws_of_archives_are_named_and_fatal_or_left_out() {
 fn packed_and_empty_archives_are_refused() {
     let scratch = Scratch::new("tar-refused");
     let packed = scratch.write("a.tar.gz", b"x");
-    assert!(refused(&ImageSpec { source: ImageSource::Tar, ..spec(&packed) }).contains("unpack it"));
+    assert!(refused(&ImageSpec { source: ImageSource::Tar, ..spec(&packed) }).contains("decompress it"));
     let empty = scratch.write("empty.tar", &archive(&[]));
     assert!(refused(&spec(&empty)).contains("no image with a label"));
     let nothing = scratch.write("nothing.tar", b"");
     assert!(refused(&spec(&nothing)).contains("cut short"));
     let other = scratch.write("file.xyz", b"");
-    assert!(refused(&spec(&other)).contains("no known source of images"));
+    assert!(refused(&spec(&other)).contains("not a known source of images"));
 }
 
 #[test]
@@ -515,7 +515,7 @@ fn an_archive_that_changes_is_noticed() {
 }
 
 #[test]
-fn a_look_tells_sizes_and_kinds() {
+fn inspection_reports_sizes_and_formats() {
     let scratch = Scratch::new("look");
     scratch.write("a/1.jpg", &picture("turned6.jpg"));
     scratch.write("a/2.png", &picture("rgb16.png"));
@@ -530,7 +530,7 @@ fn a_look_tells_sizes_and_kinds() {
 }
 
 #[test]
-fn images_are_asked_about_without_labels() {
+fn images_are_classified_without_labels() {
     let scratch = Scratch::new("asked");
     let words = |path: &str| ImageSpec { path: vec![scratch.at(path)], ..ImageSpec::default() };
     scratch.write("f/a/1.png", &picture("rgb.png"));
@@ -557,7 +557,7 @@ fn images_are_asked_about_without_labels() {
     assert!(refused("g").contains("x.gif"), "{}", refused("g"));
 }
 
-/// A file that is written anew between two epochs is noticed when it is read again, and its new time when a run opens it.
+/// A file that is rewritten between two epochs is noticed when it is read again, and its new time when a run opens it.
 #[test]
 fn images_that_change_are_noticed() {
     let scratch = Scratch::new("changed-images");
@@ -575,7 +575,8 @@ fn images_that_change_are_noticed() {
     assert_ne!(seen(&opened(&spec).train, 16, 16).unwrap().pixels, first.pixels);
 }
 
-/// Pictures as the processors of published models make them (`processed/make.py`): below one grey level in the mean.
+/// Images as the processors of published models produce them (`processed/make.py`), with a mean difference below one grey
+/// level.
 #[test]
 fn images_are_scaled_and_cut_as_published_processors_do_it() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/processed");
@@ -608,7 +609,7 @@ fn images_are_scaled_and_cut_as_published_processors_do_it() {
         let apart = made.iter().zip(pixels).map(|(a, b)| a.abs_diff(*b));
         let mean = apart.clone().map(f64::from).sum::<f64>() / pixels.len() as f64;
         println!("{case}: {mean:.3} in the mean, {} at most", apart.clone().max().unwrap());
-        // Filters that overshoot do so in two passes there, each cut off at black and white.
+        // Filters that overshoot clip after each of two passes there.
         let is_exact = name == "rgb.png" && view.filter == Filter::Bilinear;
         if mean >= 1.0 || (is_exact && apart.max().unwrap() > 1) {
             wrong.push(format!("{case}: {mean:.3}"));

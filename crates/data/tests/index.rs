@@ -1,4 +1,5 @@
-//! Document i is what the reader gives in its place, from memory or from the cache, or an error when files changed.
+//! Tests that the index returns each document as the reader does, from memory or from the cache, or an error when files
+//! changed.
 
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -12,7 +13,7 @@ fn options() -> ReadOptions {
     ReadOptions { on_error: OnError::Skip, text_document_bytes: 100, ..ReadOptions::default() }
 }
 
-/// Many files of every format, some lines of them wrong.
+/// Many files of every format, some with invalid lines.
 fn sources(scratch: &Scratch) -> Vec<Input> {
     let text = |at: usize| format!("document {at}, \"quoted\",\nß {}", "word ".repeat(at % 17));
     for file in 0..12 {
@@ -43,7 +44,7 @@ fn documents(inputs: &[Input]) -> Vec<Document> {
 }
 
 #[test]
-fn document_i_is_what_the_reader_gives_in_its_place() {
+fn the_index_returns_the_documents_of_the_reader() {
     let scratch = Scratch::new("index");
     let inputs = sources(&scratch);
     let wanted = documents(&inputs);
@@ -65,7 +66,7 @@ fn document_i_is_what_the_reader_gives_in_its_place() {
         assert_eq!(other.fingerprint(), index.fingerprint());
         assert_eq!(other.skipped(), index.skipped());
     }
-    // Threads may read at once.
+    // Threads may read concurrently.
     let index = &index;
     std::thread::scope(|scope| {
         for thread in 0..4 {
@@ -80,7 +81,7 @@ fn document_i_is_what_the_reader_gives_in_its_place() {
 }
 
 #[test]
-fn an_index_comes_back_from_its_cache_until_something_changed() {
+fn a_cached_index_is_valid_until_something_changes() {
     let scratch = Scratch::new("index-cache");
     let mut inputs = sources(&scratch);
     let cache = scratch.path().join("deep/er/cache");
@@ -99,7 +100,7 @@ fn an_index_comes_back_from_its_cache_until_something_changed() {
 
     assert!(!again.is_of(&inputs, &ReadOptions { field: "other".into(), ..options() }));
     assert!(!again.is_of(&inputs[1..], &options()));
-    // Any damage to the kept form is noticed, and built again.
+    // Any damage to the cache is noticed, and the index is built again.
     for at in (0..kept.len()).step_by(97) {
         let mut damaged = kept.clone();
         damaged[at] ^= 1;
@@ -120,7 +121,7 @@ fn an_index_comes_back_from_its_cache_until_something_changed() {
 }
 
 #[test]
-fn a_file_that_changed_or_vanished_is_an_error_and_never_another_text() {
+fn changed_and_removed_files_are_errors_and_never_other_texts() {
     let scratch = Scratch::new("index-changed");
     let parquet = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/parquet/");
     let bytes = |name: &str| std::fs::read(format!("{parquet}{name}.parquet")).unwrap();
@@ -166,7 +167,7 @@ fn the_first_file_that_is_wrong_is_named_whatever_the_threads() {
     }
 }
 
-/// More files than are held open at once.
+/// More files than are kept open at once.
 #[test]
 fn a_glob_of_a_thousand_files_is_one_source() {
     let scratch = Scratch::new("index-many");
@@ -188,7 +189,7 @@ fn a_glob_of_a_thousand_files_is_one_source() {
 
 const CHILD: &str = "FLATOUT_STANDARD_INPUT_CHILD";
 
-/// Runs itself with a pipe as standard input.
+/// Runs this test binary with a pipe as standard input.
 #[test]
 fn standard_input_is_a_source_and_its_content_settles_what_it_is() {
     if std::env::var_os(CHILD).is_some() {

@@ -1,4 +1,4 @@
-//! Parquet files that pyarrow wrote (`parquet/make.py`), against what it wrote into them.
+//! Compares parquet files that pyarrow wrote (`parquet/make.py`) with their original contents.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -65,8 +65,8 @@ fn long_values_are_read_whole_and_bounded_by_the_option() {
     assert_eq!(lengths(&ReadOptions { max_document_bytes: 100_000, ..skip() }), (vec![100_000, 5], 1));
 }
 
-/// A file whose every single byte is damaged in turn is read to some end: rows or an error, nothing worse. Its pages
-/// have checksums, and no damage to them goes unnoticed; the footer has none, and may name another column's pages.
+/// Damages every single byte of a file in turn: reading ends with rows or an error. Its pages have checksums, so damage to them
+/// is always noticed; the footer has none, and may refer to another column's pages.
 #[test]
 fn damage_to_any_byte_is_survived_and_checksums_notice_it() {
     let bytes = std::fs::read(folder().join("checksums.parquet")).unwrap();

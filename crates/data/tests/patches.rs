@@ -1,4 +1,4 @@
-//! Patches of images against those of transformers' processor of Qwen3-VL (`patches/make.py`).
+//! Compares patches of images with those of the transformers library's processor for Qwen3-VL (`patches/make.py`).
 
 use std::io::Read;
 use std::path::Path;
@@ -11,11 +11,11 @@ use xxhash_rust::xxh3::xxh3_128;
 const PATCH: usize = 16;
 const BYTES: usize = PATCH * PATCH * 3;
 
-/// How far bytes of sampled patches are from the library's.
+/// Differences of bytes of sampled patches from the library's.
 #[derive(Default)]
 struct Apart {
     bytes: usize,
-    /// By how much, from 1 on.
+    /// Counts by size of the difference, from 1 on.
     by: Vec<usize>,
 }
 
@@ -36,7 +36,7 @@ impl Apart {
     }
 }
 
-/// PNG to the byte, which shows scaling and cutting. JPEG leaves rounding to its decoders: of all bytes one in twenty differs,
+/// PNG must match to the byte, which tests resizing and cutting. JPEG decoders differ in rounding: one byte in twenty differs
 /// by 1, and one in five hundred by more.
 #[test]
 fn patches_are_those_of_the_library() {

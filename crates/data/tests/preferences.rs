@@ -1,4 +1,4 @@
-//! Files to answers that are compared: their forms, what is wrong with rows, lengths, sides, and pairs that stay together.
+//! Tests from files to compared answers: formats, invalid rows, lengths, splits, and pairs that stay together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ fn pairs(path: &str) -> ExampleSpec {
     }
 }
 
-/// The tokens of an example that are read, and those that are learned.
-fn said(sets: &ExampleSets, at: usize) -> (String, String) {
+/// The tokens of an example that are only read, and those that are learned.
+fn read_and_learned(sets: &ExampleSets, at: usize) -> (String, String) {
     let spans = spans(&sets.vocabulary, sets.train.get(at));
     let of = |trained: bool| -> String {
         spans.iter().filter(|span| span.is_trained == trained).map(|span| span.text.as_str()).collect()
@@ -56,9 +56,9 @@ fn forms_and_formats_give_the_same_pairs() {
         let path = scratch.write(&format!("{number}.jsonl"), text.as_bytes());
         let sets = open(&pairs(&path)).unwrap();
         assert_eq!((sets.train.count(), sets.train.units(), sets.description.train), (8, 4, 4));
-        let (read, learned) = said(&sets, 2);
+        let (read, learned) = read_and_learned(&sets, 2);
         assert!(read.contains("Say 1.") && learned == "Yes 1.<|im_end|>", "{read} {learned}");
-        assert_eq!(said(&sets, 3), (read, "No 1.<|im_end|>".into()));
+        assert_eq!(read_and_learned(&sets, 3), (read, "No 1.<|im_end|>".into()));
         match &first {
             None => first = Some(sets),
             Some(first) => {
@@ -72,7 +72,7 @@ fn forms_and_formats_give_the_same_pairs() {
         b"prompt,chosen,rejected\n\"The sky is\",\" blue.\",\" green.\"\nGrass is, green., blue.\n",
     );
     let sets = open(&pairs(&csv)).unwrap();
-    let (read, learned) = said(&sets, 0);
+    let (read, learned) = read_and_learned(&sets, 0);
     assert!(read.ends_with("The sky is") && learned.starts_with(" blue."), "{read:?} {learned:?}");
     assert!(sets.description.schema[0].contains("`prompt`, `chosen` and `rejected`"));
     let judged = scratch.write("kto.jsonl", b"{\"prompt\":\"a b\",\"completion\":\" c\",\"label\":true}\n{\"prompt\":\"a b\",\"completion\":\" d\",\"label\":false}\n");
@@ -134,11 +134,11 @@ fn the_prompt_is_never_cut_and_answers_are_at_their_ends() {
         row(&letters(5), " xy", " yx"),
         row(&letters(5), &format!(" q{}", letters(40)), " b"),
         row(&letters(60), " a", " b"),
-        // The part that tells these apart is cut off.
+        // The part in which these differ is cut off.
         row(&letters(5), &format!("{}x", letters(60)), &format!("{}y", letters(60))),
     ];
     let path = scratch.write("a.jsonl", text.concat().as_bytes());
-    // Bytes are tokens.
+    // Every byte is a token.
     let spec = ExampleSpec { vocab: 260, max_tokens: 30, ..pairs(&path) };
     let sets = open(&spec).unwrap();
     assert_eq!((sets.train.units(), sets.description.cut, sets.description.too_long), (2, 1, 2));

@@ -1,4 +1,4 @@
-//! Rows of parquet files with lists and structures that pyarrow wrote (`rows/make.py`), against what it wrote.
+//! Compares rows of parquet files with lists and structures that pyarrow wrote (`rows/make.py`) with their original contents.
 
 use std::path::{Path, PathBuf};
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// `name` is different for every test.
+    /// `name` must be different for every test.
     pub fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("flatout-formats-{}-{name}", std::process::id()));
         std::fs::create_dir_all(&path).unwrap();

@@ -1,4 +1,4 @@
-//! Chat templates against what transformers renders (`templates/make.py`), and what is learned of a conversation.
+//! Compares chat templates with transformers' rendering (`templates/make.py`), and tests the learned parts of conversations.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -111,7 +111,7 @@ fn every_snippet_renders_as_transformers_does() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A set of one conversation.
+/// Opens a set of one conversation.
 fn opened(scratch: &Scratch, template: &str, talk: &Talk, train_on: TrainOn) -> Result<ExampleSets, String> {
     let written = |field: &Field| json(field);
     let messages: Vec<String> =
@@ -184,7 +184,7 @@ fn learned(sets: &ExampleSets) -> Vec<String> {
 }
 
 #[test]
-fn what_is_learned_without_tags_is_what_an_answer_adds() {
+fn without_tags_the_mask_is_what_an_answer_adds() {
     let expected = expected();
     let scratch = Scratch::new("templates-learned");
     let several = ["A poet\nof 東京.", "In 1925.", "In \"Zürich\"."];
@@ -240,7 +240,7 @@ fn a_template_that_rewrites_earlier_turns_is_refused_by_name() {
         assert_eq!(opened(&scratch, template, talk, TrainOn::Each).unwrap().train.count(), answers);
         assert_eq!(opened(&scratch, template, talk, TrainOn::Last).unwrap().train.count(), 1);
     }
-    // The last answer alone is written with a thought, which the prompt opens in another way.
+    // Only the last answer is rendered with a thought, which the generation prompt opens in another way.
     let thinking = "{% for m in messages %}{{ '<' + m.role + '>' }}{% if m.role == 'assistant' and loop.last %}[]\
                     {% endif %}{{ m.content }}</s>{% endfor %}{% if add_generation_prompt %}<assistant>[{% endif %}"
         .replace("[]", "(thought)");
@@ -261,7 +261,7 @@ fn a_template_that_rewrites_earlier_turns_is_refused_by_name() {
     let error = opened_with(TrainOn::Assistant).unwrap_err();
     assert!(error.contains("message 2") && error.contains("data.train_on=each"), "{error}");
     assert_eq!(learned(&opened_with(TrainOn::Each).unwrap()), ["b</s>", "d</s>"]);
-    // The instruction stands in the last message if that is a question: the answer is never seen behind it.
+    // The instruction is rendered in the last message if that is a question, so the mask would not match generation.
     let error = opened(&scratch, "mistral", &expected.conversations["system"], TrainOn::Last).unwrap_err();
     assert!(error.contains("differently once the answer follows"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Rows with images to examples: every form, what is wrong with rows, what is learned, lengths, sides, the drawn set.
+//! Tests from rows with images to examples: every form, invalid rows, masks, lengths, splits, the generated set.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use flatout_data::formats::OnError;
 use flatout_data::vision::Patching;
 use flatout_data::{Example, ExampleTable, OpenEvent, SourceKind, Vocabulary};
 
-/// A PNG of these sides; another shade is another image.
+/// A PNG of this size; different shades give different images.
 pub fn encoded_png(width: u32, height: u32, shade: u8) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, width, height);
@@ -55,7 +55,7 @@ pub fn text(sets: &ExampleSets, example: Example<'_>) -> String {
     let mut text = sets.vocabulary.spell_out(example.tokens);
     for sighting in example.images.iter().rev() {
         let tokens = sighting.tokens as usize;
-        let at = text.rfind(&pad.repeat(tokens)).expect("its tokens follow one another");
+        let at = text.rfind(&pad.repeat(tokens)).expect("the tokens of an image are consecutive");
         text.replace_range(at..at + pad.len() * tokens, &format!("[{tokens}]"));
     }
     text.replace("<|vision_start|>", "(").replace("<|vision_end|>", ")")
@@ -70,7 +70,7 @@ fn learned(sets: &ExampleSets, example: Example<'_>) -> String {
     spans.map(|span| span.text).collect::<Vec<_>>().join("|")
 }
 
-/// Base64 as others write it.
+/// Base64 as other encoders write it.
 pub fn base64(bytes: &[u8]) -> String {
     let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     bytes
@@ -154,9 +154,9 @@ fn every_form_gives_the_same_example() {
     assert!(written[1].contains("([6])([4])Which?") && written[2].contains("user\nWhy?"), "{written:?}");
 }
 
-/// Turns, several images, texts without one between them, and the same image twice.
+/// Several turns and images, adjacent images, and a repeated image.
 #[test]
-fn images_stand_where_their_places_are() {
+fn images_are_at_their_places() {
     let scratch = folder("visual-places");
     let rows = [
         r#"{"messages":[{"role":"system","content":"Look."},{"role":"user","content":"<image>\nThis or <image>?"},{"role":"assistant","content":"The first"},{"role":"user","content":"And <image>?"},{"role":"assistant","content":"Too"}],"images":["a.png","b.png","a.png"]}"#,
@@ -180,7 +180,7 @@ fn images_stand_where_their_places_are() {
     assert_eq!((counts.images, counts.examples, counts.tokens, counts.broken), (2, 1, 16, 0));
     assert!(sets.description.to_string().contains("2 images in 16 tokens"), "{}", sets.description);
 
-    // Each answer ends an example of its own, with the images before it.
+    // Each answer ends an example of its own, which has the images before it.
     let each = open(&ExampleSpec { train_on: TrainOn::Each, ..visual(&path) }).unwrap();
     let images: Vec<usize> = each.train.iter().map(|example| example.images.len()).collect();
     assert_eq!(images, [2, 3, 0, 0]);
@@ -191,7 +191,7 @@ fn images_stand_where_their_places_are() {
     assert_eq!(unlearned, 1 + 16, "the first token, and those of the images");
 }
 
-/// Rows that cannot be used, and what is said of each.
+/// Unusable rows, each with a part of the error.
 fn bad_rows() -> Vec<(String, &'static str)> {
     let asked = |content: &str, rest: &str| {
         format!(
@@ -203,13 +203,13 @@ fn bad_rows() -> Vec<(String, &'static str)> {
     let held = r#"[{"type":"image","image":"a.png"}]"#;
     vec![
         (image(r#""none.png""#), "there is no image"),
-        (image(r#""folder""#), "is no file of an image"),
+        (image(r#""folder""#), "is not an image file"),
         (image(r#""../outside.png""#), "leads out of"),
         (image(r#""/etc/passwd""#), "leads out of"),
         (image(r#""link.png""#), "leads out of"),
         (image(r#""a\u0000.png""#), "has a control character"),
-        (image(r#""https://example.org/a.png""#), "nothing is fetched from there"),
-        (image(r#""s3://bucket/a.png""#), "nothing is fetched from there"),
+        (image(r#""https://example.org/a.png""#), "images are not downloaded"),
+        (image(r#""s3://bucket/a.png""#), "images are not downloaded"),
         (image(&format!(r#""{}""#, "A".repeat(5000))), "neither a path nor a data URL"),
         (image(r#""data:image/png;base64,!!!""#), "a character that base64 does not"),
         (image(r#""data:image/png;base64,""#), "the image has no bytes"),
@@ -259,7 +259,7 @@ const STRICT: &str = "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.c
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
 #[test]
-fn what_is_wrong_with_a_row_is_said_with_its_line() {
+fn invalid_rows_are_named_by_their_line() {
     let outside = Scratch::new("visual-outside");
     let target = outside.write("outside.png", &encoded_png(16, 16, 3));
     let scratch = folder("visual-bad");
@@ -276,7 +276,7 @@ fn what_is_wrong_with_a_row_is_said_with_its_line() {
     let mut spec = visual("");
     spec.template = Some(STRICT.into());
     spec.vision = Some(VisionSpec { max_pixels: 10_000, ..vision() });
-    // narrow.png has more pixels than that.
+    // narrow.png exceeds that limit.
     let wide = ExampleSpec { vision: Some(vision()), ..spec.clone() };
     let all = bad_rows();
     for (row, why) in &all {
@@ -288,7 +288,7 @@ fn what_is_wrong_with_a_row_is_said_with_its_line() {
         assert!(error.sentence.ends_with("with data.on_error=skip."), "{row}: {error}");
         assert!(!error.sentence.contains('\n') && error.sentence.len() < 600, "{error}");
     }
-    // All of them are left out where that is asked for, and what is whole stays.
+    // With skipping, all of them are skipped, and the valid rows remain.
     let chats: Vec<&str> =
         all.iter().map(|(row, _)| row.as_str()).filter(|row| row.starts_with(r#"{"messages"#)).collect();
     let rows = format!("{good}\n{}\n{good}\n", chats.join("\n"));
@@ -321,7 +321,7 @@ fn only_what_lies_between_the_marks_is_learned() {
         template: Some(STRICT.into()),
         ..visual(&scratch.write("a.jsonl", (row(answer) + &row(answer)).as_bytes()))
     };
-    // Tokens are bytes here: nothing is merged.
+    // Every byte is a token: nothing is merged.
     let bytes = |answer: &str| open(&ExampleSpec { vocab: 264, ..spec(answer) });
     let sets = bytes("I think <ANS>four</ANS>, or <ANS>5</ANS>").unwrap();
     assert_eq!(learned(&sets, sets.train.get(0)), "four|5");
@@ -330,7 +330,7 @@ fn only_what_lies_between_the_marks_is_learned() {
     assert!(learned(&merged, merged.train.get(0)).contains("four"));
     for (answer, why) in [
         ("four", "nothing of the row's answers lies between `<ANS>` and `</ANS>`"),
-        ("<ANS>four", "no `</ANS>` behind it"),
+        ("<ANS>four", "no `</ANS>` after it"),
     ] {
         let error = bytes(answer).unwrap_err();
         assert!(error.sentence.contains(why) && error.sentence.contains("line 1"), "{error}");
@@ -352,7 +352,7 @@ fn no_image_is_cut() {
     let answer = second.weights.iter().position(|weight| *weight > 0.0).unwrap();
     assert!(answer < last.start as usize, "something is learned before the second image");
     let first_len = whole.train.len_of(0);
-    // Inside the second image, before it, and right behind it.
+    // Inside the second image, before it, and right after it.
     for (most, count) in [(last.start + 2, 1), (last.start - 1, 1), (last.start + 4, 2)] {
         let most = most as usize;
         let sets = open(&ExampleSpec { max_tokens: most, ..spec.clone() }).unwrap();
@@ -370,7 +370,7 @@ fn no_image_is_cut() {
     assert!(error.sentence.contains("(2 are longer than data.max_tokens=8)"), "{error}");
 }
 
-/// The images of a side, as numbers of the store that both share.
+/// The images of a side, as numbers in the store that both sides share.
 fn shown(table: &ExampleTable) -> HashSet<u32> {
     table.iter().flat_map(|example| example.images.iter().map(|sighting| sighting.image)).collect()
 }
@@ -381,7 +381,7 @@ fn rows_that_share_an_image_are_on_the_same_side() {
     let mut rows = Vec::new();
     for image in 0..60u8 {
         scratch.write(&format!("{image}.png"), &encoded_png(16, 16, image));
-        // The same bytes under another name are the same image.
+        // Equal bytes under another name are the same image.
         scratch.write(&format!("copy-{image}.png"), &encoded_png(16, 16, image));
         for asked in 0..3 {
             let copy = if asked == 1 { "copy-" } else { "" };
@@ -415,7 +415,7 @@ fn rows_that_share_an_image_are_on_the_same_side() {
         sets.held_out.iter().any(|example| example.images.is_empty()),
         "texts are held out by themselves"
     );
-    // The order of rows decides nothing.
+    // The split does not depend on the order of rows.
     let backwards: Vec<String> = rows.iter().rev().cloned().collect();
     assert_eq!(held(&backwards, None).1, texts);
     let grouped = held(&rows, Some("group".into())).0;
@@ -424,7 +424,7 @@ fn rows_that_share_an_image_are_on_the_same_side() {
         "groups come first where they are given"
     );
 
-    // Files to evaluate on are taken as they are, and what both show is said.
+    // Held-out files are used as they are, and images shown on both sides are reported.
     let path = |name: &str, rows: &[String]| scratch.write(name, rows.join("\n").as_bytes());
     let (one, other) = (path("one.jsonl", &rows[..10]), path("other.jsonl", &rows[1..3]));
     let mut said = Vec::new();
@@ -436,7 +436,7 @@ fn rows_that_share_an_image_are_on_the_same_side() {
     assert!(said.iter().any(|note| note.contains("2 of 2") && note.contains("show an image")), "{said:?}");
 }
 
-/// A template that leaves out what is no text.
+/// A template that omits parts that are no text.
 const SILENT: &str = "{% for m in messages %}{{ m.role }}: {% if m.content is string %}{{ m.content }}{% endif %};\
     {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
 
@@ -457,13 +457,13 @@ fn the_token_of_images_must_be_a_special_one() {
             .unwrap_err()
     };
     assert!(given(None).sentence.contains("has no token <|image_pad|>"), "{}", given(None));
-    assert!(given(Some(70)).sentence.contains("and has not as a special token"), "{}", given(Some(70)));
+    assert!(given(Some(70)).sentence.contains("and does not treat as special"), "{}", given(Some(70)));
     assert!(
         given(Some(5000)).sentence.contains("which the tokeniser does not have"),
         "{}",
         given(Some(5000))
     );
-    // A template that writes none of it is found out at the first row.
+    // A template that omits images is an error at the first row.
     let silent = ExampleSpec { template: Some(SILENT.into()), ..with(None) };
     let error = open(&silent).unwrap_err();
     assert!(error.sentence.contains("has 0 image tokens and the row has 1 images"), "{error}");
@@ -495,7 +495,7 @@ fn sighted(name: &str) -> String {
     format!("{}/tests/sighted/{name}.parquet", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Parquet files that pyarrow wrote (`sighted/make.py`): whatever holds the images, examples are those of paths in JSONL.
+/// Parquet files that pyarrow wrote (`sighted/make.py`): in every form of images, examples are those of paths in JSONL.
 #[test]
 fn parquet_holds_images_in_every_form() {
     let scratch = Scratch::new("visual-parquet");
@@ -542,7 +542,7 @@ fn broken_images_in_parquet_are_named_by_their_row() {
     let sets = open(&spec).unwrap();
     let unusable = &sets.description.unusable;
     assert!(sets.train.count() == 1 && unusable.len() == 1 && unusable[0].1 == 2, "{unusable:?}");
-    // Other tasks read no bytes.
+    // Other tasks do not read byte columns.
     let error = open(&ExampleSpec { task: ExampleKind::Chat, ..visual(&sighted("bytes")) }).unwrap_err();
     assert!(error.sentence.contains("row 1: a text of the row is not UTF-8"), "{error}");
 }

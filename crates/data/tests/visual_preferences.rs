@@ -1,4 +1,4 @@
-//! Preferences about images: every form of rows, what is wrong with rows, judged answers, and the drawn sets.
+//! Tests of preferences about images: every form of rows, invalid rows, judged answers, and the generated sets.
 
 use flatout_data::SourceKind;
 use flatout_data::examples::{ExampleKind, ExampleSets, ExampleSpec, VisionSpec, open, shows_images};
@@ -26,7 +26,7 @@ fn asked(answer: &str) -> String {
     format!("<|im_start|>user\n([6])What is it?<|im_end|>\n<|im_start|>assistant\n{answer}<|im_end|>\n")
 }
 
-/// As TRL, ms-swift and LLaMA-Factory have them, and as sets of questions with two answers are published.
+/// The formats of TRL, ms-swift and LLaMA-Factory, and of published sets of questions with two answers.
 #[test]
 fn every_form_gives_the_same_pair() {
     let scratch = folder("visual-preference-forms");
@@ -75,7 +75,7 @@ fn every_form_gives_the_same_pair() {
             Some(wanted) => assert_eq!((&sets.train, &sets.mark), (&wanted.train, &wanted.mark), "{row}"),
         }
     }
-    // Rows without an image may stand between others, and their prompts are questions too.
+    // Rows without an image may be mixed with others, and their prompts are questions too.
     let mixed =
         format!("{}\n{}\n", rows[8], r#"{"image":null,"question":"Why?","chosen":"So","rejected":"No"}"#);
     let sets = open(&pairs(&scratch.write("mixed.jsonl", mixed.as_bytes()))).unwrap();
@@ -95,7 +95,7 @@ fn wrong_pairs_are_named_by_their_line_or_counted() {
         (row(r#""image":"gone.png","question":"What?""#), "gone.png"),
         (row(r#""image":"../a.png","question":"What?""#), "../a.png"),
         (row(r#""image":"broken.png","question":"What?""#), "broken.png"),
-        (row(r#""image":"https://a.b/c.png","question":"What?""#), "somewhere on the web"),
+        (row(r#""image":"https://a.b/c.png","question":"What?""#), "is a URL"),
         (row(r#""images":["a.png","b.png"],"question":"<image>What?""#), "2 images in `images` and 1 place"),
         (row(r#""images":["a.png"],"question":"<image>or<image>?""#), "1 image in `images` and 2 places"),
         (
@@ -122,7 +122,7 @@ fn wrong_pairs_are_named_by_their_line_or_counted() {
     ];
     for (number, (bad, words)) in cases.iter().enumerate() {
         let path = scratch.write(&format!("{number}.jsonl"), format!("{good}\n{bad}\n{good}\n").as_bytes());
-        // The form is that of the first row, and these have another.
+        // The file's first row determines the form, so these are tested separately.
         let alone = scratch.write(&format!("{number}-alone.jsonl"), format!("{bad}\n").as_bytes());
         let error = open(&pairs(&alone)).unwrap_err().to_string();
         assert!(error.contains(words) && error.contains("line 1"), "{bad}: {error}");
@@ -134,7 +134,7 @@ fn wrong_pairs_are_named_by_their_line_or_counted() {
     }
 }
 
-/// Answers that are wanted or not are read as questions with their answers are; so are rows of parquet and CSV.
+/// Judged answers are read like questions with answers, also from parquet and CSV.
 #[test]
 fn judged_answers_have_images_too() {
     let scratch = folder("visual-judged");
@@ -145,7 +145,7 @@ fn judged_answers_have_images_too() {
     let sets = open(&ExampleSpec { task: ExampleKind::Judged, ..pairs(&path) }).unwrap();
     assert_eq!(texts(&sets), [asked("A cat"), asked("A dog")]);
     assert_eq!(sets.train.iter().map(|example| example.label).collect::<Vec<_>>(), [Some(1), Some(0)]);
-    // With the answers of others prompts keep their images.
+    // Prompts keep their images when they get the answers of others.
     let mismatched = sets.train.mismatched(100);
     let shown: Vec<usize> = mismatched.iter().map(|example| example.images.len()).collect();
     assert_eq!(shown, [1, 1]);

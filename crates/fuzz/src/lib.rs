@@ -1,10 +1,10 @@
 //! Damaged inputs for the tests of parsers, and a loop that feeds them for a while.
 //!
-//! It is no part of the program: other crates have it among their dev-dependencies.
-//! An input is a function of the seeds and a number, so whatever fails can be made again:
+//! This crate is not part of the program: other crates have it as a dev-dependency. An input is a function of the seeds
+//! and a number, so every failure can be reproduced:
 //!
 //! ```text
-//! FLATOUT_FUZZ_SECONDS=3600 cargo test --release -p flatout-data --test main fuzz::  an hour a parser
+//! FLATOUT_FUZZ_SECONDS=3600 cargo test --release -p flatout-data --test main fuzz::  an hour per parser
 //! FLATOUT_FUZZ_CASE=123456 cargo test -p flatout-data --test main fuzz::jsonl       one input again
 //! ```
 #![forbid(unsafe_code)]
@@ -18,15 +18,15 @@ use std::time::{Duration, Instant};
 pub use mutate::mutate;
 use watch::Watch;
 
-/// Seconds a parser is fed where nothing else is said.
+/// Default number of seconds per parser.
 const SECONDS: f64 = 2.0;
 
-/// The limits a parser must keep to.
+/// The limits that a parser must respect.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Time for one input. It is meant to tell a hang from slow work on a busy machine.
+    /// The time for one input. It should distinguish a hang from slow work on a busy machine.
     pub seconds: u64,
-    /// Memory of the process above what it had at the beginning.
+    /// The memory of the process above its initial value.
     pub memory_bytes: u64,
 }
 
@@ -36,9 +36,9 @@ impl Default for Limits {
     }
 }
 
-/// Feeds the seeds as they are, and then damaged ones, to `check`, which panics where it finds something wrong. The test
-/// fails at the first panic, the first input that takes longer than the limit, and the first that takes more memory; the
-/// message has the number of the input and a file with it.
+/// Feeds the unchanged seeds, and then damaged ones, to `check`, which panics on an error. The test fails at the first panic,
+/// the first input that exceeds the time limit, and the first that exceeds the memory limit; the message has the number of the
+/// input and the path of a file with it.
 pub fn feed(parser: &str, seeds: &[Vec<u8>], limits: Limits, mut check: impl FnMut(&[u8])) {
     assert!(!seeds.is_empty(), "{parser}: there is nothing to damage");
     let watch = Watch::begin(parser, limits);
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_parser_that_panics_is_noticed() {
+    fn a_parser_that_panics_fails_the_test() {
         let parse = |bytes: &[u8]| assert!(!bytes.starts_with(b"{{"), "two braces");
         let seeds = [b"{}".to_vec()];
         assert!(catch_unwind(|| feed("braces", &seeds, Limits::default(), parse)).is_err());

@@ -1,6 +1,6 @@
-//! Damages an input, in a way that a number decides.
+//! Damages an input, as a function of a number.
 
-/// Sizes and counts at which parsers go wrong.
+/// Sizes and counts that often break parsers.
 const INTEGERS: [u64; 20] = [
     0,
     1,
@@ -24,7 +24,7 @@ const INTEGERS: [u64; 20] = [
     0xffff_ffff_ffff_ffff,
 ];
 
-/// Bytes and words that mean something to one parser or another.
+/// Bytes and words with a meaning for some parser.
 const WORDS: [&[u8]; 40] = [
     b"\n",
     b"\r\n",
@@ -68,10 +68,10 @@ const WORDS: [&[u8]; 40] = [
     b" ",
 ];
 
-/// Inputs do not grow beyond this, whatever is repeated in them.
+/// Maximum size of an input, whatever is repeated in it.
 const MOST_BYTES: usize = 1 << 20;
 
-/// The numbers that belong to one key (SplitMix64).
+/// Random numbers for one key (SplitMix64).
 struct Draw {
     state: u64,
 }
@@ -88,7 +88,7 @@ impl Draw {
         (self.next() % end.max(1) as u64) as usize
     }
 
-    /// Small numbers more often than large ones.
+    /// A number below `end`, more often small than large.
     fn short(&mut self, end: usize) -> usize {
         let most = 1 << self.below(12);
         self.below(most.min(end) + 1)
@@ -99,8 +99,8 @@ impl Draw {
     }
 }
 
-/// Input `number`: first the seeds themselves, then one seed after the other with one to eight kinds of damage. The same
-/// seeds and number give the same bytes, on every machine.
+/// Input `number`: first the seeds themselves, then one seed after the other with one to eight kinds of damage. The same seeds
+/// and number result in the same bytes on every machine.
 pub fn mutate(seeds: &[Vec<u8>], number: u64) -> Vec<u8> {
     if let Some(seed) = seeds.get(number as usize) {
         return seed.clone();
@@ -143,7 +143,7 @@ fn damage(bytes: &mut Vec<u8>, seeds: &[Vec<u8>], draw: &mut Draw) {
         }
         8 => decimal(bytes, draw),
         9 => {
-            // A piece of another seed, or of this one, in place of what is there.
+            // A piece of another seed, or of this one, replaces a piece.
             let other = draw.pick(seeds);
             let from = draw.below(other.len() + 1);
             let piece = other[from..from + draw.short(other.len() - from)].to_vec();
@@ -175,7 +175,7 @@ fn varint(mut value: u64) -> Vec<u8> {
     out
 }
 
-/// Puts another number in place of one that is written in digits.
+/// Replaces a decimal number.
 fn decimal(bytes: &mut Vec<u8>, draw: &mut Draw) {
     let from = draw.below(bytes.len());
     let Some(start) = (from..bytes.len()).find(|at| bytes[*at].is_ascii_digit()) else { return };

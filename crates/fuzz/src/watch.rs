@@ -1,6 +1,5 @@
-//! A thread that ends the test when an input takes too long or too much memory.
-//!
-//! Neither would come back to say so.
+//! A thread that ends the test when an input takes too long or too much memory, because such an input would never return to
+//! report it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -66,25 +65,25 @@ impl Drop for Watch {
     }
 }
 
-/// Keeps the input in a file and says where.
-pub(crate) fn report(parser: &str, number: u64, input: &[u8], said: &str) {
+/// Saves the input to a file and prints its path.
+pub(crate) fn report(parser: &str, number: u64, input: &[u8], message: &str) {
     let path = std::env::temp_dir().join(format!("flatout-fuzz-{parser}-{number}"));
     let kept = match std::fs::write(&path, input) {
         Ok(()) => format!("it is in {}", path.display()),
         Err(error) => format!("it could not be kept: {error}"),
     };
     eprintln!(
-        "{parser}, input {number} ({} bytes): {said}; {kept}, FLATOUT_FUZZ_CASE={number} makes it again",
+        "{parser}, input {number} ({} bytes): {message}; {kept}, FLATOUT_FUZZ_CASE={number} makes it again",
         input.len()
     );
 }
 
-fn end(parser: &str, number: u64, input: &[u8], said: &str) -> ! {
-    report(parser, number, input, said);
+fn end(parser: &str, number: u64, input: &[u8], message: &str) -> ! {
+    report(parser, number, input, message);
     std::process::exit(101)
 }
 
-/// The resident memory of the process, as Linux counts it.
+/// The resident memory of the process, according to Linux.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").expect("fuzzing runs where /proc is");
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a process has a resident size");

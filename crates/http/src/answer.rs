@@ -1,4 +1,4 @@
-//! An answer: a status, a type, and a body that is whole or goes on. It is there at once or comes later.
+//! An answer: a status, a content type, and a body that is complete or streamed. It may be available immediately or later.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 /// The reply of a function to a request.
 pub enum Reply {
     Now(Answer),
-    /// Where somebody else is to give the answer. Who asked may be gone before: then the promise is closed.
+    /// The answer comes from elsewhere. If the client disconnects first, the promise is closed.
     Later(oneshot::Receiver<Answer>),
 }
 
@@ -24,11 +24,11 @@ impl From<Answer> for Reply {
     }
 }
 
-/// The answer that somebody waits for.
+/// The sending side of an answer that a client waits for.
 pub struct Promise(oneshot::Sender<Answer>);
 
 impl Promise {
-    /// Whether nobody waits any more.
+    /// Whether the client no longer waits.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
@@ -39,7 +39,7 @@ impl Promise {
 }
 
 impl Reply {
-    /// An answer that comes later, and what gives it.
+    /// A reply whose answer comes later, and the promise of that answer.
     pub fn later() -> (Reply, Promise) {
         let (promise, waiting) = oneshot::channel();
         (Reply::Later(waiting), Promise(promise))
@@ -49,7 +49,7 @@ impl Reply {
 pub struct Answer {
     pub status: u16,
     pub content_type: &'static str,
-    /// Headers of this answer alone.
+    /// Additional headers of this answer.
     pub headers: Vec<(&'static str, String)>,
     pub content: Content,
 }
@@ -57,7 +57,7 @@ pub struct Answer {
 /// The body of an answer.
 pub struct Content {
     source: Source,
-    /// Dropped once the body is on its way or nobody wants it any more.
+    /// Dropped once the body is sent or no longer wanted.
     _kept: Option<Box<dyn Any + Send + Sync>>,
 }
 
@@ -70,7 +70,7 @@ impl Content {
 enum Source {
     Whole(Bytes),
     Stream(mpsc::Receiver<Bytes>),
-    /// Every message of it arrives, and the bytes of those that are not read yet are counted.
+    /// No message is dropped, and the bytes not yet read are counted.
     Messages(mpsc::UnboundedReceiver<Bytes>, Arc<AtomicUsize>),
 }
 
@@ -80,9 +80,9 @@ impl From<Source> for Content {
     }
 }
 
-/// Bytes of a whole body that are handed over at once, so that it is held here until its client has read most of it.
+/// Number of bytes of a complete body handed over at once, so that the rest stays here until the client has read most of it.
 const PORTION: usize = 64 << 10;
-/// Bytes of messages that may wait for their reader.
+/// Maximum number of unread bytes of messages.
 const MOST_UNREAD: usize = 8 << 20;
 
 impl Answer {
@@ -98,14 +98,14 @@ impl Answer {
         Answer { status, content_type, headers: vec![], content: Source::Whole(body.into()).into() }
     }
 
-    /// Server-sent events, and where to write them. The body ends when the writer is dropped.
+    /// Server-sent events, and their writer. The body ends when the writer is dropped.
     pub fn events() -> (Answer, Stream) {
         let (writer, reader) = mpsc::channel(WAITING);
         let content = Source::Stream(reader).into();
         (Answer { status: 200, content_type: "text/event-stream", headers: vec![], content }, Stream(writer))
     }
 
-    /// Server-sent events of which each arrives, as long as their reader is not too far behind.
+    /// Server-sent events of which none is dropped, as long as the reader is not too far behind.
     pub fn messages() -> (Answer, Messages) {
         let (writer, reader) = mpsc::unbounded_channel();
         let unread: Arc<AtomicUsize> = Arc::default();
@@ -116,7 +116,7 @@ impl Answer {
         )
     }
 
-    /// Keeps a thing until the answer is on its way or nobody wants it any more.
+    /// Keeps a value alive until the answer is sent or no longer wanted.
     pub fn keeping(mut self, thing: impl Any + Send + Sync) -> Answer {
         self.content._kept = Some(Box::new(thing));
         self
@@ -128,14 +128,14 @@ impl Answer {
     }
 }
 
-/// Messages that wait for a reader who is slower than the writer.
+/// Number of messages that may wait for a slow reader.
 const WAITING: usize = 4;
 
-/// The writing end of an answer that goes on.
+/// The writing end of a streamed answer.
 pub struct Stream(mpsc::Sender<Bytes>);
 
 impl Stream {
-    /// Whether a message would be taken now. A reader that is slow gets the next state instead of every one.
+    /// Whether a message would be accepted now. A slow reader gets the next state instead of every one.
     pub fn is_ready(&self) -> bool {
         self.0.capacity() > 0
     }
@@ -145,23 +145,23 @@ impl Stream {
         self.0.is_closed()
     }
 
-    /// Sends one server-sent event whose data is a line of JSON; gives whether it was taken.
+    /// Sends a server-sent event whose data is one line of JSON; returns whether it was accepted.
     pub fn send(&self, event: &str, json: &str) -> bool {
         debug_assert!(!json.contains(['\n', '\r']), "JSON of one line");
         self.0.try_send(format!("event: {event}\ndata: {json}\n\n").into()).is_ok()
     }
 
-    /// A comment, by which a reader that is gone is noticed.
+    /// Sends a comment, which reveals that a reader is gone.
     pub fn ping(&self) {
         let _ = self.0.try_send(Bytes::from_static(b":\n\n"));
     }
 }
 
-/// The writing end of an answer of which each message arrives.
+/// The writing end of a streamed answer that drops no message.
 #[derive(Clone)]
 pub struct Messages {
     writer: mpsc::UnboundedSender<Bytes>,
-    /// Bytes that are not read yet.
+    /// Number of bytes not yet read.
     unread: Arc<AtomicUsize>,
 }
 
@@ -171,8 +171,8 @@ impl Messages {
         self.writer.is_closed()
     }
 
-    /// Sends one server-sent event without a name, whose data is one line; gives whether it was taken. It is not where the reader
-    /// is too far behind.
+    /// Sends an unnamed server-sent event whose data is one line; returns whether it was accepted. It is not if the reader is
+    /// too far behind.
     pub fn send(&self, line: &str) -> bool {
         let is_taken = self.unread.load(Ordering::Acquire) <= MOST_UNREAD;
         if is_taken {
@@ -181,7 +181,7 @@ impl Messages {
         is_taken
     }
 
-    /// Ends with a last event, which is always taken.
+    /// Ends with a last event, which is always accepted.
     pub fn end(self, line: &str) {
         self.write(line);
     }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_answer_keeps_is_dropped_with_its_body() {
+    fn kept_values_are_dropped_with_the_body() {
         let kept = Arc::new(());
         let mut answer = Answer::json(vec![b'x'; 3 * PORTION - 1]).keeping(Arc::clone(&kept));
         let mut context = Context::from_waker(std::task::Waker::noop());

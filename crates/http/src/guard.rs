@@ -1,31 +1,31 @@
 //! Access control of requests.
 //!
-//! On a loopback address whoever is on this machine may, but only under a name of this machine: a page of the web that makes
-//! its own name point here (DNS rebinding) is refused by the `Host` header that its browser sends. On any other address a
+//! On a loopback address every client on this machine is admitted, but only under a name of this machine: a web page whose own
+//! name points here (DNS rebinding) is refused because of the `Host` header that its browser sends. On any other address a
 //! request needs a token, which is drawn when the server starts and printed with its address. A browser that comes with the
-//! token in the address is given a cookie and sent to the address without it, so that it stays in no history.
+//! token in the address gets a cookie and is redirected to the address without it, so that the token stays out of histories.
 //!
-//! A server of programs may have a key of its own instead, which every request carries as `Authorization: Bearer KEY`, on a
-//! loopback address too.
+//! A server for programs may have a key of its own instead, which every request carries as `Authorization: Bearer KEY`, also on
+//! a loopback address.
 
 use std::net::{IpAddr, SocketAddr};
 
-/// Bytes of a token: as many as cannot be guessed.
+/// Length of a token in bytes, long enough not to be guessed.
 const TOKEN_BYTES: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct Guard {
     address: SocketAddr,
     token: Option<String>,
-    /// The token is a key that programs send, and no browser is given a cookie for it.
+    /// Whether the token is a key that programs send; browsers then get no cookie.
     is_key: bool,
 }
 
-/// The parts of a request that a guard looks at.
+/// The parts of a request that a guard checks.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Credentials<'a> {
     pub host: Option<&'a str>,
-    /// Of the query.
+    /// The query's `token`.
     pub token: Option<&'a str>,
     pub cookie: Option<&'a str>,
     pub authorization: Option<&'a str>,
@@ -34,19 +34,19 @@ pub struct Credentials<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Admitted,
-    /// The token came in the address: to be kept as this cookie.
+    /// The token came in the address: store it as this cookie.
     Keep(String),
     Refused(&'static str),
 }
 
 impl Guard {
-    /// For a server on this address, with a token where others than this machine can reach it.
+    /// The guard of a server on this address, with a token if other machines can reach it.
     pub fn new(address: SocketAddr) -> Guard {
         let token = (!address.ip().is_loopback()).then(|| random_word(TOKEN_BYTES));
         Guard { address, token, is_key: false }
     }
 
-    /// For a server of programs: with a key where one is given. Without one only a loopback address is safe.
+    /// The guard of a server for programs, with an optional key. Without a key only a loopback address is safe.
     pub fn with_key(address: SocketAddr, key: Option<String>) -> Guard {
         Guard { address, token: key, is_key: true }
     }
@@ -55,12 +55,12 @@ impl Guard {
         self.token.is_some()
     }
 
-    /// Whether it asks programs for a key.
+    /// Whether programs need a key.
     pub fn has_key(&self) -> bool {
         self.is_key && self.token.is_some()
     }
 
-    /// The address to open, with the token where there is one.
+    /// The address to open, including the token if there is one.
     pub fn url(&self) -> String {
         let port = self.address.port();
         let host = match self.address.ip() {
@@ -106,13 +106,13 @@ impl Guard {
         }
     }
 
-    /// Cookies are not kept apart by port, so the port is in the name.
+    /// Cookies are shared between ports, so the name contains the port.
     fn cookie_name(&self) -> String {
         format!("flatout-{}", self.address.port())
     }
 }
 
-/// Whether a `Host` header names this machine. The port may be another one, as it is behind a tunnel.
+/// Whether a `Host` header names this machine. The port may differ, as behind a tunnel.
 fn is_own_name(host: &str) -> bool {
     let bare = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']').map_or("", |(ip, _)| ip),
@@ -121,19 +121,19 @@ fn is_own_name(host: &str) -> bool {
     bare.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
 }
 
-/// Takes as long for every word of the token's length, so that time tells nothing.
+/// Takes equally long for every word of the token's length, so that timing reveals nothing.
 fn is_equal(word: &[u8], token: &[u8]) -> bool {
     word.len() == token.len() && word.iter().zip(token).fold(0, |all, (a, b)| all | (a ^ b)) == 0
 }
 
-/// A random word of hexadecimal digits, two a byte, from the operating system.
+/// A random word of hexadecimal digits, two per byte, from the operating system.
 pub fn random_word(bytes: usize) -> String {
     let mut drawn = vec![0; bytes];
     getrandom::fill(&mut drawn).expect("the operating system gives random bytes");
     drawn.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The name of this machine, for an address that is all of its own.
+/// The name of this machine, for an unspecified address.
 fn own_name() -> String {
     let named = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let is_plain = |name: &&str| {

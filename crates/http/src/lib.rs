@@ -1,15 +1,15 @@
-//! HTTP for this program: a thread that listens, checks who asks, and hands each request to one function.
+//! HTTP for this program: a thread that listens, checks access, and passes each request to one function.
 //!
-//! It knows nothing of runs and models. `guard` decides who may ask, `request` is what a function is given, `answer` what it
-//! gives back: a whole body, or a stream that somebody goes on writing to, at once or later. hyper speaks the protocol; everything happens on one
-//! thread, and functions run on a few threads beside it, so that a slow one delays nobody.
+//! The crate does not depend on runs or models. `guard` is access control, `request` the input of a function and `answer` its
+//! output: a complete body, or a stream that is written later. hyper implements the protocol on one thread; functions run on a
+//! few further threads, so that a slow one delays no other.
 #![forbid(unsafe_code)]
 
 pub mod answer;
 pub mod guard;
-mod patient;
 pub mod request;
 mod server;
+mod write_timeout;
 
 pub use answer::{Answer, Messages, Promise, Reply, Stream};
 pub use guard::{Guard, random_word};

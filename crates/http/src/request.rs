@@ -1,15 +1,14 @@
-//! A request as a function sees it: its path, the values of its query, decoded, and its body.
+//! A request as a function sees it: its path, the decoded values of its query, and its body.
 
 use bytes::Bytes;
 
-/// A request to read something or, where the server takes bodies, to do something. Others are refused before a function sees
-/// them.
+/// A request to read something or, if the server accepts bodies, to do something. Other methods are refused before a function
+/// sees them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Request {
     pub path: String,
-    /// Names and values in the order they were given in.
+    /// Names and values in the order of the query.
     pub query: Vec<(String, String)>,
-    /// The body of a POST.
     pub body: Option<Bytes>,
 }
 
@@ -34,7 +33,7 @@ impl Request {
     }
 }
 
-/// Text without its percent signs. Bytes that are no text become the replacement character.
+/// Percent-decoded text. Invalid UTF-8 becomes the replacement character.
 fn decoded(text: &str) -> String {
     let (bytes, mut out, mut at) = (text.as_bytes(), vec![], 0);
     while at < bytes.len() {

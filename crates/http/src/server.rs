@@ -1,5 +1,5 @@
-//! The thread that listens. It reads headers and bodies for a while and no longer, takes a number of connections and of bytes
-//! and no more, and ends when its handle is dropped.
+//! The HTTP server's thread, with limits on the time of headers and bodies and on the number of connections and bytes. It ends
+//! when its handle is dropped.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,32 +24,32 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::answer::{Answer, Content, Reply};
 use crate::guard::{Credentials, Guard, Verdict};
-use crate::patient::Patient;
 use crate::request::Request;
+use crate::write_timeout::WriteTimeout;
 
-/// Connections at once of a server that only shows.
+/// Default maximum number of connections.
 const CONNECTIONS: usize = 128;
-/// Functions at once.
+/// Maximum number of functions that run at once.
 const FUNCTIONS: usize = 4;
-/// How long a client may take for its headers.
+/// Timeout for a client's headers.
 const HEADERS: Duration = Duration::from_secs(10);
 
-/// How long a client may take for its body.
+/// Timeout for a client's body.
 const BODY: Duration = Duration::from_secs(30);
-/// How long a body waits for room, and after how many seconds it may come again.
+/// How long a body waits for room, and the seconds after which a client should retry.
 const ROOM: Duration = Duration::from_secs(3);
 const RETRY_AFTER: &str = "1";
-/// Bytes for which room is taken at once by a body that does not state its size.
+/// The room reserved at once for a body that does not state its size.
 const GROWTH_BYTES: usize = 64 << 10;
-/// How long a client may take nothing of its answer.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Bytes of a body that is refused which are read nevertheless, and for how long.
+/// Timeout for a client that reads nothing of its answer.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(30);
+/// How much of a refused body is still read, and for how long.
 const DISCARDED_BYTES: usize = 64 << 20;
 const DISCARDING: Duration = Duration::from_secs(5);
-/// How long answers that were begun may take once the server is closed.
+/// How long answers in progress may take once the server is closed.
 const CLOSING: Duration = Duration::from_secs(3);
 
-/// Sent with every answer: nothing is kept, guessed, framed or told to others.
+/// Headers of every answer, against caching, content sniffing, framing and referrers.
 const ALWAYS: [(&str, &str); 5] = [
     ("cache-control", "no-store"),
     ("x-content-type-options", "nosniff"),
@@ -60,30 +60,30 @@ const ALWAYS: [(&str, &str); 5] = [
 
 type Function = dyn Fn(&Request) -> Reply + Send + Sync;
 
-/// How a server takes requests.
+/// The options of a server.
 pub struct Settings {
     pub guard: Guard,
-    /// The bodies it takes by POST, where it takes any.
+    /// The limits of POST bodies, if the server accepts any.
     pub bodies: Option<Bodies>,
-    /// Answers that cost nothing, given before a thread is asked for: they come while all functions are at work.
+    /// Cheap answers, given without a thread, so that they are available while all functions are busy.
     pub immediate: fn(&Request) -> Option<Answer>,
-    /// Connections at once; more wait.
+    /// Maximum number of connections; further ones wait.
     pub connections: usize,
-    /// An answer that refuses a request with a status and a sentence.
+    /// Builds an answer that refuses a request with a status and a sentence.
     pub refusal: fn(u16, &str) -> Answer,
 }
 
-/// The bodies that a server takes. They are JSON: a page of the web cannot send that to another server without being asked
-/// first, which is refused.
+/// The limits of bodies. Bodies must be JSON: a web page cannot send that to another server without a preflight request, which
+/// is refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Bodies {
     pub most_bytes: usize,
-    /// Bytes of all bodies that are held until they are used; more wait for a few seconds.
+    /// Maximum total size of bodies in use; further bodies wait for a few seconds.
     pub all_bytes: usize,
 }
 
 impl Settings {
-    /// A server that only shows.
+    /// A server without bodies.
     pub fn showing(address: SocketAddr) -> Settings {
         let refusal = |status: u16, sentence: &str| Answer::text(status, sentence);
         let guard = Guard::new(address);
@@ -95,7 +95,7 @@ impl Settings {
 struct Shared {
     settings: Settings,
     function: Box<Function>,
-    /// Kibibytes of bodies that may still be held.
+    /// Room for bodies, in KiB.
     body_room: Arc<Semaphore>,
 }
 
@@ -113,14 +113,14 @@ impl Server {
         &self.url
     }
 
-    /// Takes no more connections, waits a few seconds for the answers that were begun, and ends.
+    /// Accepts no more connections, waits a few seconds for answers in progress, and ends.
     pub fn close(mut self) {
         if let Some(stop) = self.stop.take() {
             let _ = stop.send(());
         }
     }
 
-    /// Waits for ever, or until the thread has failed.
+    /// Waits until the thread fails, which normally never happens.
     pub fn wait(mut self) {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -137,7 +137,7 @@ impl Drop for Server {
     }
 }
 
-/// Serves a listener on a thread of its own. `function` answers what the guard admits.
+/// Serves a listener on a thread of its own. `function` answers the requests that the guard admits.
 pub fn start(
     listener: TcpListener,
     function: impl Fn(&Request) -> Answer + Send + Sync + 'static,
@@ -146,7 +146,7 @@ pub fn start(
     start_with(listener, settings, move |request| function(request).into())
 }
 
-/// The same with settings, and answers that may come later.
+/// `start` with settings, and with answers that may come later.
 pub fn start_with(
     listener: TcpListener,
     settings: Settings,
@@ -171,7 +171,7 @@ pub fn start_with(
             let connections = shared.settings.connections;
             let places = Arc::new(Semaphore::new(connections));
             let taking = tokio::spawn(accept(listener, shared, Arc::clone(&places), closed));
-            // A handle that is dropped says nothing and waits for nobody.
+            // A dropped handle sends nothing and does not wait for answers.
             if stopped.await.is_ok() {
                 taking.abort();
                 let _ = close.send(true);
@@ -179,7 +179,7 @@ pub fn start_with(
                 let _ = timeout(CLOSING, all).await;
             }
         });
-        // Functions that still run are not waited for.
+        // Functions that are still running are not awaited.
         runtime.shutdown_background();
     };
     let thread = std::thread::Builder::new().name("http".into()).spawn(run)?;
@@ -195,13 +195,13 @@ async fn accept(
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let Ok((connection, _)) = listener.accept().await else {
-            // No file is left for another connection: others will end.
+            // No file descriptor is left; other connections will end.
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
         let (shared, mut closed) = (Arc::clone(&shared), closed.clone());
         tokio::spawn(async move {
-            // Messages of streams are small, and each is to arrive at once.
+            // Messages of streams are small, and each should arrive immediately.
             let _ = connection.set_nodelay(true);
             let service = service_fn(move |asked| {
                 let shared = Arc::clone(&shared);
@@ -209,7 +209,7 @@ async fn accept(
             });
             let mut protocol = http1::Builder::new();
             protocol.timer(TokioTimer::new()).header_read_timeout(HEADERS);
-            let connection = Patient::new(connection, PATIENCE);
+            let connection = WriteTimeout::new(connection, WRITE_TIMEOUT);
             let mut served = pin!(protocol.serve_connection(TokioIo::new(connection), service));
             let mut closing = pin!(async move { closed.wait_for(|closed| *closed).await.is_ok() });
             let mut is_closing = false;
@@ -232,14 +232,14 @@ async fn respond(asked: hyper::Request<Incoming>, shared: Arc<Shared>) -> Respon
         Err(answer) => answer,
         Ok((request, room)) => match (shared.settings.immediate)(&request) {
             Some(answer) => answer,
-            None => replied(request, room, shared).await,
+            None => run_function(request, room, shared).await,
         },
     };
     response(answer, is_head)
 }
 
-/// The function's answer. A body has its room until the function is done with it.
-async fn replied(request: Request, room: Option<OwnedSemaphorePermit>, shared: Arc<Shared>) -> Answer {
+/// The function's answer. A body keeps its room until the function has finished with it.
+async fn run_function(request: Request, room: Option<OwnedSemaphorePermit>, shared: Arc<Shared>) -> Answer {
     let refusal = shared.settings.refusal;
     let failed = || refusal(500, "the answer failed; flatout goes on");
     let run = move || {
@@ -254,14 +254,14 @@ async fn replied(request: Request, room: Option<OwnedSemaphorePermit>, shared: A
     }
 }
 
-/// The request as a function sees it, with the room that its body takes, where it may be answered. A client that is refused is
-/// heard out first, within bounds: one that is cut off while it sends does not read why.
+/// The request for the function, with the room reserved for its body. A refused client's body is still read, within limits: a
+/// client that is cut off while it sends does not read the refusal.
 async fn admit(
     asked: hyper::Request<Incoming>,
     shared: &Shared,
 ) -> Result<(Request, Option<OwnedSemaphorePermit>), Answer> {
     let (head, incoming) = asked.into_parts();
-    match judge(&head, &shared.settings) {
+    match check_head(&head, &shared.settings) {
         Err(answer) => {
             discard(incoming).await;
             Err(answer)
@@ -274,8 +274,8 @@ async fn admit(
     }
 }
 
-/// Whether a request may be answered, by its head alone; with the bodies that are taken where it has one.
-fn judge<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'s Bodies>), Answer> {
+/// Checks a request by its head; returns the limits of its body if it has one.
+fn check_head<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'s Bodies>), Answer> {
     let Settings { guard, bodies, refusal, .. } = settings;
     let request = Request::new(head.uri.path(), head.uri.query().unwrap_or(""));
     let text = |name: HeaderName| head.headers.get(name).and_then(|value| value.to_str().ok());
@@ -313,62 +313,62 @@ fn judge<'s>(head: &Parts, settings: &'s Settings) -> Result<(Request, Option<&'
     }
 }
 
-/// Why a body was not read.
-enum Flaw {
+/// The reason why a body was not read.
+enum BodyError {
     TooLarge,
     TooLate,
     Broken,
     NoRoom,
 }
 
-/// Reads a body, as far as there is room for it and no longer than a client may take.
+/// Reads a body within its limits of size, room and time.
 async fn body(
     mut incoming: Incoming,
     bodies: &Bodies,
     shared: &Shared,
 ) -> Result<(Bytes, OwnedSemaphorePermit), Answer> {
     let refusal = shared.settings.refusal;
-    let flaw = match collect(&mut incoming, bodies.most_bytes, &shared.body_room).await {
+    let error = match collect(&mut incoming, bodies.most_bytes, &shared.body_room).await {
         Ok(held) => return Ok(held),
-        Err(flaw) => flaw,
+        Err(error) => error,
     };
-    if matches!(flaw, Flaw::TooLarge | Flaw::NoRoom) {
+    if matches!(error, BodyError::TooLarge | BodyError::NoRoom) {
         discard(incoming).await;
     }
-    Err(match flaw {
-        Flaw::TooLate => refusal(408, "the body took too long to arrive"),
-        Flaw::Broken => refusal(400, "the body ended too early"),
-        Flaw::NoRoom => refusal(503, "there is no room for the body now: send the request again later")
+    Err(match error {
+        BodyError::TooLate => refusal(408, "the body took too long to arrive"),
+        BodyError::Broken => refusal(400, "the body ended too early"),
+        BodyError::NoRoom => refusal(503, "there is no room for the body now: send the request again later")
             .with("retry-after", RETRY_AFTER),
-        Flaw::TooLarge => {
+        BodyError::TooLarge => {
             let most = bodies.most_bytes;
             refusal(413, &format!("the body is larger than {most} bytes: send less at once"))
         }
     })
 }
 
-/// All of a body, with the room that it takes. The client's time does not run while there is none.
+/// Reads all of a body and reserves room for it. The client's timeout is suspended while it waits for room.
 async fn collect(
     incoming: &mut Incoming,
     most: usize,
     all_room: &Arc<Semaphore>,
-) -> Result<(Bytes, OwnedSemaphorePermit), Flaw> {
+) -> Result<(Bytes, OwnedSemaphorePermit), BodyError> {
     let take = |bytes: usize| {
         let kibibytes = bytes.div_ceil(1 << 10) as u32;
         let taking = timeout(ROOM, Arc::clone(all_room).acquire_many_owned(kibibytes));
-        async { taking.await.ok().and_then(Result::ok).ok_or(Flaw::NoRoom) }
+        async { taking.await.ok().and_then(Result::ok).ok_or(BodyError::NoRoom) }
     };
     let stated = incoming.size_hint().exact();
     if stated.is_some_and(|bytes| bytes > most as u64) {
-        return Err(Flaw::TooLarge);
+        return Err(BodyError::TooLarge);
     }
     let mut room = take(stated.unwrap_or(0) as usize).await?;
     let mut late = Instant::now() + BODY;
     let mut held = Vec::new();
-    while let Some(frame) = timeout_at(late, incoming.frame()).await.map_err(|_| Flaw::TooLate)? {
-        let data = frame.map_err(|_| Flaw::Broken)?.into_data().unwrap_or_default();
+    while let Some(frame) = timeout_at(late, incoming.frame()).await.map_err(|_| BodyError::TooLate)? {
+        let data = frame.map_err(|_| BodyError::Broken)?.into_data().unwrap_or_default();
         if held.len() + data.len() > most {
-            return Err(Flaw::TooLarge);
+            return Err(BodyError::TooLarge);
         }
         let missing = (held.len() + data.len()).saturating_sub(room.num_permits() << 10);
         if missing > 0 {
@@ -381,7 +381,7 @@ async fn collect(
     Ok((Bytes::from(held), room))
 }
 
-/// Reads on for a while what nobody wants.
+/// Reads and discards the rest of a body for a while.
 async fn discard(mut incoming: Incoming) {
     let reading = async {
         let mut left = DISCARDED_BYTES;
@@ -455,7 +455,7 @@ mod tests {
         assert!(TcpStream::connect(at).is_err(), "it is gone with its handle");
     }
 
-    /// A server that takes bodies of up to a hundred bytes.
+    /// A server that accepts bodies of up to a hundred bytes.
     fn taking() -> Server {
         let listener = listener();
         let guard = Guard::with_key(listener.local_addr().unwrap(), None);
@@ -537,7 +537,7 @@ mod tests {
         release.send(()).unwrap();
         assert!(post("Content-Length: 2", "{}").ends_with("used"), "the room is given back");
         begun.recv().unwrap();
-        // All functions are at work.
+        // All functions are busy.
         let host = "Host: localhost\r\n";
         let busy: Vec<_> = (0..FUNCTIONS).map(|_| std::thread::spawn(move || get(at, "/", host))).collect();
         busy.iter().for_each(|_| begun.recv().unwrap());
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn who_goes_away_is_noticed() {
+    fn disconnected_clients_are_detected() {
         let (told, hears) = std::sync::mpsc::channel();
         let settings = Settings::showing("127.0.0.1:1".parse().unwrap());
         let server = start_with(listener(), settings, move |_| {
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_that_were_begun_are_finished_when_a_server_is_closed() {
+    fn closing_a_server_finishes_answers_in_progress() {
         let server = start_with(listener(), Settings::showing("127.0.0.1:1".parse().unwrap()), |_| {
             let (answer, messages) = Answer::messages();
             std::thread::spawn(move || {

@@ -1,13 +1,13 @@
-//! The memory that a launch reads and writes, by which two launches may run at once or not.
+//! The memory that a launch reads and writes, which decides whether two launches may overlap.
 
 use std::ops::Range;
 
 use crate::plan::{Launch, View};
 
-/// Bytes from the first to behind the last element of a tensor: of the arena, or of a storage that has no place there yet.
+/// The bytes that a tensor spans: in the arena, or in the storage of this number, which has no offset yet.
 type Extent = (Option<usize>, Range<usize>);
 
-/// The memory that a launch reads and writes. Scratch is written.
+/// The memory that a launch reads and writes. Its workspace counts as written.
 #[derive(Clone, Debug, Default)]
 pub struct Access {
     pub reads: Vec<Extent>,
@@ -15,7 +15,7 @@ pub struct Access {
 }
 
 impl Access {
-    /// Of a launch whose views lie in the arena.
+    /// The memory of a launch whose views lie in the arena.
     pub fn of(launch: &Launch) -> Access {
         let bytes = |view: &View| (None, view.offset..view.offset + view.span_bytes());
         let written = launch.outs.iter().flatten().chain(&launch.workspace);

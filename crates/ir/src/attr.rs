@@ -1,19 +1,18 @@
-//! The text of an operation's attributes: every attribute prints to a word and reads back to an equal value.
+//! The text of an operation's attributes: every attribute prints as a word that parses back to an equal value.
 
 use crate::types::DType;
 
 pub trait Attr: Sized {
     fn show(&self) -> String;
     fn read(text: &str) -> Result<Self, String>;
-    /// The value that the text leaves out: most operations have it.
-    fn unsaid() -> Option<Self> {
+    /// The default, which the text omits: most operations have it.
+    fn omitted() -> Option<Self> {
         None
     }
 }
 
-/// Whether the text leaves a value out.
-pub(crate) fn is_unsaid<T: Attr + PartialEq>(value: &T) -> bool {
-    T::unsaid().as_ref() == Some(value)
+pub(crate) fn is_omitted<T: Attr + PartialEq>(value: &T) -> bool {
+    T::omitted().as_ref() == Some(value)
 }
 
 macro_rules! attr_by_display {
@@ -50,11 +49,11 @@ impl<T: Attr> Attr for Vec<T> {
     }
 }
 
-/// An enum without fields whose variants have names in the text form, which may leave one of them out.
+/// An enum without fields whose variants have names in the text form; one of them may be the default, which the text omits.
 macro_rules! named {
     (
         $(#[$meta:meta])* $vis:vis enum $ty:ident { $($(#[$vmeta:meta])* $variant:ident = $name:literal),* $(,)? }
-        $(unsaid $unsaid:ident)?
+        $(omitted $omitted:ident)?
     ) => {
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -75,7 +74,7 @@ macro_rules! named {
                     _ => Err(format!("`{text}` is not a {}", stringify!($ty))),
                 }
             }
-            $(fn unsaid() -> Option<Self> { Some($ty::$unsaid) })?
+            $(fn omitted() -> Option<Self> { Some($ty::$omitted) })?
         }
     };
 }
@@ -88,7 +87,7 @@ impl<'a> AttrMap<'a> {
     pub fn take<T: Attr>(&mut self, name: &str) -> Result<T, String> {
         match self.0.iter().position(|(n, _)| *n == name) {
             Some(i) => T::read(self.0.remove(i).1),
-            None => T::unsaid().ok_or_else(|| format!("attribute `{name}` is missing")),
+            None => T::omitted().ok_or_else(|| format!("attribute `{name}` is missing")),
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Reverse-mode differentiation, by appending to the graph. Only what leads from the wanted inputs to the seeds is
-//! visited, so frozen weights and everything below the first trained one cost nothing.
+//! Reverse-mode differentiation, by appending to the graph. It visits only nodes between the inputs to differentiate and the
+//! seeds, so frozen weights and everything below the first trained one cost nothing.
 
 use std::collections::HashMap;
 
@@ -7,7 +7,7 @@ use crate::builder::{Builder, Tensor};
 use crate::graph::{NodeId, Value};
 use crate::ops::{Op, Vjp};
 
-/// Gradients of the sum of `seeds` (value, its gradient) with respect to `wrt`; zeros where nothing flows.
+/// Gradients of the sum of `seeds` (value, its gradient) with respect to `wrt`; zeros where no gradient flows.
 pub fn gradients<'g>(
     b: &'g Builder,
     seeds: &[(Tensor<'g>, Tensor<'g>)],
@@ -17,7 +17,7 @@ pub fn gradients<'g>(
     let Some(last) = seeds.iter().map(|(y, _)| y.v.node.0).max() else {
         return wrt.iter().map(zeros).collect();
     };
-    let wanted = reached(b, wrt, last);
+    let dependents = dependents(b, wrt, last);
     let mut found: HashMap<Value, Vec<Tensor<'g>>> = HashMap::new();
     for (y, dy) in seeds {
         found.entry(y.v).or_default().push(*dy);
@@ -25,7 +25,7 @@ pub fn gradients<'g>(
     for id in (0..=last).rev().map(NodeId) {
         let node = b.with_graph(|g| g.node(id).clone());
         let is_wrt = |v: Value| wrt.iter().any(|t| t.v == v);
-        let needs: Vec<bool> = node.ins.iter().map(|v| wanted[v.node.0 as usize].get(*v)).collect();
+        let needs: Vec<bool> = node.ins.iter().map(|v| dependents[v.node.0 as usize].get(*v)).collect();
         if !needs.contains(&true) {
             continue;
         }
@@ -54,8 +54,8 @@ pub fn gradients<'g>(
     wrt.iter().map(gradient).collect()
 }
 
-/// The inputs of a gradient operation, each a value of its own: where one tensor stands in two places, each place has
-/// its own derivative, and the rule of the forward operation adds them up.
+/// The inputs of a gradient operation, each as a distinct value: where one tensor is passed twice, each position has its own
+/// derivative, and the rule of the forward operation adds them up.
 pub fn distinct<'g>(b: &'g Builder, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let own = |(i, t): (usize, &Tensor<'g>)| {
         let stands_before = ins[..i].iter().any(|earlier| earlier.v == t.v);
@@ -64,37 +64,37 @@ pub fn distinct<'g>(b: &'g Builder, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     ins.iter().enumerate().map(own).collect()
 }
 
-/// Which outputs of a node depend on what is differentiated.
+/// The outputs of a node that depend on the tensors to differentiate.
 #[derive(Clone, Default)]
-struct Wanted {
+struct Dependent {
     all: bool,
     some: Vec<u8>,
 }
 
-impl Wanted {
+impl Dependent {
     fn get(&self, v: Value) -> bool {
         self.all || self.some.contains(&v.out)
     }
 }
 
-fn reached(b: &Builder, wrt: &[Tensor<'_>], last: u32) -> Vec<Wanted> {
+fn dependents(b: &Builder, wrt: &[Tensor<'_>], last: u32) -> Vec<Dependent> {
     b.with_graph(|g| {
-        let mut wanted = vec![Wanted::default(); last as usize + 1];
+        let mut dependents = vec![Dependent::default(); last as usize + 1];
         for t in wrt.iter().filter(|t| t.v.node.0 <= last) {
-            wanted[t.v.node.0 as usize].some.push(t.v.out);
+            dependents[t.v.node.0 as usize].some.push(t.v.out);
         }
         for (i, node) in g.nodes[..=last as usize].iter().enumerate() {
             let float = node.outs.iter().any(|t| t.dtype.is_float());
-            if float && node.ins.iter().any(|v| wanted[v.node.0 as usize].get(*v)) {
-                wanted[i].all = true;
+            if float && node.ins.iter().any(|v| dependents[v.node.0 as usize].get(*v)) {
+                dependents[i].all = true;
             }
         }
-        wanted
+        dependents
     })
 }
 
-/// Adds up the contributions to one gradient. Gradients of slices that tile the whole are joined, not padded and
-/// added: the gradient of a fused q, k, v product is one tensor its three producers write side by side.
+/// Adds up the contributions to one gradient. Gradients of slices that tile the whole are joined, not padded and added:
+/// the gradient of a fused q, k, v product is one tensor its three producers write side by side.
 fn sum<'g>(b: &'g Builder, parts: Vec<Tensor<'g>>) -> Tensor<'g> {
     let (slices, mut rest): (Vec<_>, Vec<_>) =
         parts.into_iter().partition(|t| matches!(t.source().op, Op::Pad { .. }));
@@ -129,7 +129,7 @@ fn tiles<'g>(slices: &[Tensor<'g>]) -> Option<(usize, Vec<Tensor<'g>>)> {
     (end == slices[0].dims()[axis]).then(|| (axis, pieces.into_iter().map(|(_, t)| t).collect()))
 }
 
-/// The tensor that pieces were cut from, where they are all of it in order: it need not be put together again.
+/// The tensor that pieces were sliced from, where they are all of it in order: then no concat is needed.
 fn cut_from<'g>(pieces: &[Tensor<'g>], axis: usize) -> Option<Tensor<'g>> {
     let whole = pieces.first()?.source().ins.first().map(|v| pieces[0].b.tensor(*v))?;
     let mut end = 0;

@@ -1,15 +1,15 @@
-//! Bicubic resampling of a grid as a fixed matrix, corners not aligned. A learned table that is resampled by a product
-//! gets its gradient by the product's own rule.
+//! Bicubic resampling of a grid as a fixed matrix, with corners not aligned. A learned table resampled by a matrix product gets
+//! its gradient from the product's rule.
 //!
-//! Plain, a point is made of its four neighbours along an axis, border values repeated, by the cubic of coefficient -0.75.
-//! With antialiasing the cubic has -0.5 and is as much wider as the grid shrinks, and what lies beyond the border has no
-//! share. Both are as PyTorch defines them.
+//! Plain resampling weighs the four neighbours along each axis by the cubic of coefficient -0.75 and repeats border values.
+//! With antialiasing the coefficient is -0.5, the cubic widens by the factor by which the grid shrinks, and points beyond the
+//! border have no weight. Both follow PyTorch's definitions.
 
 /// The cubic's free coefficient, plain and with antialiasing.
 const PLAIN: f64 = -0.75;
 const SMOOTH: f64 = -0.5;
 
-/// The matrix `[to rows * to columns, from rows * from columns]` that resamples a grid, row after row.
+/// The matrix `[to rows * to columns, from rows * from columns]` that resamples a grid; grids are flattened row by row.
 pub fn matrix(from: [usize; 2], to: [usize; 2], antialias: bool) -> Vec<f64> {
     let line = if antialias { smooth_line } else { plain_line };
     let (rows, columns) = (line(from[0], to[0]), line(from[1], to[1]));
@@ -38,7 +38,7 @@ fn plain_line(from: usize, to: usize) -> Vec<f64> {
     weights
 }
 
-/// The same with antialiasing.
+/// `[to, from]` weights along one axis, with antialiasing.
 fn smooth_line(from: usize, to: usize) -> Vec<f64> {
     let mut weights = vec![0.0; to * from];
     let step = from as f64 / to as f64;
@@ -77,16 +77,16 @@ mod tests {
         }
     }
 
-    /// Half as many points lie midway between two, with weights (a, 1/2 - a, 1/2 - a, a), a = -3/32.
+    /// With half as many points, each lies midway between two, with weights (a, 1/2 - a, 1/2 - a, a), a = -3/32.
     #[test]
     fn halving_weighs_four_neighbours() {
         let a = -3.0 / 32.0;
         assert_eq!(plain_line(8, 4)[8..16], [0.0, a, 0.5 - a, 0.5 - a, a, 0.0, 0.0, 0.0]);
-        // At the border the first value stands for what lies before it.
+        // Before the border the first value is repeated.
         assert_eq!(plain_line(8, 4)[..3], [0.5, 0.5 - a, a]);
     }
 
-    /// `torch.nn.functional.interpolate` of the eight unit vectors, with `antialias=True`, to four.
+    /// `torch.nn.functional.interpolate` of the eight unit vectors to four points, with `antialias=True`.
     #[test]
     fn halving_with_antialiasing_weighs_eight() {
         let inner = [-0.01171875, -0.03515625, 0.11328125, 0.43359375];

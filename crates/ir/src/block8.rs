@@ -1,21 +1,21 @@
-//! Moments in eight bits. 256 neighbours share a scale, a power of two, and each is an 8-bit float times it: E4M3 for the
-//! first moment, and for the second E4M4, which has no sign (4 bits of exponent, 4 of mantissa, up to 496).
+//! Moments in eight bits. 256 neighbours share a scale, a power of two, and each is an 8-bit float times it: E4M3 for the first
+//! moment, and for the second E4M4, which has no sign (4 bits of exponent, 4 of mantissa, up to 496).
 //!
-//! Floats rather than even steps, because moments of neighbours differ by orders of magnitude: from a block's largest value
-//! 14 octaves down, a step is an eighth to a sixteenth of a first moment and half of that of a second one, and below that
-//! steps are even, so nothing ends abruptly. A power of two rather than the largest value itself, because then dividing is
-//! exact, a value that does not change is not rounded again, all backends have the same bits from a handful of integer
-//! instructions, and every value is exact in bf16, which is what checkpoints hold. It costs at most one octave of the range.
+//! The codes are floats rather than uniform steps because moments of neighbours differ by orders of magnitude. Down to 14
+//! octaves below a block's largest value, the relative step is 1/8 to 1/16 for a first moment and half of that for a second
+//! one; below that steps are uniform, so precision fades gradually. The scale is a power of two rather than the largest value
+//! itself: division is exact, an unchanged value is not rounded again, all backends compute the same bits with a handful of
+//! integer instructions, and every value is exact in bf16, which is what checkpoints hold. It costs at most one octave of the
+//! range.
 //!
-//! Rounding is at random between the two neighbours and has no bias; but a second moment above 0 stays above 0, as a step is
-//! divided by its root.
+//! Rounding is stochastic between the two neighbours and has no bias, with one exception: a second moment above 0 stays above
+//! 0, because an update is divided by its root.
 
 use crate::types::{bf16_from_f32, bf16_to_f32};
 
 /// Elements that share a scale.
 pub const BLOCK: usize = 256;
 
-/// How a moment is coded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Code {
     /// E4M3: first moments.
@@ -24,16 +24,16 @@ pub enum Code {
     Unsigned,
 }
 
-/// Places the 8-bit float's exponents at the bottom of f32's: multiplied by its inverse, the bits of a float are those of
-/// the code, shifted left by the bits of mantissa that f32 has more.
+/// A factor that moves the exponents of 8-bit floats to the bottom of f32's: the bits of a float times `LOW_INVERSE` are the
+/// code's bits, shifted left by the extra mantissa bits of f32.
 const LOW: f32 = f32::from_bits((127 + 120) << 23);
 const LOW_INVERSE: f32 = f32::from_bits((127 - 120) << 23);
 
-/// The exponent of the value that a block's bound is divided down to: 256, which both types hold.
+/// The exponent that a block's bound is scaled to: 256, which both types can represent.
 pub const TOP: i32 = 8;
 
 impl Code {
-    /// How much further up the bits are in f32.
+    /// Number of mantissa bits that f32 has more.
     const fn shift(self) -> u32 {
         match self {
             Code::Signed => 20,
@@ -41,21 +41,21 @@ impl Code {
         }
     }
 
-    /// The least and the largest exponent of the power of two that bounds a block. Down to the least, every value of a block
-    /// is exact in bf16; smaller blocks take the least.
+    /// The range of exponents of the power of two that bounds a block. From the lower end on, every value of a block is exact
+    /// in bf16; blocks of smaller values take the lower end.
     pub const EXPONENTS: [i32; 2] = [-90, 127];
 
-    /// A block's scale and its inverse, from the size of its largest element.
+    /// A block's scale and its inverse, from its largest magnitude.
     #[inline(always)]
     pub fn scale(largest: f32) -> [f32; 2] {
-        // One more than the exponent, unless it is a power of two itself.
+        // The exponent plus one, unless the value is a power of two itself.
         let above = (largest.to_bits().wrapping_add(0x7f_ffff) >> 23) as i32 - 127;
         let [least, most] = Code::EXPONENTS;
         let exponent = above.clamp(least, most) - TOP;
         [exponent, -exponent].map(|e| f32::from_bits(((e + 127) as u32) << 23))
     }
 
-    /// The code's value, to be multiplied by the scale.
+    /// The value of a code before it is multiplied by the scale.
     #[inline(always)]
     pub fn decode(self, code: u8) -> f32 {
         match self {
@@ -67,10 +67,10 @@ impl Code {
         }
     }
 
-    /// One of the two codes next to x times the scale's inverse, the nearer the likelier.
+    /// Rounds x times the scale's inverse stochastically to one of the two neighbouring codes.
     #[inline(always)]
     pub fn drawn(self, x: f32, inverse: f32, draw: u16) -> u8 {
-        // In the middle of one of 65,536 parts of a step: what lies on a code stays there.
+        // The midpoint of one of 65,536 parts of a step, so a value that is a code's stays there.
         let part = (2 * draw as u32 + 1) << (self.shift() - 17);
         const BOUND: f32 = f32::from_bits(((TOP + 127) as u32) << 23);
         let size = (x.abs() * inverse).min(BOUND) * LOW_INVERSE;
@@ -88,8 +88,8 @@ impl Code {
         }
     }
 
-    /// A block from its values, to nearest, and its scale. Those that `widened` gave come back as they were, if under another
-    /// scale.
+    /// Encodes a block, rounding to nearest, and returns its scale. Values from `widened` are restored exactly, perhaps under
+    /// another scale.
     pub fn narrowed(self, values: &[u16], codes: &mut [u8]) -> f32 {
         const HALF: u16 = 0x7fff;
         let largest = values.iter().fold(0.0, |most: f32, x| most.max(bf16_to_f32(*x).abs()));
@@ -108,9 +108,9 @@ pub fn e4m4_to_f32(code: u8) -> f32 {
     Code::Unsigned.decode(code)
 }
 
-/// Rounds to nearest even. Values that are too large become the largest value; values below 0, and NaN, become 0.
+/// Rounds to nearest even. Too large values saturate; negative values and NaN become 0.
 pub fn e4m4_from_f32(x: f32) -> u8 {
-    // `max` takes the number of the two, where `clamp` would keep a NaN.
+    // `max` returns the number where one operand is NaN; `clamp` would keep the NaN.
     let above = x.max(0.0);
     let bits = (above.min(E4M4_MAX) * LOW_INVERSE).to_bits();
     ((bits + 0x3_ffff + (bits >> 19 & 1)) >> 19) as u8
@@ -130,7 +130,7 @@ mod tests {
         for code in 0..=255 {
             assert_eq!(e4m4_from_f32(e4m4_to_f32(code)), code);
             let signed = Code::Signed.decode(code);
-            // E4M3 has a NaN where this would go on; no block reaches that far.
+            // 0x7f is E4M3's NaN; values of blocks stay below it.
             if code & 0x7f != 0x7f {
                 assert_eq!(signed.to_bits(), e4m3_to_f32(code).to_bits(), "{code:#x}");
             }
@@ -144,7 +144,7 @@ mod tests {
         assert_eq!([f32::INFINITY, -1.0, f32::NAN].map(e4m4_from_f32), [255, 0, 0]);
     }
 
-    /// Values of very different sizes, a block each time.
+    /// A block of values of very different sizes.
     fn block(seed: u64, code: Code, size: f32) -> Vec<f32> {
         let draw = |i: usize, stream| normal(seed, stream, i as u64);
         let value = |i: usize| size * draw(i, 0) * (4.0 * draw(i, 1)).exp();
@@ -159,7 +159,7 @@ mod tests {
         (values.iter().enumerate().map(|(i, x)| code.drawn(*x, inverse, word(i))).collect(), scale)
     }
 
-    /// Checkpoints give back every value to the bit, whatever was drawn, and from sizes at which even f32 ends.
+    /// Every value survives a checkpoint bit for bit, whatever the draws, also near the limits of f32.
     #[test]
     fn values_survive_bf16_and_back() {
         for (seed, size) in
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn rounding_at_random_has_no_bias_and_is_between_neighbours() {
+    fn stochastic_rounding_is_unbiased_and_between_neighbours() {
         for code in CODES {
             let values = block(5, code, 1.0);
             let mut sums = vec![0.0; BLOCK];
@@ -200,7 +200,7 @@ mod tests {
             let (codes, scale) = encoded(code, &values, 0);
             for ((sum, x), c) in sums.iter().zip(&values).zip(codes) {
                 let step = (x.abs() / 8.0).max(scale * code.decode(1)) as f64;
-                // Five deviations of the mean of 4,096 draws; below the least code second moments are rounded up.
+                // Five standard deviations of the mean of 4,096 draws. Below the smallest code second moments are rounded up.
                 let is_least = code == Code::Unsigned && c <= 1;
                 let off = (sum / updates as f64 - *x as f64).abs();
                 assert!(is_least || off < 5.0 * 0.5 * step / 64.0, "{code:?}: {x} is off by {off}");
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn second_moments_above_zero_stay_so_and_codes_stay_where_they_are() {
+    fn positive_second_moments_stay_positive_and_codes_are_stable() {
         let values: Vec<f32> =
             (0..BLOCK).map(|i| if i == 0 { 1.0 } else { 1e-30 * (i % 2) as f32 }).collect();
         let (codes, _) = encoded(Code::Unsigned, &values, 1);
@@ -222,7 +222,7 @@ mod tests {
                 let values_again = again.iter().map(|c| code.decode(*c) * new_scale);
                 assert!(values_again.eq(values.iter().copied()), "{code:?}");
             }
-            // Values that no block should hold become the largest value instead of nonsense.
+            // Values too large for any block saturate.
             let (codes, scale) = encoded(code, &[f32::INFINITY; 4], 0);
             assert_eq!(code.decode(codes[0]) * scale, 2f32.powi(127));
         }

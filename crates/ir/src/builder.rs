@@ -19,7 +19,7 @@ use crate::ops::reduce::Fold;
 use crate::ops::rope::RopeSpec;
 use crate::types::{DType, TensorType};
 
-/// A graph under construction and the scope new nodes are named by.
+/// A graph under construction, and the scope that prefixes the paths of new nodes.
 #[derive(Default)]
 pub struct Builder {
     graph: RefCell<Graph>,
@@ -38,7 +38,6 @@ impl Builder {
         Self::default()
     }
 
-    /// Goes on with an existing graph.
     pub fn from_graph(graph: Graph) -> Self {
         Builder { graph: RefCell::new(graph), scope: RefCell::default() }
     }
@@ -55,7 +54,7 @@ impl Builder {
         edit(&mut self.graph.borrow_mut())
     }
 
-    /// Names what `inside` builds `name.…`.
+    /// Prefixes the paths of all that `inside` builds with `name`.
     pub fn scope<R>(&self, name: &str, inside: impl FnOnce() -> R) -> R {
         let outer = self.scope.borrow().clone();
         *self.scope.borrow_mut() =
@@ -65,7 +64,7 @@ impl Builder {
         result
     }
 
-    /// Works under another path for a while: gradients carry the path of what they differentiate.
+    /// Runs `inside` with another path as the scope: gradients carry the path of the operation that they differentiate.
     pub fn at_path<R>(&self, path: &str, inside: impl FnOnce() -> R) -> R {
         let outer = self.scope.replace(path.to_string());
         let result = inside();
@@ -146,8 +145,8 @@ impl Builder {
         self.outputs(node)
     }
 
-    /// Makes nodes that draw no random numbers, such as inputs that only some forms of a model have: nodes after them get
-    /// the keys they have without them, so every form draws the same.
+    /// Builds nodes that draw no random numbers, without advancing the keys, such as inputs of only some variants of a model:
+    /// later nodes have the same keys, and draw the same numbers, in every variant.
     pub fn uncounted<T>(&self, make: impl FnOnce() -> T) -> T {
         let next_key = self.with_graph(|g| g.next_key);
         let made = make();
@@ -155,8 +154,8 @@ impl Builder {
         made
     }
 
-    /// Makes a part that only some forms of a model have, whose nodes are counted from another number: nodes after them get
-    /// the keys they have without it, and none of theirs is another's.
+    /// Builds a part that only some variants of a model have, with keys from `first`, which must lie above all others: later
+    /// nodes have the same keys in every variant.
     pub fn counted_from<T>(&self, first: u64, make: impl FnOnce() -> T) -> T {
         self.uncounted(|| {
             self.edit(|g| g.next_key = first);
@@ -164,13 +163,13 @@ impl Builder {
         })
     }
 
-    /// All outputs of a new node that draws the random numbers of another.
+    /// The first output of a new node under an explicit key, whose random numbers it draws.
     #[track_caller]
     pub fn op_keyed<'g>(&'g self, op: Op, ins: &[Tensor<'g>], key: u64) -> Tensor<'g> {
         self.ops_keyed(op, ins, key)[0]
     }
 
-    /// All outputs of an operation with a key of its own.
+    /// All outputs of a new node under an explicit key.
     pub fn ops_keyed<'g>(&'g self, op: Op, ins: &[Tensor<'g>], key: u64) -> Vec<Tensor<'g>> {
         let path = self.scope.borrow().clone();
         let ins = ins.iter().map(|t| t.v).collect();
@@ -199,7 +198,6 @@ impl<'g> Tensor<'g> {
     pub fn dtype(self) -> DType {
         self.b.with_graph(|g| g.ty(self.v).dtype)
     }
-    /// The node that computes this value.
     pub fn source(self) -> Node {
         self.b.with_graph(|g| g.node(self.v.node).clone())
     }
@@ -209,7 +207,7 @@ impl<'g> Tensor<'g> {
         self.b.op(Op::Map { f }, &[self])
     }
 
-    /// A function of two tensors, axes of extent 1 repeated where the other is longer.
+    /// Applies a function of two tensors; axes of extent 1 are broadcast.
     #[track_caller]
     pub fn zip(self, f: E, other: Tensor<'g>) -> Tensor<'g> {
         let (a, b) = (self.dims(), other.dims());
@@ -276,7 +274,7 @@ impl<'g> Tensor<'g> {
     pub fn equal(self, other: Tensor<'g>) -> Tensor<'g> {
         self.zip(E::Equal, other)
     }
-    /// `yes` where this condition is not 0, else `no`.
+    /// `yes` where this condition is not 0, `no` elsewhere.
     #[track_caller]
     pub fn select(self, yes: Tensor<'g>, no: Tensor<'g>) -> Tensor<'g> {
         let dims = yes.dims();
@@ -314,12 +312,12 @@ impl<'g> Tensor<'g> {
         self.sum(axis).scale(1.0 / n as f64)
     }
 
-    /// `self [.., M, K] * other [.., K, N]`, each read as transposed where said.
+    /// `self [.., M, K] * other [.., K, N]`; `ta` and `tb` say that an operand is stored transposed.
     #[track_caller]
     pub fn product(self, other: Tensor<'g>, ta: bool, tb: bool) -> Tensor<'g> {
         self.b.op(product::plain(ta, tb, self.dtype(), Compute::Full), &[self, other])
     }
-    /// `x [.., in]` through a weight `[out, in]`.
+    /// `x [.., in]` times the transposed weight `[out, in]`.
     #[track_caller]
     pub fn linear(self, weight: Tensor<'g>) -> Tensor<'g> {
         self.product(weight, false, true)
@@ -351,12 +349,13 @@ impl<'g> Tensor<'g> {
     pub fn gather(self, index: Tensor<'g>) -> Tensor<'g> {
         self.b.op(Op::Gather {}, &[self, index])
     }
-    /// Parts, i32 [B, 6], of the images of `self` [N, H, W, C], each at one size.
+    /// Crops of the images of `self` [N, H, W, C], given as `parts` i32 [B, 6], resized to one size.
     #[track_caller]
     pub fn resample(self, parts: Tensor<'g>, [height, width]: [usize; 2]) -> Tensor<'g> {
         self.b.op(Op::Resample { height, width }, &[self, parts])
     }
-    /// A token drawn from every row of `self` [S, V], as `numbers` i32 [S, 6] and `shares` f32 [S, 2] say, and its log-probability.
+    /// A token sampled from every row of `self` [S, V], with its log-probability, by parameters `numbers` i32 [S, 6] and
+    /// `shares` f32 [S, 2].
     #[track_caller]
     pub fn sample(self, numbers: Tensor<'g>, shares: Tensor<'g>) -> Tensor<'g> {
         self.b.op(Op::Sample {}, &[self, numbers, shares])
@@ -376,7 +375,7 @@ impl<'g> Tensor<'g> {
     ) -> Tensor<'g> {
         self.attention_and_lse(k, v, attend, masking).0
     }
-    /// The same with the logarithm of each row's sum of exponentials, by which `ops::attention::merge` joins results.
+    /// Attention, and the logarithm of each row's sum of exponentials, with which `ops::attention::merge` combines results.
     #[track_caller]
     pub fn attention_and_lse(
         self,
@@ -389,8 +388,8 @@ impl<'g> Tensor<'g> {
         let outs = self.b.ops(attend.op(), &ins);
         (outs[0], outs[1])
     }
-    /// Attention without softmax of queries `[Tq, H, N]` over keys `[Tk, HK, N]`, or over themselves where none are given,
-    /// to values `[Tk, HV, D]`.
+    /// Attention without softmax of queries `[Tq, H, N]` over keys `[Tk, HK, N]`, or over themselves without keys, to values
+    /// `[Tk, HV, D]`.
     #[track_caller]
     pub fn linear_attention(
         self,
@@ -407,7 +406,7 @@ impl<'g> Tensor<'g> {
     pub fn head_loss(self, head: Tensor<'g>, target: Tensor<'g>, weight: Tensor<'g>) -> HeadLosses<'g> {
         self.capped_head_loss(head, target, weight, Cap::NONE)
     }
-    /// The same of logits that are kept within a cap.
+    /// `head_loss` with logits softly bounded by a cap.
     #[track_caller]
     pub fn capped_head_loss(
         self,

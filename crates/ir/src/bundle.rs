@@ -15,7 +15,7 @@ pub fn infer(body: &Graph, ins: &[&TensorType]) -> Result<Vec<TensorType>, Strin
     }
 }
 
-/// One region of a bundle, and which of the bundle's inputs and outputs are its own.
+/// One region of a bundle, and the bundle's inputs and outputs that belong to it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BundleRegion {
     pub body: Graph,
@@ -32,7 +32,7 @@ pub fn parts(body: &Graph) -> Vec<BundleRegion> {
     firsts.into_iter().map(|of| part(body, |node| first[node] == of)).collect()
 }
 
-/// (input, output) pairs of which both are of one region.
+/// (input, output) pairs of one region each.
 pub fn pairs(body: &Graph) -> Vec<(usize, usize)> {
     let first = first_of_region(body);
     let mut pairs = vec![];
@@ -44,7 +44,7 @@ pub fn pairs(body: &Graph) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// For each node the first one of its region: nodes are of one region where one reads the other or both the same input.
+/// For each node, the first node of its region: two nodes are of one region if one reads the other or both read the same input.
 fn first_of_region(body: &Graph) -> Vec<usize> {
     let mut first: Vec<usize> = vec![];
     let mut read: HashMap<SlotId, usize> = HashMap::new();
@@ -62,7 +62,7 @@ fn first_of_region(body: &Graph) -> Vec<usize> {
     first
 }
 
-/// The nodes of a body that `is_own` names, as a body.
+/// The nodes of a body for which `is_own` holds, as a body.
 fn part(body: &Graph, is_own: impl Fn(usize) -> bool) -> BundleRegion {
     let mut part = BundleRegion { body: Graph::default(), ins: vec![], outs: vec![] };
     let mut made: Vec<Option<Value>> = vec![None; body.nodes.len()];

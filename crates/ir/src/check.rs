@@ -1,10 +1,10 @@
-//! The one check every operation passes, and the table of cases it runs over.
+//! The check that every operation must pass, and the table of cases it runs over.
 //!
-//! A case is a small graph whose inputs carry their values. `check` proves, in f64: the graph verifies, its text reads
-//! back as the same graph, every expansion has the types the shape rule says, the gradients equal central differences
-//! of the forward evaluation, and they equal the gradients of the forward's expansion. The differences are the
-//! independent evidence: a fused gradient's expansion is itself derived, so comparing it with derivatives alone would
-//! prove nothing. Backends run the same cases against the oracle.
+//! A case is a small graph whose inputs carry their values. `check` shows, in f64: the graph verifies, its text parses back to
+//! the same graph, every expansion has the types of the shape rule, the gradients equal central differences of the forward
+//! evaluation, and they equal the gradients of the forward's expansion. The differences are the independent evidence: a fused
+//! gradient's expansion is itself derived, so comparing it with derivatives alone would prove nothing. Backends run the same
+//! cases against the oracle.
 
 pub mod cases;
 
@@ -20,7 +20,7 @@ use crate::random::normal;
 use crate::types::DType;
 use crate::verify::verify;
 
-/// Runs one case. Gives the kinds of operation its forward and its gradient graph hold.
+/// Runs one case. Returns the kinds of operation in its forward and its gradient graph.
 pub fn check(case: &Case) -> Result<Vec<OpKind>, String> {
     let (forward, values) = case.forward();
     let trained = differentiate(&forward);
@@ -42,7 +42,7 @@ pub fn check(case: &Case) -> Result<Vec<OpKind>, String> {
     Ok(trained.nodes.iter().map(|n| n.op.kind()).collect())
 }
 
-/// A function that builds the graph of a case and gives the outputs to differentiate.
+/// A function that builds the graph of a case and returns the outputs to differentiate.
 pub type Build = for<'g> fn(&'g Trial) -> Vec<Tensor<'g>>;
 
 pub struct Case {
@@ -60,7 +60,7 @@ impl Case {
         (trial.b.finish(), trial.values.into_inner())
     }
 
-    /// The forward graph with the gradients of all parameters, and the values of its slots: what a backend runs.
+    /// The forward graph with the gradients of all parameters, and the values of its slots: a backend runs this.
     pub fn with_gradients(&self) -> (Graph, Values) {
         let (forward, mut values) = self.forward();
         seed(&forward, &mut values);
@@ -76,7 +76,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// A parameter of standard normal values, `x0`, `x1`, ... in the order they are made.
+    /// A parameter of standard normal values, named `x0`, `x1`, ... in order of creation.
     #[track_caller]
     pub fn x(&self, dims: &[usize]) -> Tensor<'_> {
         let path = format!("x{}", self.b.with_graph(|g| g.slots.len()));
@@ -85,7 +85,6 @@ impl Trial {
         t
     }
 
-    /// An i32 input of the given values.
     #[track_caller]
     pub fn index(&self, dims: &[usize], values: &[i32]) -> Tensor<'_> {
         assert_eq!(dims.iter().product::<usize>(), values.len(), "values for {dims:?}");
@@ -96,18 +95,18 @@ impl Trial {
     }
 }
 
-/// Standard normal numbers, the same for the same path.
+/// Standard normal numbers, a function of the path.
 pub fn draw(path: &str, count: usize) -> Vec<f64> {
     let stream = path.bytes().fold(0, |h: u64, b| h * 257 + b as u64);
     (0..count as u64).map(|i| normal(1, stream, i) as f64).collect()
 }
 
-/// The largest difference, relative to the largest finite wanted value, lies within `bound`; infinities are equal.
+/// Checks the largest difference, relative to the largest finite wanted value; infinities must be equal.
 pub fn within(bound: f64, got: &[f64], wanted: &[f64]) -> Result<(), String> {
     if got.len() != wanted.len() {
         return Err(format!("{} values, wanted {}", got.len(), wanted.len()));
     }
-    // Differences of a function of size 1 carry rounding of 1e-11: a gradient below 1e-3 is compared absolutely.
+    // Central differences of a function of size 1 have rounding errors of 1e-11: below 1e-3 gradients are compared absolutely.
     let scale = wanted.iter().filter(|x| x.is_finite()).fold(1e-3, |m: f64, x| m.max(x.abs()));
     for (i, (g, w)) in got.iter().zip(wanted).enumerate() {
         let apart = if g == w { 0.0 } else { (g - w).abs() / scale };
@@ -118,7 +117,7 @@ pub fn within(bound: f64, got: &[f64], wanted: &[f64]) -> Result<(), String> {
     Ok(())
 }
 
-/// The graph verifies, survives its text form, and its expansions have the types the shape rules say.
+/// Checks that the graph verifies, survives its text form, and that its expansions have the types of the shape rules.
 pub fn sound(graph: &Graph) -> Result<(), String> {
     verify(graph)?;
     let text = graph.to_string();
@@ -138,7 +137,7 @@ pub fn sound(graph: &Graph) -> Result<(), String> {
     Ok(())
 }
 
-/// The outputs of a small graph in f64, and the values its slots had.
+/// The outputs of a small graph in f64, and the values of its slots.
 pub fn evaluate(build: Build) -> (Vec<Vec<f64>>, Values) {
     let (forward, values) = Case { name: "evaluate", build }.forward();
     let mut run = oracle::run(&in_f64(&forward), &values);
@@ -147,7 +146,7 @@ pub fn evaluate(build: Build) -> (Vec<Vec<f64>>, Values) {
     (outputs, values)
 }
 
-/// Appends the gradients of every weight as results `d.<path>`; the result `y0` has the gradient in the input `d.y0`.
+/// Appends the gradients of every weight as results `d.<path>`; the input `d.y0` is the gradient of result `y0`.
 pub fn differentiate(forward: &Graph) -> Graph {
     let results = forward.results.clone();
     let weights: Vec<(String, Value)> = forward
@@ -172,7 +171,7 @@ pub fn differentiate(forward: &Graph) -> Graph {
     b.finish()
 }
 
-/// Draws the gradients of the results: the random projection that is differentiated.
+/// Draws the gradients of the results: the random projection to differentiate.
 fn seed(forward: &Graph, values: &mut Values) {
     for (name, v) in &forward.results {
         let path = format!("d.{name}");
@@ -187,7 +186,7 @@ fn gradients_of(trained: &Graph, values: &Values) -> Vec<(String, Vec<f64>)> {
     run.results.into_iter().filter_map(of_parameter).collect()
 }
 
-/// (f(x + h) - f(x - h)) / 2h for every element x of one slot, f the projection of the results.
+/// (f(x + h) - f(x - h)) / 2h for every element x of one slot, where f is the projection of the results.
 fn central_differences(forward: &Graph, values: &Values, path: &str) -> Vec<f64> {
     const H: f64 = 1e-5;
     let primitives = to_primitives(forward);
@@ -215,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn values_apart_are_noticed() {
+    fn differing_values_are_rejected() {
         assert!(within(1e-6, &[1.0, f64::NEG_INFINITY], &[1.0, f64::NEG_INFINITY]).is_ok());
         assert!(within(1e-6, &[1.0, 2.0], &[1.0, 2.0 + 1e-5]).is_err());
         assert!(within(1e-6, &[1.0, f64::NAN], &[1.0, f64::NAN]).is_err());
@@ -225,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wrong_gradient_is_noticed() {
+    fn a_wrong_gradient_is_rejected() {
         let (forward, mut values) = Case { name: "a line", build: |t| vec![t.x(&[3]).scale(2.0)] }.forward();
         seed(&forward, &mut values);
         let differences = central_differences(&in_f64(&forward), &values, "x0");

@@ -1,4 +1,4 @@
-//! The cost of a plan: arithmetic, memory traffic, the least time a device's rates allow, and the time to expect where its
+//! The cost of a plan: arithmetic, memory traffic, the least time that a device's rates allow, and the predicted time where its
 //! kernels were timed.
 
 use std::collections::HashMap;
@@ -17,18 +17,17 @@ use crate::work::Work;
 pub struct Cost {
     pub launches: u64,
     pub flops: u64,
-    /// Every launch's inputs and outputs once.
+    /// Bytes of every launch's inputs and outputs, each once.
     pub bytes: u64,
-    /// Launch by launch, arithmetic over its rate or bytes over bandwidth, whichever is longer.
+    /// The sum over launches of arithmetic over its rate or bytes over bandwidth, whichever is longer.
     pub roofline_seconds: f64,
-    /// By the target's timings; the roofline where it has none.
+    /// Predicted from the target's timings; the roofline where it has none.
     pub predicted_seconds: f64,
-    /// The part of it for which nothing of the kind was timed, so that it is the roofline.
+    /// The part of `predicted_seconds` that is the roofline because no launch of its kind was timed.
     pub untimed_seconds: f64,
 }
 
 impl Cost {
-    /// The cost `n` times over.
     pub fn times(self, n: u64) -> Cost {
         Cost {
             launches: n * self.launches,
@@ -38,7 +37,7 @@ impl Cost {
         }
     }
 
-    /// As often as that in the mean.
+    /// The cost of `f` executions on average.
     pub fn scaled(self, f: f64) -> Cost {
         let whole = |n: u64| (f * n as f64).round() as u64;
         Cost {
@@ -63,7 +62,7 @@ impl AddAssign for Cost {
     }
 }
 
-/// The cost of a plan, its launches one after the other.
+/// The cost of a plan whose launches run one after the other.
 pub fn cost(plan: &Plan, target: &Target) -> Cost {
     let mut total = Cost::default();
     by_work(plan, target).into_iter().for_each(|(_, cost)| total += cost);
@@ -72,7 +71,7 @@ pub fn cost(plan: &Plan, target: &Target) -> Cost {
 
 /// The cost of each kind of work, in the order of `Work`; kinds without launches are left out.
 pub fn by_work(plan: &Plan, target: &Target) -> Vec<(Work, Cost)> {
-    // Layers repeat one another.
+    // Layers repeat the same sizes.
     let mut known: HashMap<Size, Cost> = HashMap::new();
     let mut sums: Vec<Cost> = vec![Cost::default(); Work::ALL.len()];
     for launch in &plan.launches {
@@ -86,7 +85,7 @@ pub fn by_work(plan: &Plan, target: &Target) -> Vec<(Work, Cost)> {
     Work::ALL.iter().copied().zip(sums).filter(|(_, cost)| cost.launches > 0).collect()
 }
 
-/// One launch. An exchange takes what was timed on one node, or else what the links between ranks let one expect.
+/// The cost of one launch. Exchanges use times measured on one node, or else predictions from the links between ranks.
 pub fn of_launch(launch: &Launch, target: &Target) -> Cost {
     let cost = of_size(&Size::of(launch), target);
     match &target.links {
@@ -100,7 +99,7 @@ pub fn of_launch(launch: &Launch, target: &Target) -> Cost {
     }
 }
 
-/// A plan whose queues run at once: by the target's timings, and at best by its rates.
+/// The simulated run of a plan whose queues overlap: with predicted times, and with roofline times.
 pub fn played(plan: &Plan, target: &Target) -> (Played, Played) {
     let held_part = target.links.as_ref().map_or(0.0, |links| links.held_part);
     let mut known: HashMap<Size, Cost> = HashMap::new();
@@ -129,7 +128,8 @@ fn of_size(size: &Size, target: &Target) -> Cost {
     }
 }
 
-/// A graph before it is lowered, as if every movement were a view: what decides between graphs that differ in few nodes.
+/// The cost of a graph before it is lowered, as if every movement were a view. It serves to choose between graphs that differ
+/// in few nodes.
 pub fn of_graph(g: &Graph, target: &Target) -> Cost {
     let uses = g.uses();
     let mut known: HashMap<Size, Cost> = HashMap::new();
@@ -150,22 +150,23 @@ pub fn rate(launch: &Launch, rates: &Rates) -> f64 {
     rates.of(Units::of(launch))
 }
 
-/// The operations whose arithmetic utilisation figures count.
+/// The operations that utilisation figures count.
 const COUNTED: [OpKind; 4] = [OpKind::Product, OpKind::Attention, OpKind::LinearAttention, OpKind::HeadLoss];
 
 /// How a parameter takes part in training.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Trainability {
     Trained,
-    /// Frozen beside something that is trained, as an adapter is.
+    /// Frozen, with something trained beside it, such as an adapter.
     Adapted,
     Frozen,
 }
 
-/// Arithmetic of products, attention and head in a step, of its forward graph: what utilisation figures count. Forward and, once for each of the two inputs of a product that has a gradient, backward;
-/// of attention twice, where it has one. Recomputation is not counted, nor what adapters add.
+/// Arithmetic of products, attention and head in a training step, from its forward graph, as utilisation figures count it:
+/// forward once, and backward once for each of a product's two inputs that has a gradient; for attention twice, where it has
+/// one. Recomputation and adapters are not counted.
 pub fn training_flops(g: &Graph, trainability: impl Fn(&str) -> Trainability) -> u64 {
-    // Of every node, whether a gradient flows back through it.
+    // Whether a gradient flows back through each node.
     let mut flows = vec![false; g.nodes.len()];
     let mut total = 0;
     for (id, node) in g.ids().zip(&g.nodes) {

@@ -1,5 +1,5 @@
-//! Operations replaced by their expansions: down to primitives for the oracle, or one kind where its fused form is
-//! switched off.
+//! Replaces operations by their expansions: all down to primitives for the oracle, or one kind where its fused form is switched
+//! off.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub fn to_primitives(graph: &Graph) -> Graph {
     expand(graph, |_| true)
 }
 
-/// The graph with the operations `choose` names replaced by their expansion, recursively.
+/// The graph with the operations for which `choose` holds expanded, recursively.
 pub fn expand(graph: &Graph, choose: impl Fn(&Op) -> bool) -> Graph {
     let b = Builder::from_graph(Graph {
         slots: graph.slots.clone(),
@@ -47,7 +47,7 @@ fn expanded<'g>(
         let id = b.edit(|g| g.push_keyed(node.op.clone(), ids, &node.path, node.key));
         return b.outputs(id);
     };
-    // An expansion may itself hold operations to expand: run it through once more, in place.
+    // An expansion may itself contain operations to expand: its nodes are taken out again and expanded in turn.
     let nested = b.with_graph(|g| g.nodes[before..].iter().any(|n| choose(&n.op) && !is_primitive(&n.op)));
     if !nested {
         return outs;

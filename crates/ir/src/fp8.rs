@@ -1,8 +1,8 @@
-//! The two 8-bit floats: E4M3 (4 bits of exponent, 3 of mantissa, up to 448, no infinity) and E5M2 (5 and 2, up to
-//! 57344). Rounding is to nearest even; what is too large becomes the largest finite value, an infinity too.
+//! The two 8-bit floats: E4M3 (4 bits of exponent, 3 of mantissa, up to 448, no infinity) and E5M2 (5 and 2, up to 57344).
+//! Rounding is to nearest even; too large values, infinities included, saturate at the largest finite value.
 //!
-//! Tensors are divided by a scale before they are rounded. Scales are powers of two, so that the division is exact and
-//! every device gives the same codes.
+//! Tensors are divided by a scale before they are rounded. Scales are powers of two, so that the division is exact and every
+//! device computes the same codes.
 
 use crate::types::DType;
 
@@ -46,8 +46,8 @@ pub fn top_exponent(dtype: DType) -> u32 {
     }
 }
 
-/// The least power of two by which a tensor whose largest magnitude is `amax` fits the type; 1 where nothing is known
-/// of it: 0, and what is not finite.
+/// The least power of two such that a tensor of largest magnitude `amax`, divided by it, fits the type; 1 where `amax` is 0 or
+/// not finite.
 pub fn scale(dtype: DType, amax: f32) -> f32 {
     if !(amax.is_finite() && amax > 0.0) {
         return 1.0;
@@ -65,11 +65,11 @@ fn encode(x: f32, layout: Layout) -> u8 {
     let size = x.abs().min(max);
     let bits = size.to_bits();
     let code = if bits >> 23 < (128 - bias) as u32 {
-        // Below the least exponent the steps stay what they are there: in this sum they are the last digits.
+        // Subnormal codes have uniform steps: adding this number rounds to them, in the last bits of the sum.
         let sum = f32::from_bits(((151 - bias) as u32 - mantissa) << 23);
         (size + sum).to_bits() - sum.to_bits()
     } else {
-        // Half a step less than one where the last digit is even; digits that reach the next exponent carry into it.
+        // Half a step, less one where the last bit is even. A mantissa that overflows carries into the exponent.
         let shift = 23 - mantissa;
         let rounded = bits + ((1 << (shift - 1)) - 1) + (bits >> shift & 1);
         (rounded >> shift) - (((127 - bias) as u32) << mantissa)
@@ -131,7 +131,7 @@ mod tests {
         }
     }
 
-    /// Between every two neighbours: the nearer one, and of two as near the even one.
+    /// Between any two neighbours: the nearer one, and of two equally near the even one.
     #[test]
     fn rounding_is_to_nearest_even_and_saturates() {
         for (from, to, last, max) in TYPES {

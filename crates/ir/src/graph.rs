@@ -1,7 +1,7 @@
 //! A graph is a value: nodes in topological order, slots (named storage), writes to slots and named results.
 //!
-//! Nodes are only appended; a rewrite builds a new graph. Every `Read` of a slot sees the value it had before the
-//! graph ran, and a slot has at most one write.
+//! Nodes are only appended; a rewrite builds a new graph. Every `Read` of a slot sees the slot's value from before the run, and
+//! a slot has at most one write.
 
 use crate::attr::{Attr, named};
 use crate::ops::Op;
@@ -26,32 +26,32 @@ pub struct Node {
     pub op: Op,
     pub ins: Vec<Value>,
     pub outs: Vec<TensorType>,
-    /// Where in the model the node comes from, for reports and layer boundaries.
+    /// The node's place in the model, for reports and layer boundaries.
     pub path: String,
-    /// Survives rewrites: random numbers are drawn by it, so a recomputed dropout draws the same ones.
+    /// Seeds the node's random numbers and survives rewrites, so a recomputed dropout draws the same ones.
     pub key: u64,
 }
 
 named! {
-    /// The content of a slot, which decides who saves it and where `plan` counts it.
+    /// The kind of content of a slot. It decides how the slot is saved and where `plan` counts it.
     pub enum Class {
         /// A trained parameter: checkpointed.
         Weight = "weight",
         /// Optimiser state and counters: checkpointed.
         Moment = "moment",
-        /// Scales of moments in eight bits: saved with what they scale, as numbers.
+        /// Scales of 8-bit moments: checkpoints hold the scaled values instead.
         Scale = "scale",
         /// The running average of a trained parameter: checkpointed.
         Average = "average",
-        /// A parameter nothing trains: saved by its source.
+        /// A parameter that is not trained: its source holds it.
         Frozen = "frozen",
         /// A copy in another type or layout, rebuilt bit for bit by the `derive` plan.
         Derived = "derived",
         /// Sums that cross plans within a step: gradients, loss, weight. Never saved.
         Carry = "carry",
-        /// Keys and values of earlier tokens, and how many there are.
+        /// Keys and values of earlier tokens, and their number.
         Cache = "cache",
-        /// Tables fixed at build time.
+        /// A table that is fixed at build time.
         Const = "const",
         /// Written by the host before each run.
         Input = "input",
@@ -67,7 +67,7 @@ impl Class {
     }
 }
 
-/// How a slot's first value is made, on the host, from counter-based random numbers.
+/// How a slot's first value is made: on the host, from counter-based random numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     Zeros,
@@ -78,19 +78,19 @@ pub enum Init {
     Normal {
         std: f32,
     },
-    /// Even between -bound and bound.
+    /// Uniform between -bound and bound.
     Uniform {
         bound: f32,
     },
-    /// Norms of the rows of the weight that the slot's adapter belongs to: known when that weight is.
+    /// Norms of the rows of the weight that the slot's adapter belongs to, computed once that weight is known.
     RowNorms,
-    /// `[positions, frequencies, 2]` of cosine and sine of the angles: `Frequencies::table`.
+    /// `[positions, frequencies, 2]`: cosine and sine of each angle, as `Frequencies::table` gives them.
     RopeTable {
         freq: Frequencies,
     },
-    /// Known when the data is: written by whoever opens it.
+    /// Depends on the data: the code that opens the data writes it.
     Data,
-    /// A grid of these extents resampled to others, as a matrix: `bicubic::matrix`.
+    /// The matrix that resamples a grid of extents `from` to `to` (`bicubic::matrix`).
     Bicubic {
         from: [usize; 2],
         to: [usize; 2],
@@ -98,7 +98,7 @@ pub enum Init {
     },
 }
 
-/// The names of the two ways of resampling in a graph's text.
+/// The names of both kinds of resampling in a graph's text.
 const PLAIN_BICUBIC: &str = "bicubic";
 const SMOOTH_BICUBIC: &str = "bicubic_antialias";
 
@@ -146,7 +146,7 @@ impl Attr for Init {
     }
 }
 
-/// Where a slot lies inside a larger one: merged weights and the optimiser's flat regions.
+/// The position of a slot inside a larger one: merged weights and the optimiser's flat regions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotPart {
     pub of: SlotId,
@@ -169,11 +169,11 @@ pub struct Graph {
     pub slots: Vec<Slot>,
     pub writes: Vec<(SlotId, Value)>,
     pub results: Vec<(String, Value)>,
-    /// The key of the next new node. A rewrite goes on counting, so a new node never takes the key of an old one.
+    /// The key of the next new node. Rewrites continue the count, so a new node never reuses an old node's key.
     pub next_key: u64,
 }
 
-/// Equal text, equal graph: what comes next does not count.
+/// Two graphs with equal text are equal, so `next_key` is ignored.
 impl PartialEq for Graph {
     fn eq(&self, other: &Graph) -> bool {
         let Graph { nodes, slots, writes, results, next_key: _ } = self;
@@ -236,32 +236,32 @@ impl Graph {
         self.push_typed(Node { op, ins, outs, path: path.into(), key })
     }
 
-    /// Appends a node whose types are known to be those its operation gives.
+    /// Appends a node whose output types the caller knows to be those that the operation infers.
     pub(crate) fn push_typed(&mut self, node: Node) -> NodeId {
         self.next_key = self.next_key.max(node.key + 1);
         self.nodes.push(node);
         NodeId(self.nodes.len() as u32 - 1)
     }
 
-    /// A key above all that nodes have: parts that were counted from a number of their own have larger ones than the next.
+    /// A key above those of all nodes. `next_key` may be lower: `Builder::counted_from` gives nodes keys of another range.
     pub fn unused_key(&self) -> u64 {
         self.nodes.iter().map(|node| node.key + 1).fold(self.next_key, u64::max)
     }
 
-    /// Appends a node with a key of its own.
+    /// Appends a node under a new key.
     #[track_caller]
     pub fn push(&mut self, op: Op, ins: Vec<Value>, path: &str) -> NodeId {
         let key = self.next_key;
         self.push_keyed(op, ins, path, key)
     }
 
-    /// `push` for an operation with one output of interest: its first.
+    /// `push`, returning the node's first output.
     #[track_caller]
     pub fn add(&mut self, op: Op, ins: Vec<Value>, path: &str) -> Value {
         self.push(op, ins, path).out(0)
     }
 
-    /// How many times each node's outputs are used, by nodes, writes and results.
+    /// Number of uses of each node's outputs, by nodes, writes and results.
     pub fn uses(&self) -> Vec<Vec<u32>> {
         let mut uses: Vec<Vec<u32>> = self.nodes.iter().map(|n| vec![0; n.outs.len()]).collect();
         let inner = self.nodes.iter().flat_map(|n| &n.ins);

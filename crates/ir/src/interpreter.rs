@@ -1,5 +1,5 @@
-//! Runs plans launch by launch with the oracle's mathematics: shows that passes, views, lifetimes and offsets are
-//! right without trusting any kernel.
+//! Runs plans launch by launch with the oracle's mathematics, to test passes, views, lifetimes and offsets without relying on
+//! any kernel.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,19 +18,19 @@ use crate::pieces::TensorRange;
 use crate::plan::{Launch, PlanSet, Queue, Role, View};
 use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
 
-/// The plans, and an arena of bytes for every rank of their mesh. Ranks go launch by launch, all through one before any
-/// begins the next.
+/// The plans, and an arena of bytes for every rank of their mesh. Ranks run in lockstep: all finish a launch before any begins
+/// the next.
 pub struct Interpreter {
     pub plans: PlanSet,
     arenas: Vec<Vec<u8>>,
-    /// Exchanges run when something waits for them, and not where they stand.
+    /// Whether exchanges run only when a launch waits for them, rather than at their place in the plan.
     is_late: bool,
-    /// Of every rank, weights of groups that are not complete.
+    /// For every rank, the weights of incomplete E4M3 groups.
     waiting: Vec<Waiting<Vec<f32>>>,
 }
 
 impl Interpreter {
-    /// The arenas start as NaN: whatever is read before it is written shows.
+    /// Arenas start as NaN, so that reads before writes show, and slots as zeros.
     pub fn new(plans: PlanSet) -> Self {
         let arenas = vec![vec![0xff; plans.arena_bytes]; plans.mesh.ranks()];
         let waiting = arenas.iter().map(|_| Waiting::default()).collect();
@@ -43,17 +43,15 @@ impl Interpreter {
         this
     }
 
-    /// The same, with every exchange at the last moment that a join allows, and NaN in its outputs until then.
+    /// Like `new`, with every exchange at the last moment that a join allows, and NaN in its outputs until then.
     pub fn late(plans: PlanSet) -> Self {
         Interpreter { is_late: true, ..Interpreter::new(plans) }
     }
 
-    /// Sets a slot on every rank.
     pub fn set(&mut self, path: &str, values: &[f64]) {
         (0..self.arenas.len()).for_each(|rank| self.set_at(rank, path, values));
     }
 
-    /// Sets a slot on one rank.
     pub fn set_at(&mut self, rank: usize, path: &str, values: &[f64]) {
         let view = self.slot(path);
         write(&mut self.arenas[rank], &view, values);
@@ -68,7 +66,7 @@ impl Interpreter {
         read(&self.arenas[rank], &self.slot(path))
     }
 
-    /// Sets a parameter or a saved tensor on every rank that has some of it.
+    /// Sets a parameter or a saved tensor on every rank that holds some of it.
     pub fn set_tensor(&mut self, path: &str, values: &[f64]) {
         for rank in 0..self.arenas.len() {
             for piece in self.plans.held(rank).into_iter().filter(|piece| piece.path == path) {
@@ -84,7 +82,7 @@ impl Interpreter {
         }
     }
 
-    /// A parameter or a saved tensor, put together from the pieces of all ranks, which must agree on what several have.
+    /// A parameter or a saved tensor, assembled from the pieces of all ranks, which must agree where they overlap.
     pub fn tensor(&self, path: &str) -> Vec<f64> {
         let mut whole: Vec<Option<f64>> = vec![];
         for (rank, arena) in self.arenas.iter().enumerate() {
@@ -107,7 +105,7 @@ impl Interpreter {
         whole.into_iter().map(|x| x.unwrap_or_else(|| panic!("no rank has all of `{path}`"))).collect()
     }
 
-    /// Quantises a weight that is kept in NF4.
+    /// Quantises a weight that is stored in NF4.
     fn set_nf4(&mut self, rank: usize, piece: &TensorRange, values: &[f64]) {
         let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
         let (mut codes, mut absmax) = (vec![0; values.len() / 2], vec![0.0; nf4::blocks(values.len())]);
@@ -123,7 +121,7 @@ impl Interpreter {
         self.set_at(rank, MAP, &wide(&nf4::dynamic_map()));
     }
 
-    /// Quantises a group of weights that is kept in E4M3, once all of them were given.
+    /// Quantises a group of weights that is stored in E4M3, once all of them were given.
     fn set_fp8(&mut self, rank: usize, piece: TensorRange, values: &[f64]) {
         let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
         let Some((path, group)) = self.waiting[rank].add(&self.plans, piece, values) else { return };
@@ -135,13 +133,13 @@ impl Interpreter {
         }
     }
 
-    /// The values of a weight that is kept in E4M3.
+    /// The values of a weight that is stored in E4M3.
     fn fp8(&self, arena: &[u8], piece: &TensorRange) -> Vec<f64> {
         let scale = read(arena, &self.slot(&fp8_base::scale_of(&self.plans, &piece.path)))[0];
         read(arena, &self.slot(&piece.slot)).into_iter().map(|x| x * scale).collect()
     }
 
-    /// The values of a weight that is kept in NF4.
+    /// The values of a weight that is stored in NF4.
     fn nf4(&self, arena: &[u8], piece: &TensorRange) -> Vec<f64> {
         let [absmax, nested, offset] =
             magnitude_paths(&piece.path).map(|path| read(arena, &self.slot(&path)));
@@ -177,7 +175,6 @@ impl Interpreter {
         self.plans.slot(path).unwrap_or_else(|| panic!("no slot `{path}`")).view.clone()
     }
 
-    /// Runs a plan on every rank.
     pub fn run(&mut self, role: Role) {
         let launches = self.plans.plan(role).expect("a plan of this role").launches.clone();
         let mut waiting: Vec<usize> = vec![];
@@ -196,7 +193,7 @@ impl Interpreter {
         waiting.into_iter().for_each(|at| self.launch(&launches[at]));
     }
 
-    /// Makes the outputs of an exchange NaN, but for what it or another one that waits has yet to read.
+    /// Makes the outputs of an exchange NaN, except for bytes that it or another pending exchange has yet to read.
     fn poison<'a>(&mut self, launch: &Launch, waiting: impl Iterator<Item = &'a Launch>) {
         let unread: Vec<_> = waiting.flat_map(|launch| Access::of(launch).reads).collect();
         for (_, bytes) in Access::of(launch).writes {
@@ -236,7 +233,7 @@ impl Interpreter {
         }
         let evaluated = oracle::run_world(&g, &self.plans.mesh, &values);
         for (arena, oracle::Evaluated { results, .. }) in self.arenas.iter_mut().zip(evaluated) {
-            // Scratch may hold anything afterwards.
+            // A kernel may leave anything in its workspace.
             if let Some(scratch) = &launch.workspace {
                 write(arena, scratch, &vec![f64::NAN; scratch.elements()]);
             }

@@ -1,33 +1,32 @@
-//! Links between ranks, and the time that an exchange over them takes.
+//! Links between ranks, and the predicted time of an exchange over them.
 //!
-//! The arithmetic follows NCCL's tuner: an exchange takes a constant, a time for each step from rank to rank, and the bytes that
-//! a rank sends over its bandwidth. Two protocols are weighed: one for throughput, and one for latency with a quarter of
-//! the bandwidth. A ring takes a step for each rank but one, and a sum that all ranks get twice as many; across nodes such a sum
-//! may go up and down a tree of them instead. Every figure that comes of it is a prediction.
+//! The model follows NCCL's tuner: an exchange takes a constant, a time for each step from rank to rank, and the bytes that a
+//! rank sends over its bandwidth. The faster of two protocols counts: one for throughput, and one for low latency with a
+//! quarter of the bandwidth. A ring over n ranks takes n - 1 steps, and twice as many for an all-reduce; across nodes an
+//! all-reduce may use a tree of nodes instead. All results are predictions.
 
 use crate::mesh::{Axis, Mesh};
 use crate::ops::Op;
 use crate::plan::Launch;
 
-/// The protocols of an exchange: for throughput, and for latency.
+/// Number of protocols: throughput first, then low latency.
 const PROTOCOLS: usize = 2;
 const BASE_SECONDS: [f64; PROTOCOLS] = [8.4e-6, 6.6e-6];
-/// The part of the bandwidth that a protocol sends data with.
+/// Fraction of the bandwidth that each protocol reaches.
 const BANDWIDTH_PART: [f64; PROTOCOLS] = [1.0, 0.25];
-/// The least that a step inside a node takes where there are several nodes.
+/// The least time of a step inside a node where there are several nodes.
 const LEAST_STEP_SECONDS: [f64; PROTOCOLS] = [6e-6, 2e-6];
 
-/// How a rank is linked to its neighbours.
+/// The link of a rank to its neighbours.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Link {
     pub name: String,
-    /// Sent by one GPU, one way.
+    /// Bytes that one GPU sends per second, in one direction.
     pub bytes_per_second: f64,
-    /// Seconds from rank to rank, by protocol.
+    /// Seconds per step from rank to rank, by protocol.
     pub step_seconds: [f64; PROTOCOLS],
 }
 
-/// The links of ranks that train together.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Links {
     /// Between the ranks of a node.
@@ -35,11 +34,11 @@ pub struct Links {
     /// Between nodes, a link for each rank.
     pub net: Link,
     pub ranks_a_node: usize,
-    /// The part of a GPU's multiprocessors that an exchange holds while it runs.
+    /// Fraction of a GPU's multiprocessors that an exchange occupies while it runs.
     pub held_part: f64,
 }
 
-/// The ranks that exchange: all of them, those on one node, and nodes.
+/// The sizes of an exchange: its ranks, those of them on one node, and its nodes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Group {
     ways: usize,
@@ -47,7 +46,7 @@ struct Group {
     nodes: usize,
 }
 
-/// The bytes of the tensor that all ranks have together: what an exchange gathers, or what it adds up.
+/// The bytes of the whole tensor over all ranks, which an exchange gathers or sums.
 fn whole_bytes(launch: &Launch) -> u64 {
     let view_bytes = |view: Option<&crate::plan::View>| view.map_or(0, |view| view.span_bytes() as u64);
     match launch.op {
@@ -56,7 +55,7 @@ fn whole_bytes(launch: &Launch) -> u64 {
     }
 }
 
-/// The axis of an exchange, and how often what all ranks have together passes a rank.
+/// The axis of an exchange, and how often the whole tensor passes each rank.
 fn axis_and_passes(op: &Op) -> (Axis, usize) {
     match *op {
         Op::AllGather { axis, .. } | Op::ReduceScatter { axis, .. } => (axis, 1),
@@ -68,22 +67,22 @@ fn axis_and_passes(op: &Op) -> (Axis, usize) {
 /// The bytes that a rank sends in an exchange of a plan, in a ring of all ranks.
 ///
 /// # Panics
-/// Where the launch is no exchange.
+/// If the launch is not an exchange.
 pub fn sent_bytes(launch: &Launch) -> u64 {
     let ways = launch.op.ways().unwrap_or(1) as u64;
     axis_and_passes(&launch.op).1 as u64 * whole_bytes(launch) / ways * (ways - 1)
 }
 
 impl Links {
-    /// How long an exchange of a plan takes.
+    /// The predicted time of an exchange of a plan.
     ///
     /// # Panics
-    /// Where the launch is no exchange.
+    /// If the launch is not an exchange.
     pub fn seconds(&self, launch: &Launch, mesh: &Mesh) -> f64 {
         self.seconds_of(&launch.op, whole_bytes(launch), mesh)
     }
 
-    /// The same by the bytes of the tensor that all ranks have together: what is gathered, or what is added up.
+    /// The predicted time, from the bytes of the whole tensor that is gathered or summed.
     pub fn seconds_of(&self, op: &Op, bytes: u64, mesh: &Mesh) -> f64 {
         let (axis, passes) = axis_and_passes(op);
         let group @ Group { ways, local, nodes } = self.group(mesh, axis);
@@ -99,12 +98,12 @@ impl Links {
         ring.min(self.best(group, 2 * (local - 1) + 2 * levels, 2 * levels, moved))
     }
 
-    /// Whether the ranks that exchange are all on one node, for which times of one node hold.
+    /// Whether all ranks of an exchange are on one node, so that times measured on one node apply.
     pub fn is_on_one_node(&self, op: &Op, mesh: &Mesh) -> bool {
         op.axis().is_some_and(|axis| self.group(mesh, axis).nodes == 1)
     }
 
-    /// The faster protocol, for these steps, of which some go between nodes.
+    /// The time of the faster protocol for this many steps, `between` of which go between nodes.
     fn best(&self, group: Group, steps: usize, between: usize, moved: f64) -> f64 {
         let of = |protocol: usize| {
             let is_spread = group.nodes > 1;
@@ -118,8 +117,8 @@ impl Links {
         (0..PROTOCOLS).map(of).fold(f64::INFINITY, f64::min)
     }
 
-    /// The bytes that a rank sends a second. Where a group has several ranks on a node, it has as many rings through as many of the node's
-    /// links.
+    /// The bytes that a rank sends per second. Where a group has several ranks on a node, it runs that many rings, each over
+    /// another link of the node.
     fn bytes_per_second(&self, Group { local, nodes, .. }: Group) -> f64 {
         let (inside, outside) = (self.local.bytes_per_second, local as f64 * self.net.bytes_per_second);
         match (local, nodes) {
@@ -179,14 +178,15 @@ mod tests {
             close(s, scattered, 0.03);
             close(g, gathered, 0.05);
         }
-        // Four GPUs that reach one another through the host.
+        // Four GPUs that communicate through the host.
         let host = Links { local: link(11.0, [5.7, 1.0]), ..h100(4) };
         let [s, g] = exchange(&host, 4);
         close(s, 62.0, 0.02);
         close(g, 31.0, 0.02);
     }
 
-    /// A layer of 250M parameters in bf16: the ring's steps grow with the ranks, so that replicas of fewer shards are faster.
+    /// A layer of 250M parameters in bf16. The steps of a ring grow with its ranks, so replicas of smaller shard groups are
+    /// faster.
     #[test]
     fn exchanges_of_a_layer_of_8b_parameters() {
         let (parameters, links) = (250e6, h100(8));

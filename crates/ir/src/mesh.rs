@@ -1,4 +1,4 @@
-//! The mesh of ranks: how many there are along each axis, and where in it a rank lies.
+//! The mesh of ranks: the number of ranks along each axis, and the coordinates of each rank.
 //!
 //! Plans are the same on every rank, so nothing in them depends on a coordinate. A collective names its axis and exchanges
 //! within the group of ranks that differ from one another along this axis alone.
@@ -8,9 +8,9 @@ use std::fmt;
 use crate::attr::named;
 
 named! {
-    /// The thing that the ranks along an axis share out.
+    /// What the ranks along an axis divide among themselves.
     pub enum Axis {
-        /// Rows; each rank has all that its shard group has.
+        /// Rows; each rank holds all that its shard group holds.
         Replica = "replica",
         /// Rows, and the optimiser's state, gradients or parameters.
         Shard = "shard",
@@ -18,7 +18,6 @@ named! {
         Context = "context",
         /// Columns of weights.
         Tensor = "tensor",
-        /// Layers.
         Stage = "stage",
     }
 }
@@ -31,13 +30,12 @@ pub struct Mesh {
 }
 
 impl Mesh {
-    /// One rank.
     pub const ONE: Mesh = Mesh { extents: [1; 5] };
 
-    /// Ranks that all have rows of their own: replicas of groups of shards.
+    /// A mesh whose ranks all have rows of their own: replicas of groups of shards.
     ///
     /// # Panics
-    /// Where either number is 0.
+    /// If either number is 0.
     pub fn new(replicas: usize, shards: usize) -> Mesh {
         assert!(replicas > 0 && shards > 0, "a mesh of {replicas} x {shards} has no rank");
         Mesh { extents: [replicas, shards, 1, 1, 1] }
@@ -47,36 +45,34 @@ impl Mesh {
         self.extents.iter().product()
     }
 
-    /// How many ranks there are along an axis.
     pub fn ways(&self, axis: Axis) -> usize {
         self.extents[axis as usize]
     }
 
-    /// The axes of more than one rank along which rows are shared out, the innermost first: sums over one after the other
-    /// are those of one balanced tree over all these ranks.
+    /// The axes of more than one rank along which rows are divided, the innermost first: sums along one after the other equal
+    /// those of one balanced tree over all these ranks.
     pub fn axes_of_rows(&self) -> impl Iterator<Item = Axis> + use<> {
         let mesh = *self;
         [Axis::Shard, Axis::Replica].into_iter().filter(move |axis| mesh.ways(*axis) > 1)
     }
 
-    /// How many ranks have rows of their own.
+    /// Number of ranks with rows of their own.
     pub fn ranks_of_rows(&self) -> usize {
         self.axes_of_rows().map(|axis| self.ways(axis)).product()
     }
 
-    /// Where a rank lies along an axis.
     pub fn coordinate(&self, rank: usize, axis: Axis) -> usize {
         rank / self.stride(axis) % self.ways(axis)
     }
 
-    /// The ranks that differ from this one along an axis alone, itself among them, in the order of their coordinates.
+    /// The ranks that differ from this one along the given axis alone, itself included, in the order of their coordinates.
     pub fn group(&self, rank: usize, axis: Axis) -> Vec<usize> {
         let stride = self.stride(axis);
         let first = rank - self.coordinate(rank, axis) * stride;
         (0..self.ways(axis)).map(|at| first + at * stride).collect()
     }
 
-    /// The distance of neighbours along an axis.
+    /// The distance between the numbers of neighbours along an axis.
     pub(crate) fn stride(&self, axis: Axis) -> usize {
         self.extents[axis as usize + 1..].iter().product()
     }
@@ -88,7 +84,7 @@ impl Default for Mesh {
     }
 }
 
-/// As plans write it: `replica 2 shard 4`, with the axes of more than one rank.
+/// The mesh as plans print it: `replica 2 shard 4`, listing the axes of more than one rank.
 impl fmt::Display for Mesh {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let several = Axis::ALL.iter().filter(|axis| self.ways(**axis) > 1);

@@ -1,15 +1,15 @@
-//! NF4: weights in four bits, as bitsandbytes keeps them, to the bit.
+//! NF4: weights in four bits, bit for bit as bitsandbytes stores them.
 //!
-//! 64 neighbours of the flattened, row-major weight are a block: its largest magnitude, the `absmax`, and a code of four bits
-//! for every value, the nearest of 16 quantiles of the normal distribution times that. Two codes are a byte, the first in its
-//! upper half. Magnitudes are kept in eight bits in turn (`Magnitudes`): their mean taken off, 256 of them share a largest
-//! magnitude in f32, and each is the nearest of the 256 values of the signed dynamic map. So a value takes
-//! 4 + 8 / 64 + 32 / (64 * 256) = 4.127 bits.
+//! 64 neighbours of the flattened, row-major weight are a block. Its largest magnitude is the `absmax`, and every value has a
+//! code of four bits: the nearest of 16 quantiles of the normal distribution, times the absmax. A byte holds two codes, the
+//! first in its upper half. Magnitudes are in turn stored in eight bits (`Magnitudes`): their mean is subtracted, 256 of them
+//! share a largest magnitude in f32, and each is the nearest of the 256 values of the signed dynamic map. So a value takes 4 +
+//! 8 / 64 + 32 / (64 * 256) = 4.127 bits.
 //!
-//! All arithmetic is f32, no product joined with its sum, and a value is rounded to bf16 once, at the end. The mean is summed in
-//! the order in which PyTorch sums a vector on one thread of a CPU, eight lanes wide, and magnitudes are coded as by bitsandbytes'
-//! kernel for CPUs. On several threads and on GPUs the last bits of the mean are others, and a magnitude that lies in the middle
-//! of two values may have the other one's code; weights that were quantised so keep theirs.
+//! All arithmetic is f32 without fused multiply-adds, and a value is rounded to bf16 once, at the end. The mean is summed in
+//! the order in which PyTorch sums a vector on one thread of a CPU, eight lanes wide, and magnitudes are coded as in
+//! bitsandbytes' kernel for CPUs. With several threads or on a GPU the last bits of the mean differ, and a magnitude midway
+//! between two values may get the other code; weights that were quantised there keep their codes.
 
 /// Values that share a magnitude.
 pub const BLOCK: usize = 64;
@@ -37,7 +37,7 @@ pub const CODES: [f32; 16] = [
     1.0,
 ];
 
-/// Between neighbouring codes; what lies on one belongs to the lower.
+/// The midpoints between neighbouring codes; a value at a midpoint takes the lower code.
 const BOUNDS: [f32; 15] = {
     let mut bounds = [0.0; 15];
     let mut i = 0;
@@ -48,20 +48,20 @@ const BOUNDS: [f32; 15] = {
     bounds
 };
 
-/// The code of a block of zeros, and of what fills the last byte.
+/// The code of 0, for blocks of zeros and the padding of the last byte.
 const ZERO: u8 = 7;
 
-/// The number of blocks that hold a count of values.
+/// Number of blocks for a number of values.
 pub fn blocks(values: usize) -> usize {
     values.div_ceil(BLOCK)
 }
 
-/// Codes and magnitudes of values that begin with a block: a whole tensor, or a part of it that is cut between blocks and at
-/// even places. Fills `values.len()` / 2 bytes, rounded up, and a magnitude a block. All values are finite.
+/// Codes and magnitudes of values that start at a block boundary: a whole tensor, or a part of one. Fills `values.len()` / 2
+/// bytes, rounded up, and one magnitude per block. All values must be finite.
 pub fn quantize(values: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
     assert_eq!((codes.len(), absmax.len()), (values.len().div_ceil(2), blocks(values.len())));
     for ((block, codes), absmax) in values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK / 2)).zip(absmax) {
-        // A block of zeros is divided by this, and a last block that is not full has it for its magnitude.
+        // Divisor of a block of zeros, and the least magnitude of an incomplete last block.
         const LEAST: f32 = 1e-38;
         let largest = block.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
         let mut scaled = [0.0; BLOCK];
@@ -87,9 +87,9 @@ pub fn quantize(values: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Magnitudes {
     pub codes: Vec<u8>,
-    /// The largest of every 256, less the mean.
+    /// The largest magnitude of every 256, after the mean is subtracted.
     pub nested: Vec<f32>,
-    /// The mean, which was taken off.
+    /// The mean, which was subtracted.
     pub offset: f32,
 }
 
@@ -109,24 +109,23 @@ impl Magnitudes {
         Magnitudes { codes, nested, offset }
     }
 
-    /// The magnitude of a block.
     pub fn get(&self, map: &[f32; 256], block: usize) -> f32 {
         magnitude(map[self.codes[block] as usize], self.nested[block / NESTED], self.offset)
     }
 }
 
-/// A magnitude from the value of its code, the largest of its 256 and the mean.
+/// Decodes a magnitude from the value of its code, the largest magnitude of its 256 and the mean.
 #[inline(always)]
 pub fn magnitude(value: f32, nested: f32, offset: f32) -> f32 {
     value * nested + offset
 }
 
-/// The code at a place among those that are packed.
 pub fn code_at(codes: &[u8], place: usize) -> u8 {
     if place.is_multiple_of(2) { codes[place / 2] >> 4 } else { codes[place / 2] & 15 }
 }
 
-/// The values of a tensor from an element on, by its codes and the magnitudes of its blocks, each rounded by `to`.
+/// Decodes the values of a tensor from element `first` on, given its codes and the magnitudes of its blocks, and rounds each
+/// with `to`.
 pub fn dequantize<T: Copy>(
     codes: &[u8],
     magnitude: impl Fn(usize) -> f32,
@@ -146,8 +145,8 @@ pub fn dequantize<T: Copy>(
     }
 }
 
-/// The index of the value of a sorted map that is nearest to x, x being taken to the nearest of 65,536 even steps first:
-/// bitsandbytes looks it up in a table of these.
+/// Index of the value of a sorted map that is nearest to x. As in bitsandbytes, which uses a lookup table, x is first rounded
+/// to the nearest of 65,536 uniform steps.
 fn nearest(map: &[f32; 256], x: f32) -> u8 {
     const STEPS: f32 = 65_535.0;
     let step = ((x.clamp(-1.0, 1.0) + 1.0) * 0.5).mul_add(STEPS, 0.5) as u32;
@@ -165,9 +164,9 @@ fn nearest(map: &[f32; 256], x: f32) -> u8 {
     low as u8
 }
 
-/// The signed dynamic map: 0, 1, and seven decades of both signs up to 1, each with twice as many even steps as the one below
-/// it, of which the map has the middles. PyTorch makes it with fused multiplications and additions where the CPU has them, and
-/// with other last bits where it has none; so a checkpoint brings the map that its magnitudes were coded by.
+/// The signed dynamic map: 0, 1, and seven decades of both signs up to 1, each with twice as many uniform steps as the one
+/// below it; the map has the midpoints of the steps. PyTorch computes it with fused multiply-adds where the CPU has them, and
+/// with different last bits where it has none, so a checkpoint contains the map that its magnitudes were coded with.
 pub fn dynamic_map() -> [f32; 256] {
     let mut map = vec![0.0, 1.0];
     for decade in 0..7 {
@@ -183,7 +182,7 @@ pub fn dynamic_map() -> [f32; 256] {
     map.try_into().expect("2 and 2 times 1 + 2 + 4 and so on up to 64")
 }
 
-/// The ends of so many even steps from a tenth to 1, counted from the nearer end.
+/// The bounds of uniform steps from 0.1 to 1, each computed from the nearer end.
 fn even_steps(steps: usize) -> Vec<f32> {
     let (from, to) = (0.1f32, 1.0f32);
     let step = (to - from) / steps as f32;
@@ -200,20 +199,19 @@ fn mean(values: &[f32]) -> f32 {
     sum(values) / values.len() as f32
 }
 
-/// Lanes of a vector of PyTorch's sums, and sums that run side by side.
+/// The lanes of a vector in PyTorch's sums, and the number of vectors summed side by side.
 const LANES: usize = 8;
 const ROWS: usize = 4;
 
-/// The sum in PyTorch's order: vectors of eight lanes in four running sums, each a cascade of four levels, so that no level
-/// adds more terms than about a fourth root of all; then the four one after the other, then what does not fill a vector and the
-/// lanes.
+/// The sum in PyTorch's order: vectors of eight lanes in four running sums, each a cascade of four levels of about the fourth
+/// root of all terms; then the four sums one after the other, the elements that do not fill a vector, and the lanes.
 fn sum(values: &[f32]) -> f32 {
     const LEVELS: usize = 4;
     type Vector = [f32; LANES];
     let (vectors, rest) = values.as_chunks::<LANES>();
     let add = |to: &mut Vector, x: &Vector| to.iter_mut().zip(x).for_each(|(to, x)| *to += x);
     let (groups, single) = vectors.as_chunks::<ROWS>();
-    // As many terms a level as a power of two holds.
+    // Number of terms per level, a power of two.
     let log = groups.len().next_power_of_two().trailing_zeros() as usize;
     let power = (log / LEVELS).max(4);
     let step = 1 << power;
@@ -251,7 +249,7 @@ mod tests {
     use super::*;
     use crate::types::bf16_from_f32;
 
-    /// Numbers that bitsandbytes wrote, one behind the other: `tests/golden/make_nf4.py` says which.
+    /// Numbers that bitsandbytes wrote, one after the other; `tests/golden/make_nf4.py` documents their order.
     struct Golden(&'static [u8]);
 
     impl Golden {
@@ -303,13 +301,13 @@ mod tests {
                 dequantize(&codes, of_block, |x| x, first, &mut rest);
                 assert_eq!(bits(&rest), bits(&wide[first..]), "case {case}: from {first} on");
             }
-            // A part that begins with a block has the codes of the whole.
+            // A part that starts at a block boundary has the codes of the whole.
             let half = n / 2 / BLOCK * BLOCK;
             let (mut part, mut of_part) = (vec![0; (n - half).div_ceil(2)], vec![0.0; blocks(n - half)]);
             quantize(&values[half..], &mut part, &mut of_part);
             assert_eq!((&part[..], &of_part[..]), (&codes[half / 2..], &absmax[half / BLOCK..]));
         }
-        // Means of magnitudes of larger weights.
+        // Means of the magnitudes of larger weights.
         for _ in 0..golden.count() {
             let n = golden.count();
             let drawn = |i: usize| (i as u32).wrapping_mul(2_654_435_761) >> 8;
@@ -320,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_codes_become_these_codes_again() {
+    fn decoded_values_encode_to_the_same_codes() {
         let codes: Vec<u8> = (0..BLOCK as u8 / 2).map(|i| i.wrapping_mul(0x23) ^ 0xf0).collect();
         let mut values = [0.0; BLOCK];
         dequantize(&codes, |_| 0.37, |x| x, 0, &mut values);

@@ -1,5 +1,5 @@
-//! The reference evaluator: primitives in f64, rounded at each node's type. Slow and plain on purpose; everything
-//! fast is checked against it.
+//! The reference evaluator: primitives in f64, rounded to each node's type. It is slow and plain on purpose; all fast code is
+//! checked against it.
 
 use std::collections::HashMap;
 
@@ -21,19 +21,19 @@ use crate::types::{DType, TensorType, contiguous_strides};
 /// Values by slot path, in f64 whatever the slot's type.
 pub type Values = HashMap<String, Vec<f64>>;
 
-/// The outcome of running a graph.
+/// The results and writes of a graph's run.
 pub struct Evaluated {
     pub results: HashMap<String, Vec<f64>>,
     /// The written slots' new values.
     pub writes: Values,
 }
 
-/// Runs a graph on the given slot values. Slots that are missing are zeros.
+/// Runs a graph on the given slot values. Missing slots are zeros.
 pub fn run(graph: &Graph, slots: &Values) -> Evaluated {
     run_world(graph, &Mesh::ONE, std::slice::from_ref(slots)).remove(0)
 }
 
-/// Runs a graph on every rank of a mesh, node by node, each on slot values of its own: a collective reads those of its
+/// Runs a graph on every rank of a mesh, node by node, each rank with its own slot values: a collective reads the values of its
 /// whole group.
 pub fn run_world(graph: &Graph, mesh: &Mesh, slots: &[Values]) -> Vec<Evaluated> {
     assert_eq!(mesh.ranks(), slots.len(), "values for every rank of {mesh}");
@@ -74,7 +74,7 @@ fn operands<'a>(graph: &'a Graph, node: &Node, values: &'a [Vec<f64>]) -> Vec<Op
     node.ins.iter().map(|v| Operand { ty: graph.ty(*v), data: &values[v.node.0 as usize] }).collect()
 }
 
-/// The value of a collective on one rank, from the values of all.
+/// The value of a collective on one rank, from the values of all ranks.
 fn exchanged(node: &Node, mesh: &Mesh, rank: usize, values: &[Vec<Vec<f64>>]) -> Vec<f64> {
     let axis = node.op.axis().expect("a collective has an axis");
     let group = mesh.group(rank, axis);
@@ -224,7 +224,7 @@ fn product(ta: bool, tb: bool, a: &Operand<'_>, b: &Operand<'_>, out: &TensorTyp
     let k = crate::ops::product::inner(ta, a.ty);
     let batches: usize = out.dims[..rank - 2].iter().product();
     let mut c = vec![0.0; out.elements()];
-    // A row of the result is a sum of rows of b, so that the innermost loop walks memory in order.
+    // Each row of the result is a sum of rows of b, so that the innermost loop walks memory in order.
     for (batch, c) in c.chunks_exact_mut((m * n).max(1)).enumerate().take(batches) {
         let (a, b) = (&a.data[batch * m * k..], &b.data[batch * k * n..][..k * n]);
         let turned: Vec<f64>;
@@ -277,7 +277,7 @@ fn resampled(size: [usize; 2], ins: &[Operand<'_>]) -> Vec<f64> {
     ins[1].data.chunks(PART).flat_map(of_one).map(f64::from).collect()
 }
 
-/// In f32, as the values are defined; they are rounded further where they are stored.
+/// Computes in f32, as the format defines its values; they are rounded further where they are stored.
 fn dequantized(rows: &[usize], nested: bool, ins: &[Operand<'_>]) -> Vec<f64> {
     let codes: Vec<u8> = ins[0].data.iter().map(|x| *x as u8).collect();
     let bytes = ins[0].ty.last();
@@ -302,7 +302,7 @@ fn dot(index: &[usize], strides: &[usize]) -> usize {
     index.iter().zip(strides).map(|(i, s)| i * s).sum()
 }
 
-/// One value an index of `dims`, in row-major order.
+/// Evaluates `value` for each index of `dims`, in row-major order.
 fn each_index(dims: &[usize], mut value: impl FnMut(&[usize]) -> f64) -> Vec<f64> {
     let count: usize = dims.iter().product();
     let mut index = vec![0; dims.len()];
@@ -320,7 +320,7 @@ fn each_index(dims: &[usize], mut value: impl FnMut(&[usize]) -> f64) -> Vec<f64
     out
 }
 
-/// The same graph in f64 throughout: gradients are checked against finite differences in it.
+/// The same graph in f64 throughout, for checking gradients against finite differences.
 pub fn in_f64(graph: &Graph) -> Graph {
     let wide = |d: DType| if d.is_float() { DType::F64 } else { d };
     let slots = graph.slots.iter().map(|s| Slot { ty: s.ty.with(wide(s.ty.dtype)), ..s.clone() }).collect();

@@ -1,9 +1,9 @@
-//! Pieces of tensors: which elements of every parameter and saved tensor a rank has, and which of them it writes.
+//! Pieces of tensors: which elements of every parameter and saved tensor a rank holds, and which of them it writes.
 //!
-//! A tensor has one name, type and shape, whatever number of ranks there is. A rank has ranges of its elements, counted in
-//! row-major order; ranges of one tensor that two ranks have are the same or have nothing in common. State that several ranks
-//! have alike is cut by bytes, so that each of them writes as much as the others together with what it alone has, and a tensor may
-//! be cut anywhere.
+//! A tensor has one name, type and shape, whatever the number of ranks. A rank holds ranges of its elements, counted in
+//! row-major order; ranges of one tensor on two ranks are equal or disjoint. State that is replicated on several ranks is
+//! divided by bytes, so that, together with the state that only one rank holds, every rank writes as equal an amount as
+//! possible. A tensor may be divided at any element.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -14,25 +14,24 @@ use crate::passes::types::base::{self, Codes};
 use crate::plan::{PlacedSlot, PlanSet};
 use crate::types::{DType, TensorType};
 
-/// A range of the elements of a tensor, and where it lies.
+/// A range of the elements of a tensor, and the slot that holds it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorRange {
-    /// The name of the tensor, as checkpoints know it.
+    /// The name of the tensor in checkpoints.
     pub path: String,
-    /// Of the whole tensor.
     pub ty: TensorType,
     pub class: Class,
     pub init: Init,
-    /// Elements of the tensor.
+    /// Elements of the tensor, in row-major order.
     pub range: Range<usize>,
-    /// The slot that holds them.
     pub slot: String,
-    /// The place of the first of them among the slot's elements.
+    /// Index of the first of them in the slot.
     pub at: usize,
 }
 
 impl TensorRange {
-    /// The format of the codes that its slot holds, where it is a weight that is written and read as a whole (`passes::base`).
+    /// The format of the codes in its slot, where it is a weight stored as codes, which is written and read as a whole
+    /// (`passes::base`).
     pub fn codes(&self) -> Option<Codes> {
         base::weight_of_codes(&self.slot).filter(|(_, weight)| *weight == self.path).map(|(codes, _)| codes)
     }
@@ -46,17 +45,17 @@ impl TensorRange {
         self.range.len()
     }
 
-    /// The bytes of its elements as the slot holds them.
+    /// The bytes of its elements in the slot.
     pub fn bytes(&self) -> usize {
         self.elements() * self.ty.dtype.bytes()
     }
 
-    /// The elements of the slot that it is.
+    /// The range of its elements within the slot.
     pub fn within(&self) -> Range<usize> {
         self.at..self.at + self.elements()
     }
 
-    /// The type that checkpoints have its elements in.
+    /// The type of its elements in checkpoints.
     pub fn saved_dtype(&self) -> DType {
         saved_dtype(self.ty.dtype)
     }
@@ -66,21 +65,20 @@ impl TensorRange {
         self.elements() * self.saved_dtype().bytes()
     }
 
-    /// The part of it that is a range of the tensor's elements, where it has all of these.
+    /// The part of it that covers a range of the tensor's elements; `None` unless it holds all of them.
     pub fn covering(&self, range: &Range<usize>) -> Option<TensorRange> {
         let has = self.range.start <= range.start && range.end <= self.range.end;
         has.then(|| self.part(range.start - self.range.start..range.end - self.range.start))
     }
 
-    /// Some of its elements, counted from its first.
+    /// A part of it; `of` counts from its first element.
     pub fn part(&self, of: Range<usize>) -> TensorRange {
         let range = self.range.start + of.start..self.range.start + of.end;
         TensorRange { range, at: self.at + of.start, ..self.clone() }
     }
 }
 
-/// The type that checkpoints have a slot's elements in: moments in eight bits are saved as the numbers they stand for, which
-/// are exact in bf16.
+/// The type of a slot's elements in checkpoints: 8-bit moments are saved as their decoded values, which are exact in bf16.
 pub fn saved_dtype(dtype: DType) -> DType {
     match dtype {
         DType::E4M3 | DType::E4M4 => DType::BF16,
@@ -88,8 +86,8 @@ pub fn saved_dtype(dtype: DType) -> DType {
     }
 }
 
-/// A tensor of which each rank of a shard group has a range. Ranks divide a flat bucket into shares of equal size, in which
-/// tensors lie one behind the other, so that a share may begin inside a tensor and end inside another.
+/// A tensor of which each rank of a shard group holds a range. Ranks divide a flat bucket into shares of equal size. Tensors
+/// lie in it one after the other, so a share may begin inside one tensor and end inside another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sharded {
     pub path: String,
@@ -98,18 +96,18 @@ pub struct Sharded {
     pub init: Init,
     /// The slot that holds a rank's shares of buckets.
     pub slot: String,
-    /// The tensor's first element in its bucket.
+    /// Index of the tensor's first element in its bucket.
     pub start: usize,
-    /// The first element of a rank's share of the bucket in the slot.
+    /// Index in the slot of the first element of a rank's share of the bucket.
     pub at: usize,
-    /// The elements that each rank has of the bucket.
+    /// Number of elements of the bucket that each rank holds.
     pub share: usize,
-    /// The number of slots that come before the tensor: what is held has one order, whatever ranks divide.
+    /// Number of slots before the tensor, so that `held` has the same order whether or not ranks divide it.
     pub before: usize,
 }
 
 impl Sharded {
-    /// The piece of the rank at a coordinate along the axis of shards; without elements where its share has none of them.
+    /// The piece of the rank at a coordinate along the shard axis; empty where its share has no element of the tensor.
     fn piece(&self, coordinate: usize) -> TensorRange {
         let Sharded { path, ty, class, init, slot, start, at, share, .. } = self.clone();
         let [begins, ends] = [0, 1].map(|next| (coordinate + next) * share);
@@ -120,8 +118,8 @@ impl Sharded {
 }
 
 impl PlanSet {
-    /// The parameters and saved tensors that a rank has, in the order of slots. Of a tensor that ranks divide it may have no
-    /// element. A weight that is stored as codes is a piece of its values in f32, whose slot is the one of its codes.
+    /// The parameters and saved tensors that a rank holds, in the order of slots. Pieces of a divided tensor may be empty. A
+    /// weight that is stored as codes is a piece of its values in f32, in the slot of its codes.
     pub fn held(&self, rank: usize) -> Vec<TensorRange> {
         let coordinate = self.mesh.coordinate(rank, Axis::Shard);
         let mut pieces: Vec<(usize, TensorRange)> =
@@ -134,7 +132,7 @@ impl PlanSet {
                 continue;
             }
             let slot = path.clone();
-            // A weight that is stored as codes is known by its name and by its values.
+            // A weight that is stored as codes appears under its own name, with the type of its values.
             let (path, ty) = match base::weight_of_codes(&path) {
                 Some((codes, weight)) => {
                     let [rows, columns] = [ty.dims[0], codes.packed() * ty.dims[1]];
@@ -149,7 +147,7 @@ impl PlanSet {
         pieces.into_iter().map(|(_, piece)| piece).collect()
     }
 
-    /// Every saved tensor with its type, whichever ranks have it.
+    /// Every saved tensor with its type, whichever ranks hold it.
     pub fn saved(&self) -> Vec<(String, TensorType)> {
         let mut known = HashSet::new();
         let all = self.owners().into_iter().flatten();
@@ -161,13 +159,13 @@ impl PlanSet {
         self.owners().swap_remove(rank)
     }
 
-    /// The same of every rank: together each element of every saved tensor once.
+    /// The pieces that each rank writes into a checkpoint: together each element of every saved tensor once.
     pub fn owners(&self) -> Vec<Vec<TensorRange>> {
         divided(&(0..self.mesh.ranks()).map(|rank| self.at_hand(rank)).collect::<Vec<_>>())
     }
 
-    /// The saved pieces whose values a rank has at hand between updates: those it holds. Of weights that ranks divide it has all
-    /// elements where layers read them as they are saved, gathered from the shares.
+    /// The saved pieces whose values a rank can read between updates: those it holds. Of a sharded weight it has all elements
+    /// if layers read the weight in its saved type, because that copy is gathered from the shards.
     pub fn at_hand(&self, rank: usize) -> Vec<TensorRange> {
         let is_gathered = |slot: &&PlacedSlot| slot.class == Class::Derived && !slot.is_whole;
         let gathered: HashMap<&str, &TensorType> =
@@ -183,8 +181,9 @@ impl PlanSet {
     }
 }
 
-/// Divides pieces among the ranks that have them: of the pieces that some ranks have alike, those get more who have fewer bytes of
-/// their own, so that all come to the same where that is possible. A tensor without elements belongs to the first rank.
+/// Divides pieces among the ranks that hold them: of pieces that several ranks hold, those ranks with fewer bytes of their own
+/// get more, so that all write equal amounts where that is possible. A tensor without elements belongs to the first rank that
+/// holds it.
 fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
     let has_any = |piece: &&TensorRange| piece.elements() > 0 || piece.is_whole();
     let held: Vec<Vec<&TensorRange>> =
@@ -195,7 +194,8 @@ fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
             holders.entry(key(piece)).or_default().push(rank);
         }
     }
-    // The bytes that a group of ranks has alike, in the order in which they are met, and where each range lies among them.
+    // The bytes that each group of ranks holds in common, in the order of first appearance, and the start of each range among
+    // them.
     let mut totals: HashMap<&[usize], usize> = HashMap::new();
     let mut starts: HashMap<(&str, usize), (usize, &TensorRange)> = HashMap::new();
     for piece in held.iter().flatten().copied() {
@@ -206,7 +206,7 @@ fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
         });
         assert_eq!(first.range, piece.range, "ranks have other ranges of {}", piece.path);
     }
-    // State that fewer ranks have alike comes first: they have no choice.
+    // State that fewer ranks hold comes first, because it has fewer possible writers.
     let mut groups: Vec<(&[usize], usize)> = totals.into_iter().collect();
     groups.sort_unstable_by_key(|(ranks, _)| (ranks.len(), *ranks));
     let mut loads = vec![0; held.len()];
@@ -223,7 +223,7 @@ fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
     let share = |rank: usize, piece: &TensorRange| {
         let ranks = holders[&key(piece)].as_slice();
         let (ends, (start, _)) = (&ends[ranks], starts[&key(piece)]);
-        // The first element that lies behind the shares of the first `some` of these ranks.
+        // The first element after the shares of the first `count` ranks of the group.
         let cut = |some: usize| {
             let byte = ends[some].saturating_sub(start);
             byte.div_ceil(piece.saved_dtype().bytes()).min(piece.elements())
@@ -238,7 +238,7 @@ fn divided(held: &[Vec<TensorRange>]) -> Vec<Vec<TensorRange>> {
     held.iter().enumerate().map(owned).collect()
 }
 
-/// Shares of a total by which loads come as close to one another as they can: it is poured onto the lowest.
+/// Shares of `total` that make the loads as equal as possible, by raising the lowest first.
 fn filled(loads: &[usize], total: usize) -> Vec<usize> {
     let mut lowest: Vec<usize> = (0..loads.len()).collect();
     lowest.sort_by_key(|rank| loads[*rank]);
@@ -255,7 +255,7 @@ fn filled(loads: &[usize], total: usize) -> Vec<usize> {
     shares
 }
 
-/// Ranges of one tensor are told apart by where they begin.
+/// The identity of a range of one tensor: ranges differ in where they begin.
 fn key(piece: &TensorRange) -> (&str, usize) {
     (&piece.path, piece.range.start)
 }
@@ -271,7 +271,7 @@ mod tests {
         TensorRange { path: path.into(), ty, class: Class::Weight, init: Init::Zeros, range, slot, at: 0 }
     }
 
-    /// Every element of these pieces once, in order.
+    /// The ranges of a tensor in these pieces, in order.
     fn covered(owned: &[Vec<TensorRange>], path: &str) -> Vec<Range<usize>> {
         let mut ranges: Vec<_> =
             owned.iter().flatten().filter(|p| p.path == path).map(|p| p.range.clone()).collect();
@@ -306,8 +306,8 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_writes_what_it_alone_has_and_its_share_of_the_rest() {
-        // Two replicas of two shards, and a vector that all have.
+    fn a_rank_writes_its_own_state_and_its_share_of_shared_state() {
+        // Two replicas of two shards, and a vector that all ranks hold.
         let shard = |shard: usize| {
             let sharded = TensorRange { at: 7, ..piece("w", DType::F32, 80, 40 * shard..40 * shard + 40) };
             vec![sharded, piece("b", DType::F32, 8, 0..8), piece("none", DType::F32, 9, 3..3)]
@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_less_of_its_own_writes_more_of_what_all_have() {
+    fn ranks_with_less_state_of_their_own_write_more_shared_state() {
         assert_eq!(filled(&[0, 0, 0], 10), [3, 3, 4]);
         assert_eq!(filled(&[5, 5, 5], 10), [3, 3, 4]);
         assert_eq!(filled(&[5, 0, 3], 4), [0, 3, 1]);
@@ -343,7 +343,7 @@ mod tests {
                 assert!(untouched.clone().all(|(load, _)| load + 1 >= *low), "{loads:?} {shares:?}");
             }
         }
-        // A share of 40 elements and one of 30, and a vector of 20 that both have.
+        // A share of 40 elements and one of 30, and a vector of 20 that both ranks hold.
         let shard =
             |range: Range<usize>| vec![piece("w", DType::F32, 70, range), piece("b", DType::F32, 20, 0..20)];
         let owned = divided(&[shard(0..40), shard(40..70)]);
@@ -354,7 +354,7 @@ mod tests {
 
     #[test]
     fn a_share_may_begin_and_end_inside_a_tensor() {
-        // Ten elements from the sixth on of a bucket that three ranks have six of each.
+        // Ten elements from the sixth on of a bucket of which three ranks have six each.
         let ty = TensorType::new(DType::F32, [5, 2]);
         let (path, slot) = ("w".to_string(), "shard".to_string());
         let sharded = Sharded {
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn plans_of_several_ranks_divide_what_is_saved_and_hold_all() {
+    fn ranks_divide_saved_state_and_hold_all_of_it() {
         let slot = |path: &str, class: Class, n: usize, is_whole: bool| {
             let ty = TensorType::new(DType::F32, [n]);
             let view = View::dense(0, &ty);
@@ -412,7 +412,8 @@ mod tests {
         assert_eq!(owned, [("w".to_string(), 64..96), ("m".to_string(), 0..32)]);
         let saved: Vec<_> = plans.saved().into_iter().map(|(path, ty)| (path, ty.elements())).collect();
         assert_eq!(saved, [("w".to_string(), 96), ("m".to_string(), 32)]);
-        // Weights that two ranks divide and layers read as they are saved are written by both, and moments by who has them.
+        // Weights that two ranks divide and layers read in their saved type are written by both; moments by the rank that holds
+        // them.
         let sharded = |path: &str, class: Class| Sharded {
             path: path.into(),
             ty: TensorType::new(DType::F32, [96]),

@@ -15,11 +15,11 @@ use crate::types::{DType, TensorType, contiguous_strides};
 /// A tensor in the arena.
 #[derive(Clone, Debug, PartialEq)]
 pub struct View {
-    /// Of the first element, in bytes from the arena's start.
+    /// Byte offset of the first element from the arena's start.
     pub offset: usize,
     pub dtype: DType,
     pub dims: Vec<usize>,
-    /// In elements; 0 repeats.
+    /// In elements; stride 0 repeats.
     pub strides: Vec<usize>,
 }
 
@@ -32,7 +32,7 @@ impl View {
         self.dims.iter().product()
     }
 
-    /// The bytes of different elements: those of an axis that repeats them, of stride 0, count once.
+    /// The bytes of distinct elements: an axis of stride 0 repeats its elements, which count once.
     pub fn distinct_bytes(&self) -> usize {
         let distinct = self
             .dims
@@ -53,7 +53,7 @@ impl View {
         self.dims.last().is_none_or(|&n| n == 1 || self.strides[self.dims.len() - 1] == 1)
     }
 
-    /// The bytes from the first to behind the last element.
+    /// The bytes from the start of the first element to the end of the last.
     pub fn span_bytes(&self) -> usize {
         if self.elements() == 0 {
             return 0;
@@ -64,11 +64,10 @@ impl View {
 }
 
 named! {
-    /// Launches of a queue run one after the other. An exchange begins when all launches before it in the plan have ended; a
-    /// compute launch waits for the compute launches before it, and for the exchanges that it joins.
+    /// Launches of a queue run one after the other. An exchange begins when all launches before it in the plan have
+    /// ended; a compute launch waits for the compute launches before it, and for the exchanges that it joins.
     pub enum Queue {
         Compute = "compute",
-        /// Exchanges between ranks.
         Wire = "wire",
     }
 }
@@ -87,23 +86,23 @@ pub struct Launch {
     /// The operation with its attributes. A copy is `Reshape`: elements in row-major order of both views.
     pub op: Op,
     pub ins: Vec<View>,
-    /// `None` where nobody reads the output: it is not computed.
+    /// `None` where nothing reads the output: it is not computed.
     pub outs: Vec<Option<View>>,
-    /// Scratch of at most the kernel's workspace ceiling.
+    /// Scratch, at most the kernel's workspace ceiling.
     pub workspace: Option<View>,
     pub path: String,
     pub key: u64,
     /// For cost and reports.
     pub flops: u64,
     pub queue: Queue,
-    /// A compute launch waits for every exchange up to the one at this index of the plan. The end of a plan waits for all.
+    /// A compute launch waits for every exchange up to the one at this index of the plan. The end of the plan waits for all.
     pub joins: Option<usize>,
 }
 
 impl Launch {
-    /// Bytes read and written once each. Elements repeated along an axis come from a cache after the first time.
+    /// Bytes read and written, each once. Elements repeated along an axis come from a cache after the first time.
     pub fn bytes(&self) -> u64 {
-        // Of a table of images it reads about as much as it gives.
+        // `Resample` reads only part of a table of images: about as many bytes as it writes.
         let table = matches!(self.op, Op::Resample { .. }).then(|| &self.ins[0]);
         if let (Some(table), Some(out)) = (table, &self.outs[0]) {
             let read = out.distinct_bytes().min(table.distinct_bytes());
@@ -114,22 +113,22 @@ impl Launch {
     }
 }
 
-/// The purpose of a plan. A role that several plans of a set share carries an index: plans of gradients are of the same model and
-/// differ in their extents or in how far tokens see, those that keep and fold sums in their level.
+/// The purpose of a plan. A role that several plans of a set share carries an index: gradient plans are of the same model and
+/// differ in their extents or their attention window; `Keep` and `Fold` plans differ in their level.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Role {
     /// Rebuilds derived copies after initialisation and load.
     Derive,
-    /// Forward, loss, backward, accumulate; once a micro-batch. Index 0 has the largest extents where lengths vary, and the widest
-    /// window under a schedule of windows.
+    /// Forward, loss, backward, accumulate; once per micro-batch. Index 0 has the largest extents where lengths vary, and
+    /// the widest window under a schedule of windows.
     Grad(usize),
-    /// Puts the sums of a lane that is done aside, at the level of this index, and clears them.
+    /// Moves the sums of a finished lane aside, to the level of this index, and clears them.
     Keep(usize),
-    /// Adds the sums at the level of this index to those there are.
+    /// Adds the sums kept at the level of this index to the current ones.
     Fold(usize),
-    /// Norm, finite check, clip, update, clear; once a step.
+    /// Norm, finite check, clip, update, clear; once per step.
     Apply,
-    /// Gathers averages that ranks have shares of to where `eval` reads weights; `derive` brings those back.
+    /// Gathers the averages that ranks hold in shards to where `eval` reads weights; `derive` restores the weights.
     Average,
     Eval,
     /// Logits of every row.
@@ -139,14 +138,14 @@ pub enum Role {
 }
 
 impl Role {
-    /// The first plan of gradients; the only one where every micro-batch has the same extents and every update the same window.
+    /// The first gradient plan; the only one where every micro-batch has the same extents and every update the same window.
     pub const GRAD: Role = Role::Grad(0);
 
     pub fn is_grad(self) -> bool {
         matches!(self, Role::Grad(_))
     }
 
-    /// The word in the text form, and the index behind it.
+    /// The word in the text form, and the index after it.
     fn word(self) -> (&'static str, usize) {
         match self {
             Role::Derive => ("derive", 0),
@@ -170,7 +169,7 @@ impl Role {
         }
     }
 
-    /// The role of a name; every role has one name.
+    /// Parses a role's name; every role has one name.
     pub fn parse(name: &str) -> Option<Role> {
         let (word, index) = match name.split_once('.') {
             Some((word, index)) => (word, index.parse().ok()?),
@@ -210,8 +209,8 @@ impl Plan {
         self.results.iter().find(|(n, _)| n == name).map(|(_, v)| v)
     }
 
-    /// The exchanges, each with the index of its launch and of the one that waits for it: the first compute launch that joins
-    /// this exchange or a later one, or the end of the plan.
+    /// The exchanges, each with the index of its launch and the index of the launch that waits for it: the first compute launch
+    /// that joins this exchange or a later one, or else the end of the plan.
     pub fn exchanges(&self) -> Vec<(usize, usize)> {
         let of = |(at, launch): (usize, &Launch)| {
             let joins = |l: &Launch| l.joins.is_some_and(|joined| joined >= at);
@@ -225,7 +224,7 @@ impl Plan {
         self.launches.iter().any(|launch| launch.queue == Queue::Wire)
     }
 
-    /// How many compute launches may run beside an exchange: those between one and the launch that waits for it.
+    /// Number of compute launches that may overlap an exchange: those between it and the launch that waits for it.
     pub fn launches_beside_exchanges(&self) -> usize {
         let exchanges = self.exchanges();
         let is_beside = |at: &usize| exchanges.iter().any(|(from, until)| from < at && at < until);
@@ -235,7 +234,7 @@ impl Plan {
 }
 
 named! {
-    /// Where `plan` counts a buffer.
+    /// The category that `plan` counts a buffer under.
     pub enum Category {
         Parameters = "parameters",
         Frozen = "frozen",
@@ -245,20 +244,20 @@ named! {
         Average = "average",
         Activations = "activations",
         Workspace = "workspace",
-        /// Where exchanges between ranks land before they are added.
+        /// Where data from other ranks lands before it is added.
         Wire = "wire",
         Inputs = "inputs",
     }
 }
 
-/// A slot with its place in the arena, the same in every plan of the set.
+/// A slot and its view in the arena, which is the same in every plan of the set.
 #[derive(Clone, Debug)]
 pub struct PlacedSlot {
     pub path: String,
     pub ty: TensorType,
     pub class: Class,
     pub init: Init,
-    /// Other slots lie inside this one, or pieces of tensors: their values are its value.
+    /// Whether other slots or pieces of tensors lie inside this one and hold its value.
     pub is_whole: bool,
     pub view: View,
 }
@@ -289,17 +288,16 @@ pub struct PlanSet {
     pub arena_bytes: usize,
     pub persistent_bytes: usize,
     pub transient_bytes: usize,
-    /// Every persistent buffer, and the transients of every plan.
+    /// Every persistent buffer, and the transient buffers of every plan.
     pub buffers: Vec<Buffer>,
     pub slots: Vec<PlacedSlot>,
-    /// The range of all slots of class input.
     pub inputs: Range<usize>,
-    /// Where the areas begin that inputs land in, each as large as `inputs`; none where the host writes in place.
+    /// The offsets of the areas that inputs land in, each as large as `inputs`; none where the host writes in place.
     pub landings: Vec<usize>,
     pub plans: Vec<Plan>,
     /// The ranks that run these plans together.
     pub mesh: Mesh,
-    /// The tensors of which ranks have shares.
+    /// The tensors of which each rank holds a shard.
     pub sharded: Vec<Sharded>,
     pub done: Vec<PassReport>,
 }
@@ -309,27 +307,28 @@ impl PlanSet {
         self.plans.iter().find(|p| p.role == role)
     }
 
-    /// The plans of micro-batches in the order of their indices: of the largest extents first, or of the widest window.
+    /// The gradient plans in the order of their indices: those of the largest extents first, or of the widest window.
     pub fn grads(&self) -> impl Iterator<Item = &Plan> {
         let mut grads: Vec<&Plan> = self.plans.iter().filter(|plan| plan.role.is_grad()).collect();
         grads.sort_by_key(|plan| plan.role);
         grads.into_iter()
     }
 
-    /// The transient buffers of the plan at an index, which others overlay.
+    /// The transient buffers of the plan at an index; those of other plans overlay them.
     pub fn transients(&self, plan: usize) -> impl Iterator<Item = &Buffer> {
         self.buffers.iter().filter(move |b| b.live.as_ref().is_some_and(|(of, _)| *of == plan))
     }
 
-    /// The plan whose transients take the most room, for which the arena is made.
+    /// The plan whose transient buffers need the most memory; it sets the arena's size.
     pub fn largest_plan(&self) -> usize {
         let ends = |plan: usize| self.transients(plan).map(|b| b.offset + b.bytes).max().unwrap_or(0);
-        // The first of equals.
+        // Reversed, so that of equals the first wins.
         (0..self.plans.len()).rev().max_by_key(|plan| ends(*plan)).unwrap_or(0)
     }
 
-    /// Bytes by category; together the arena. Transients overlay, so the largest plan's peak is shared out: scratch and
-    /// what lands from other ranks at their largest, the rest activations. Plans of one rank have no category for the wire.
+    /// Bytes by category, which add up to the arena. Transient buffers overlay, so the largest plan's peak is split: its
+    /// largest workspace, its largest landing area of exchanges, and the rest as activations. Plans of one rank have no
+    /// category for the wire.
     pub fn categories(&self) -> BTreeMap<&'static str, usize> {
         let is_counted = |c: &&Category| **c != Category::Wire || self.mesh.ranks() > 1;
         let counted = Category::ALL.iter().filter(is_counted);
@@ -394,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated_counts_once() {
+    fn repeated_elements_count_once() {
         let dense = View::dense(0, &TensorType::new(DType::BF16, [6, 4]));
         let row = View { strides: vec![0, 1], ..dense.clone() };
         let one = View { strides: vec![0, 0], ..dense.clone() };

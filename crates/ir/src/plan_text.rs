@@ -13,9 +13,10 @@
 //! pass merge grad 3 weights are one product ...
 //! ```
 //!
-//! Plans of one rank have no line for the mesh, nor for what ranks have shares of. Of several, an exchange ends in `queue wire`,
-//! and a launch that waits for one in `joins` with the index of that launch in its plan. Equal text means equal plans, so that a change that claims to keep them can be shown to. It does not parse: a kernel
-//! is a row of a target's table, which the text does not carry.
+//! Plans of one rank have no line for the mesh or for sharded tensors. With several ranks, the line of an exchange ends in
+//! `queue wire`, and that of a launch that waits for an exchange in `joins` with the exchange's index in the plan. Equal text
+//! means equal plans, which shows that a change keeps them. It does not parse: a kernel is a row of a target's table, which
+//! the text does not carry.
 
 use std::fmt;
 

@@ -2,7 +2,7 @@
 //! backend. Dropout draws by (seed, step, sample, token, node key, element); initial weights by (seed, path, element);
 //! the rounding of the optimiser's state by (element, update).
 
-/// Four random words of one counter.
+/// Four random words from one counter and key.
 #[inline(always)]
 pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let (mut c, mut k) = (counter, key);
@@ -14,7 +14,7 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// The inputs of a row's dropout besides the element: the counter's fixed words and the key.
+/// The inputs of a row's dropout apart from the element: the counter's fixed words and the key.
 #[derive(Clone, Copy, Debug)]
 pub struct RowDraw {
     sample: u32,
@@ -30,30 +30,29 @@ impl RowDraw {
         RowDraw { sample: sample as u32, token: token as u32, step: rng[2] as u32, key }
     }
 
-    /// The draws of elements 8 i to 8 i + 7, two a word, the first in its low half: 16 bits tell a share to 8e-6, and a draw
-    /// costs more than the pass over memory it is part of.
+    /// The draws of elements 8 i to 8 i + 7, two per word, the first in its low half. 16 bits are precise to 8e-6 of a
+    /// probability, and drawing costs more than the memory pass it is part of.
     #[inline(always)]
     pub fn block(&self, i: u32) -> [u32; 4] {
         philox([i, self.token, self.sample, self.step], self.key)
     }
 
-    /// The draw of one element.
     pub fn of(&self, element: usize) -> u16 {
         (self.block((element / 8) as u32)[element % 8 / 2] >> (element % 2 * 16)) as u16
     }
 }
 
-/// Elements whose draw lies below this are dropped.
+/// The threshold below which a draw drops its element.
 pub fn drop_below(p: f32) -> u16 {
     (p as f64 * 65_536.0).round().min(65_535.0) as u16
 }
 
-/// The key of what rounds the optimiser's state: any number will do. Runs of different seeds share it, which nothing
-/// can tell: what is rounded differs.
+/// The key for rounding the optimiser's state; any constant works. Runs of different seeds share it without harm, because they
+/// round different values.
 pub const ROUNDING_KEY: [u32; 2] = [0x6d6f_6d65, 0x6e74_7321];
 
-/// The draws that round the moments of elements 4 i to 4 i + 3 in one update, a word each: its low half for the first
-/// moment, its high half for the second.
+/// The draws that round the moments of elements 4 i to 4 i + 3 in one update, one word each: its low half for the first moment,
+/// its high half for the second.
 #[inline(always)]
 pub fn rounding(i: u64, updates: u32) -> [u32; 4] {
     philox([i as u32, (i >> 32) as u32, updates, 0], ROUNDING_KEY)
@@ -64,7 +63,7 @@ pub fn normal(seed: u64, stream: u64, i: u64) -> f32 {
     normal_pair(seed, stream, i / 2)[(i % 2) as usize]
 }
 
-/// Elements 2 i and 2 i + 1 of a stream (Box-Muller): half the work where both are wanted.
+/// Elements 2 i and 2 i + 1 of a stream (Box-Muller), for half the work of computing each alone.
 pub fn normal_pair(seed: u64, stream: u64, i: u64) -> [f32; 2] {
     let [first, second] = unit_pair(seed, stream, i);
     let (radius, angle) = ((-2.0 * first.ln()).sqrt(), std::f64::consts::TAU * second);
@@ -72,7 +71,7 @@ pub fn normal_pair(seed: u64, stream: u64, i: u64) -> [f32; 2] {
     [(radius * cos) as f32, (radius * sin) as f32]
 }
 
-/// Two numbers of a stream, even between 0 and 1 and neither of the two.
+/// Two numbers of a stream, uniform in the open interval from 0 to 1.
 pub fn unit_pair(seed: u64, stream: u64, i: u64) -> [f64; 2] {
     let key = [seed as u32, (seed >> 32) as u32];
     let c = philox([i as u32, (i >> 32) as u32, stream as u32, (stream >> 32) as u32], key);
@@ -92,9 +91,9 @@ mod tests {
         assert_eq!(philox([u32::MAX; 4], [u32::MAX; 2]), [0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd]);
     }
 
-    /// A share of one in ten of many draws, in every place of a block.
+    /// A dropout of one in ten over many draws, checked at every position of a block.
     #[test]
-    fn as_many_are_dropped_as_asked_for() {
+    fn dropout_drops_the_requested_share() {
         for place in 0..8 {
             let dropped =
                 (0..50_000).filter(|i| RowDraw::new([3, 4, 5], 6, *i, 7).of(place) < drop_below(0.1));

@@ -1,6 +1,6 @@
-//! The body of a `Region`: a graph whose input slots are the region's inputs in order, whose nodes are elementwise,
-//! and whose results are the region's outputs in order. A result may also be the sum over rows of a [rows, columns] value,
-//! rounded as its node rounds it, whether or not the value itself is a result.
+//! The body of a `Region`: a graph of elementwise nodes whose input slots are the region's inputs and whose results are its
+//! outputs, both in order. A result may also be the sum over rows of a [rows, columns] value, rounded as its node rounds it,
+//! whether or not the value itself is a result.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Value};
@@ -33,29 +33,28 @@ pub fn is_summed(ty: &TensorType) -> bool {
     ty.rank() == 2 && ty.dtype.is_float()
 }
 
-/// Pairs that may share memory: whatever runs a region reads a tile of all inputs before it writes one, so any input may
-/// make room for any output, up to the 16 and 8 that are looked at.
+/// Pairs that may share memory. Kernels read a tile of all inputs of a region before they write one, so any output may
+/// overwrite any input; pairs are listed for the first 16 inputs and 8 outputs.
 pub fn in_place() -> Vec<(usize, usize)> {
     (0..16).flat_map(|input| (0..8).map(move |output| (input, output))).collect()
 }
 
-/// The value that a result is the sum of, where it is one.
+/// The value that a result sums, where it is a sum.
 pub fn summed(body: &Graph, result: usize) -> Option<Value> {
     let node = body.node(body.results[result].1.node);
     matches!(node.op, Op::Reduce { .. }).then(|| node.ins[0])
 }
 
-/// The value a result is, or is the sum of.
+/// The value that a result is, or that it sums.
 pub fn value(body: &Graph, result: usize) -> Value {
     summed(body, result).unwrap_or(body.results[result].1)
 }
 
-/// The results that are sums.
 pub fn sums(body: &Graph) -> impl Iterator<Item = usize> {
     (0..body.results.len()).filter(|result| summed(body, *result).is_some())
 }
 
-/// The body's nodes in the open.
+/// Replaces the region by the nodes of its body.
 pub fn expand<'g>(b: &'g Builder, body: &Graph, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let mut made: Vec<Tensor<'g>> = Vec::with_capacity(body.nodes.len());
     for node in &body.nodes {

@@ -1,17 +1,17 @@
-//! Building a new graph from an old one node by node: what every rewriting pass is made of.
+//! Building a new graph from an old one node by node, as every rewriting pass does.
 
 use std::collections::HashMap;
 
 use crate::graph::{Graph, Node, NodeId, Value};
 use crate::ops::Op;
 
-/// A rewrite under way. Slots are carried over, so slot ids stay valid.
+/// A rewrite in progress. Slots are carried over, so slot ids stay valid.
 pub struct Replay<'a> {
     pub old: &'a Graph,
     pub new: Graph,
-    /// The new values of the old graph's, output by output.
+    /// The new value of each output of the old graph.
     map: Vec<Option<Value>>,
-    /// Where in `map` each old node's outputs begin.
+    /// Index in `map` of each old node's first output.
     starts: Vec<usize>,
 }
 
@@ -42,12 +42,12 @@ impl<'a> Replay<'a> {
         self.map[place] = Some(new);
     }
 
-    /// Copies a node as it is.
+    /// Copies a node unchanged.
     pub fn copy(&mut self, id: NodeId) -> NodeId {
         let node = self.old.node(id);
         let ins: Vec<Value> = node.ins.iter().map(|v| self.get(*v)).collect();
         let is_typed_alike = |(old, new): (&Value, &Value)| self.old.ty(*old) == self.new.ty(*new);
-        // The same operation gives the same types, unless it reads a slot whose type has changed.
+        // Equal input types give equal output types, unless it reads a slot whose type has changed.
         if matches!(node.op, Op::Read { .. }) || !node.ins.iter().zip(&ins).all(is_typed_alike) {
             return self.copy_as(id, node.op.clone(), ins);
         }
@@ -58,7 +58,7 @@ impl<'a> Replay<'a> {
         new
     }
 
-    /// Copies a node with another operation or inputs, output for output.
+    /// Copies a node with another operation or inputs; outputs correspond one for one.
     pub fn copy_as(&mut self, id: NodeId, op: Op, ins: Vec<Value>) -> NodeId {
         let node = self.old.node(id);
         let new = self.new.push_keyed(op, ins, &node.path, node.key);
@@ -77,7 +77,7 @@ impl<'a> Replay<'a> {
         self.new.add(op, ins, &path)
     }
 
-    /// Carries writes and results over.
+    /// Finishes the rewrite: carries writes and results over.
     pub fn finish(mut self) -> Graph {
         self.new.writes = self.old.writes.iter().map(|(s, v)| (*s, self.get(*v))).collect();
         self.new.results = self.old.results.iter().map(|(n, v)| (n.clone(), self.get(*v))).collect();
@@ -90,7 +90,7 @@ pub fn without_dead(g: &Graph) -> Graph {
     without_dead_before(g, 0).0
 }
 
-/// The same, and how many of the first `forward` nodes are left.
+/// `without_dead`, and how many of the first `forward` nodes are left.
 pub fn without_dead_before(g: &Graph, forward: usize) -> (Graph, usize) {
     let mut alive = vec![false; g.nodes.len()];
     for v in g.writes.iter().map(|(_, v)| v).chain(g.results.iter().map(|(_, v)| v)) {

@@ -1,27 +1,25 @@
-//! The two queues of a plan played through launch by launch: how long a run takes, and how much of its exchanges no
-//! launch hides.
+//! Simulation of a plan's two queues launch by launch: the time of a run, and how much of its exchanges compute does not hide.
 
 use std::ops::{AddAssign, Range};
 
 use crate::plan::{Plan, Queue};
 
-/// The time that a run of a plan takes.
+/// The simulated time of a run of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Played {
     pub seconds: f64,
-    /// The compute launches, as if no exchange ran.
+    /// The time of the compute launches alone.
     pub compute_seconds: f64,
-    /// The exchanges, as if nothing else ran.
+    /// The time of the exchanges alone.
     pub wire_seconds: f64,
 }
 
 impl Played {
-    /// The time by which exchanges make a run longer: launches wait for them, and run beside them on fewer multiprocessors.
+    /// Time that exchanges add to a run: launches wait for them, and run beside them on fewer multiprocessors.
     pub fn exposed_seconds(&self) -> f64 {
         self.seconds - self.compute_seconds
     }
 
-    /// As often as that.
     pub fn times(self, n: f64) -> Played {
         Played {
             seconds: n * self.seconds,
@@ -39,8 +37,8 @@ impl AddAssign for Played {
     }
 }
 
-/// Plays a plan whose launches take these seconds each. While an exchange runs, compute launches have this part of a device
-/// less.
+/// Simulates a plan whose launches take the given seconds. While an exchange runs, compute launches have this fraction of the
+/// device less.
 pub fn play(plan: &Plan, held_part: f64, seconds: impl IntoIterator<Item = f64>) -> Played {
     let mut played = Played::default();
     let takes: Vec<f64> = seconds.into_iter().collect();
@@ -54,10 +52,10 @@ pub fn play(plan: &Plan, held_part: f64, seconds: impl IntoIterator<Item = f64>)
     played
 }
 
-/// When each launch of such a plan begins and ends.
+/// The start and end of each launch in such a simulation.
 pub fn timeline(plan: &Plan, held_part: f64, seconds: &[f64]) -> Vec<Range<f64>> {
     let (mut now, mut wire_end) = (0.0f64, 0.0f64);
-    // When each exchange runs, by the index of its launch.
+    // The start and end of each exchange, with the index of its launch.
     let mut exchanges: Vec<(usize, Range<f64>)> = vec![];
     let mut all = Vec::with_capacity(seconds.len());
     for (at, (launch, takes)) in plan.launches.iter().zip(seconds).enumerate() {
@@ -82,7 +80,7 @@ pub fn timeline(plan: &Plan, held_part: f64, seconds: &[f64]) -> Vec<Range<f64>>
     all
 }
 
-/// When a compute launch ends that begins now, slowed while exchanges run.
+/// The end of a compute launch that begins now and is slowed while exchanges run.
 fn ended(mut now: f64, mut left: f64, held_part: f64, exchanges: &[(usize, Range<f64>)]) -> f64 {
     for (_, runs) in exchanges {
         if runs.end <= now {
@@ -106,7 +104,7 @@ mod tests {
     use crate::ops::Op;
     use crate::plan::{Launch, Role};
 
-    /// A plan of launches: how long each takes, an exchange where it is below 0, and what it joins.
+    /// A plan of launches, given as duration (negative for an exchange) and join.
     fn plan(launches: &[(f64, Option<usize>)]) -> Plan {
         let launch = |(seconds, joins): &(f64, Option<usize>)| {
             let op = match *seconds < 0.0 {
@@ -140,12 +138,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_joined_runs_beside() {
+    fn exchanges_that_nothing_joins_overlap() {
         assert_eq!(played(0.0, &[(1.0, None), (2.0, None)]), (3.0, 0.0));
         assert_eq!(played(0.0, &[(1.0, None), (-2.0, None), (3.0, Some(1))]), (6.0, 2.0), "joined at once");
         assert_eq!(played(0.0, &[(1.0, None), (-2.0, None), (3.0, None)]), (4.0, 0.0), "hidden");
         assert_eq!(played(0.0, &[(1.0, None), (-2.0, None)]), (3.0, 2.0), "the end joins all");
-        // The second exchange begins when the first has ended, and the last launch waits for the first alone.
+        // The second exchange begins when the first has ended; the last launch waits for the first alone.
         let two = [(-1.0, None), (-2.0, None), (1.0, Some(0)), (1.0, Some(1))];
         assert_eq!(played(0.0, &two), (4.0, 2.0));
         // An exchange waits for the launches before it.
@@ -153,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn every_launch_has_its_place_on_the_axis() {
+    fn timelines_have_every_launch() {
         let launches = [(1.0, None), (-2.0, None), (1.0, None), (-1.0, None), (1.0, Some(1)), (1.0, Some(3))];
         let seconds = launches.map(|(seconds, _)| f64::abs(seconds));
         let runs = timeline(&plan(&launches), 0.0, &seconds);
@@ -161,8 +159,8 @@ mod tests {
     }
 
     #[test]
-    fn launches_beside_an_exchange_have_less_of_the_device() {
-        // Half of the device for two seconds: one second's work is left undone.
+    fn launches_beside_an_exchange_are_slower() {
+        // With half of the device for two seconds, one second of work is left over.
         assert_eq!(played(0.5, &[(-2.0, None), (3.0, None)]), (4.0, 1.0));
         assert_eq!(played(0.5, &[(-4.0, None), (1.0, None)]), (4.0, 3.0));
         assert_eq!(played(0.5, &[(-4.0, None), (1.0, None), (1.0, Some(0))]), (5.0, 3.0));

@@ -1,4 +1,4 @@
-//! A device as the passes know it: plain data, handed in by the runtime.
+//! The target device as the passes know it: plain data that the runtime provides.
 
 use crate::graph::{Graph, Node};
 use crate::links::Links;
@@ -7,7 +7,7 @@ use crate::ops::OpKind;
 use crate::timings::{Timings, Units};
 use crate::types::{DType, TensorType};
 
-/// How a kernel wants its tensors in memory.
+/// The memory layout that a kernel accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layout {
     /// Row-major without gaps.
@@ -18,19 +18,19 @@ pub enum Layout {
     Any,
 }
 
-/// One kernel of the device: which operation it runs, on what, and what it needs.
+/// One kernel of the device: the operation and types it runs, and its requirements.
 #[derive(Clone, Copy, Debug)]
 pub struct KernelRow {
-    /// Unique, and what reports call it.
+    /// Unique; reports show it.
     pub name: &'static str,
     pub op: OpKind,
     /// Types of the first float tensor among inputs and outputs.
     pub dtypes: &'static [DType],
     pub ins: Layout,
     pub outs: Layout,
-    /// A ceiling on scratch bytes, as a function of the node and the number of cores.
+    /// An upper bound on scratch bytes, as a function of the node and the number of cores.
     pub workspace: fn(&Shapes<'_>) -> usize,
-    /// Whether equal inputs always give equal bits.
+    /// Whether equal inputs always give bit-identical results.
     pub deterministic: bool,
 }
 
@@ -48,7 +48,6 @@ impl<'a> Shapes<'a> {
     }
 }
 
-/// No scratch.
 pub fn no_workspace(_: &Shapes<'_>) -> usize {
     0
 }
@@ -64,12 +63,12 @@ pub struct Rates {
     pub bf16_flops: f64,
     /// Products of 8-bit floats, FLOP/s; `None` where the device has none.
     pub fp8_flops: Option<f64>,
-    /// Bytes read and written a second.
+    /// Bytes read and written per second.
     pub memory_bytes: f64,
 }
 
 impl Rates {
-    /// FLOP/s of some units; of those the device has not, what it does instead.
+    /// FLOP/s of these units, or of those that replace them on this device.
     pub fn of(&self, units: Units) -> f64 {
         match units {
             Units::F32 => self.f32_flops,
@@ -90,34 +89,33 @@ pub struct Target {
     pub memory_bytes: u64,
     /// Memory that the driver takes beside the arena: context, modules, graphs.
     pub driver_bytes: u64,
-    /// Bytes that the library that moves tensors between ranks takes beside it; 0 where nothing is exchanged.
+    /// Bytes that the collective communication library takes beside it; 0 where nothing is exchanged.
     pub wire_bytes: u64,
     pub cores: usize,
-    /// Devices like this one that train together, each a rank with rows of its own.
+    /// Devices like this one that train together; each is a rank with rows of its own.
     pub ranks: usize,
-    /// How many of them divide weights, moments and gradients among themselves: groups of this size are replicas of one another. It
-    /// divides their number; `None` for one group of all.
+    /// Number of ranks in a shard group, which divides weights, moments and gradients among its ranks; groups are replicas of
+    /// one another. It divides `ranks`; `None` for one group of all.
     pub shards: Option<usize>,
-    /// How they are linked, where that is known: without it exchanges are not predicted.
+    /// The links between ranks, where known; without them exchanges are not predicted.
     pub links: Option<Links>,
-    /// Areas that inputs land in before a run copies them into place, so that the next may arrive while a plan reads
-    /// these; 0 where the host writes inputs in place.
+    /// Number of landing areas for inputs: a run copies the inputs from there into place, so the next ones may arrive while a
+    /// plan reads these. 0 where the host writes inputs in place.
     pub landings: usize,
     pub rates: Rates,
-    /// Measured times of launches; empty where nobody measured.
+    /// Measured times of launches; empty where nothing was measured.
     pub timings: Timings,
     pub kernels: Vec<KernelRow>,
-    /// Kernels that may be asked for by name and that this device does not run, and why.
+    /// Kernels that can be requested by name but do not run on this device, and why.
     pub missing: Vec<(&'static str, String)>,
 }
 
 impl Target {
-    /// The memory that no arena may take.
+    /// Device memory that is not available to the arena.
     pub fn bytes_beside(&self) -> u64 {
         self.driver_bytes + self.wire_bytes
     }
 
-    /// The mesh of its ranks.
     pub fn mesh(&self) -> Mesh {
         let shards = self.shards.unwrap_or(self.ranks);
         Mesh::new(self.ranks / shards, shards)
@@ -129,8 +127,8 @@ impl Target {
     }
 }
 
-/// A target on paper: every operation has a kernel that takes any rows.
-/// Plans for it show what the passes do without a device.
+/// A target on paper: every operation has a kernel that takes any rows. Plans for it show what the passes do without a
+/// device.
 pub fn paper() -> Target {
     let row = |op: &OpKind| KernelRow {
         name: op.name(),

@@ -65,7 +65,7 @@ impl FromStr for Graph {
     }
 }
 
-/// Statements with the number of their first line. A statement goes on while a brace is open.
+/// Statements, each with the number of its first line. A statement continues while a brace is open.
 fn statements(text: &str) -> Vec<(usize, &str)> {
     let (mut found, mut start, mut depth, mut line, mut first) = (vec![], 0, 0, 1, 1);
     for (i, c) in text.char_indices() {
@@ -123,7 +123,7 @@ fn parse_statement(graph: &mut Graph, statement: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// The value is an output of a node already read.
+/// Checks that a value is an output of a node already read.
 fn made(graph: &Graph, v: Value) -> Result<(), String> {
     match graph.nodes.get(v.node.0 as usize) {
         Some(node) if (v.out as usize) < node.outs.len() => Ok(()),
@@ -178,7 +178,7 @@ fn parse_node(graph: &mut Graph, statement: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// `name=value` pairs separated by commas that stand outside all brackets.
+/// `name=value` pairs separated by commas outside all brackets.
 fn attributes(text: &str) -> Result<Vec<(&str, &str)>, String> {
     let (mut pairs, mut depth, mut start) = (vec![], 0, 0);
     for (i, c) in text.char_indices().chain([(text.len(), ',')]) {

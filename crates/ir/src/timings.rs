@@ -1,12 +1,12 @@
-//! Measured times of launches on a device: points, and what they let one expect of launches that were not timed.
+//! Measured times of launches on a device, and predictions for launches that were not timed.
 //!
-//! A launch that was timed is expected to take as long again. Any other takes what a launch takes that does next to
-//! nothing, and its roofline over an efficiency, that of the points nearest to it: of the same kernel in the same units,
-//! or, where there is none, of the same kind of work. Near is measured in the logarithms of arithmetic, of traffic and of
-//! the innermost extent, which is a head's size to attention and a row's width to a norm.
+//! A launch that was timed is predicted to take as long again. Any other is predicted to take the shortest measured time, as
+//! fixed cost, plus its roofline over an efficiency taken from the nearest points: of the same kernel in the same units, or,
+//! where there is none, of the same kind of work. Distance is measured in the logarithms of arithmetic, traffic and the
+//! innermost extent, which is the head size for attention and the row width for a norm.
 //!
-//! An exchange between ranks is expected by points of the same kernel and number of ranks alone, on the line between the two
-//! nearest in bytes: the memory's bandwidth bounds nothing of it.
+//! An exchange between ranks is predicted only from points of the same kernel and number of ranks, by linear interpolation in
+//! bytes: the memory's bandwidth says nothing about it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::types::{DType, TensorType};
 use crate::work::Work;
 
 named! {
-    /// The units that multiply: the rate that bounds a launch.
+    /// The units that multiply, whose rate bounds a launch.
     pub enum Units {
         F32 = "f32",
         Tf32 = "tf32",
@@ -35,7 +35,7 @@ impl Units {
         Units::reading(launch.ins.first().map(|v| v.dtype), &launch.op)
     }
 
-    /// Of an operation by the type of its first input.
+    /// The units of an operation, by the type of its first input.
     fn reading(first: Option<DType>, op: &Op) -> Units {
         match (first, op.compute()) {
             (Some(DType::BF16), _) => Units::Bf16,
@@ -46,7 +46,7 @@ impl Units {
     }
 }
 
-/// The features of a launch that its time depends on, whatever its addresses.
+/// The features of a launch that determine its time; addresses do not matter.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size {
     pub work: Work,
@@ -56,7 +56,7 @@ pub struct Size {
     pub inner: u64,
     pub flops: u64,
     pub bytes: u64,
-    /// The ranks that exchange in it; 1 of what is no exchange.
+    /// Number of ranks that exchange; 1 if the launch is not an exchange.
     pub ways: u64,
 }
 
@@ -73,14 +73,14 @@ impl Size {
         }
     }
 
-    /// Of the launch a node will be, where its inputs are read as they are.
+    /// The size of the launch that a node will become if its inputs are read without copies.
     pub fn of_node(g: &Graph, node: &Node, is_used: impl Fn(usize) -> bool, target: &Target) -> Size {
         let ins: Vec<&TensorType> = node.ins.iter().map(|v| g.ty(*v)).collect();
         let kind = node.op.kind();
         let float = ins.iter().copied().chain(&node.outs).find(|t| t.dtype.is_float());
         let kernel = target.kernel(kind, float.map_or(DType::I32, |t| t.dtype));
         let outs = node.outs.iter().enumerate().filter(|(out, _)| is_used(*out)).map(|(_, ty)| ty);
-        // A value repeated for many is read once, as `Launch::bytes` counts it.
+        // A broadcast value is read once, as `Launch::bytes` counts it.
         let read = node.ins.iter().map(|v| match g.node(v.node) {
             Node { op: Op::Broadcast { .. }, ins, .. } => g.ty(ins[0]),
             _ => g.ty(*v),
@@ -101,7 +101,7 @@ impl Size {
         (self.flops as f64 / rates.of(self.units)).max(self.bytes as f64 / rates.memory_bytes)
     }
 
-    /// Bytes of an exchange's first input, which is flat.
+    /// Bytes of an exchange's first input, which is one-dimensional.
     fn exchanged_bytes(&self) -> u64 {
         self.inner
             * match self.units {
@@ -120,23 +120,22 @@ impl Size {
     }
 }
 
-/// A launch that was timed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Point {
     pub size: Size,
     pub seconds: f64,
 }
 
-/// Points of one device, sorted by size, one a size. Copies share them.
+/// Points of one device, sorted by size, one per size. Clones share them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timings(Arc<[Point]>);
 
-/// Points that an efficiency is taken from.
+/// Number of points that an efficiency is computed from.
 const NEAREST: usize = 4;
 const HEADER: &str = "flatout timings 1";
 
 impl Timings {
-    /// Of several times of one size the median counts. A point that took no time tells nothing and is left out.
+    /// Takes the median of several times of one size, and drops points with no positive time.
     pub fn new(points: impl IntoIterator<Item = Point>) -> Timings {
         let mut by_size: BTreeMap<Size, Vec<f64>> = BTreeMap::new();
         for Point { size, seconds } in points.into_iter().filter(|p| p.seconds > 0.0 && p.seconds.is_finite())
@@ -154,12 +153,11 @@ impl Timings {
         &self.0
     }
 
-    /// Nothing was timed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether launches of a rank were timed, and not only exchanges between ranks.
+    /// Whether launches other than exchanges between ranks were timed.
     pub fn knows_kernels(&self) -> bool {
         self.0.iter().any(|p| p.size.work != Work::Wire)
     }
@@ -169,7 +167,7 @@ impl Timings {
         self.0.iter().any(|p| p.size.work == Work::Wire && p.size.ways == ways as u64)
     }
 
-    /// These points and others, which must be of other sizes.
+    /// These points and others; the sizes of the two must differ.
     pub fn with(&self, others: &Timings) -> Timings {
         if others.is_empty() {
             return self.clone();
@@ -192,8 +190,8 @@ impl Timings {
         }
     }
 
-    /// An exchange by the points of its kernel among as many ranks. One smaller than all of them takes as long as the smallest, for
-    /// it waits and sends little; one larger than all goes on at the speed of the largest.
+    /// Predicts an exchange from the points of its kernel with the same number of ranks. One smaller than all points takes as
+    /// long as the smallest, because latency dominates; one larger than all continues at the speed of the largest.
     fn expect_exchange(&self, size: &Size) -> Option<f64> {
         let is_kin = |p: &&Point| {
             p.size.work == Work::Wire && p.size.kernel == size.kernel && p.size.ways == size.ways
@@ -211,12 +209,12 @@ impl Timings {
         })
     }
 
-    /// As `expect`, as if the size itself had not been timed: how well the points know their own kind.
+    /// `expect` without the point of this size itself, to measure how well the other points predict it.
     pub fn expect_unseen(&self, size: &Size, rates: &Rates) -> Option<f64> {
         let floor = self.floor_seconds();
         let counts = |p: &&Point| p.size.work == size.work && p.size != *size;
         self.0.iter().find(counts)?;
-        // A point that takes little more than the least tells nothing of efficiency.
+        // A point close to the minimum says nothing about efficiency.
         let tells = |p: &&Point| counts(p) && p.seconds >= 2.0 * floor;
         let nearest = |is_kin: &dyn Fn(&Size) -> bool| {
             let kin = self.0.iter().filter(tells).filter(|p| is_kin(&p.size));
@@ -233,13 +231,13 @@ impl Timings {
         Some(floor + size.roofline_seconds(rates) / efficiency)
     }
 
-    /// The least that any launch took. Exchanges wait for other ranks and tell nothing of it.
+    /// The shortest time of any launch. Exchanges are excluded, because they include waiting for other ranks.
     fn floor_seconds(&self) -> f64 {
         let launches = self.0.iter().filter(|p| p.size.work != Work::Wire);
         launches.map(|p| p.seconds).fold(f64::INFINITY, f64::min)
     }
 
-    /// A line a point, after a line that says what this is. Of an exchange the line ends with the number of ranks.
+    /// A header line, then one line per point. The line of an exchange ends with its number of ranks.
     pub fn to_text(&self) -> String {
         let line = |Point { size, seconds }: &Point| {
             let Size { work, kernel, units, inner, flops, bytes, ways } = size;
@@ -253,7 +251,7 @@ impl Timings {
             .collect()
     }
 
-    /// From the text form; says which line is none.
+    /// Parses the text form; an error names the line.
     pub fn read(text: &str) -> Result<Timings, String> {
         let mut lines = text.lines().enumerate();
         if lines.next().is_none_or(|(_, line)| line != HEADER) {
@@ -290,8 +288,8 @@ fn point(line: &str) -> Result<Point, String> {
     Ok(Point { size, seconds })
 }
 
-/// The part of the roofline that neighbours reach beyond the least a launch takes: the mean of their logarithms, weighted
-/// by nearness.
+/// Fraction of the roofline that the neighbours reach after the fixed cost is subtracted: their geometric mean, weighted by
+/// nearness.
 fn efficiency(near: &[(f64, &Point)], floor: f64, rates: &Rates) -> f64 {
     let (mut sum, mut weights) = (0.0, 0.0);
     for (distance, point) in near {
@@ -323,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_timed_takes_as_long_again() {
+    fn timed_sizes_are_predicted_exactly() {
         let timings =
             Timings::new([at(1_000_000, 3e-6), at(1_000_000, 5e-6), at(1_000_000, 4e-6), at(7, 0.0)]);
         assert_eq!(timings.points().len(), 1, "one a size, and nothing that took no time");
@@ -332,8 +330,8 @@ mod tests {
     }
 
     #[test]
-    fn between_points_efficiency_lies_between_theirs() {
-        // A fixed cost of a microsecond, and half of the peak.
+    fn efficiency_is_interpolated_between_points() {
+        // A fixed cost of a microsecond, and half of the peak rate.
         let cost = |flops: u64| 1e-6 + flops as f64 / 5e11;
         let timings =
             Timings::new([1, 1_000_000, 8_000_000, 64_000_000, 512_000_000].map(|n| at(n, cost(n))));
@@ -342,21 +340,21 @@ mod tests {
             let ratio = expected / cost(flops);
             assert!((0.95..1.05).contains(&ratio), "{flops}: {ratio}");
         }
-        // The same arithmetic in other units has another roofline and, for want of points, this efficiency.
+        // The same arithmetic in other units has another roofline and, without points of its own, the same efficiency.
         let bf16 = size("product", Units::Bf16, 512_000_000, 1000);
         let expected = timings.expect(&bf16, &RATES).unwrap();
         assert!((expected / (512e6 / 8e12) / 2.0 - 1.0).abs() < 0.1, "{expected}");
     }
 
     #[test]
-    fn what_does_next_to_nothing_tells_nothing_of_what_does_much() {
+    fn small_launches_do_not_affect_predictions_of_large_ones() {
         let timings = Timings::new([at(1, 2e-6), at(10, 2.5e-6)]);
         let expected = timings.expect(&at(1_000_000_000, 0.0).size, &RATES).unwrap();
         assert!((expected / 1.002e-3 - 1.0).abs() < 1e-6, "its roofline, and the least: {expected}");
     }
 
     #[test]
-    fn a_kernel_without_points_is_taken_for_its_kind() {
+    fn kernels_without_points_use_points_of_their_kind() {
         let timings = Timings::new([at(1, 1e-9), at(1_000_000, 4e-6)]);
         let other = size("other", Units::F32, 2_000_000, 1000);
         assert!((timings.expect(&other, &RATES).unwrap() / 8e-6 - 1.0).abs() < 1e-3);
@@ -366,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_is_expected_between_points_of_its_kernel_and_ranks() {
+    fn exchanges_are_interpolated_between_points_of_their_kernel_and_ranks() {
         let exchange = |kernel: &str, inner: u64, ways: u64| Size {
             work: Work::Wire,
             inner,
@@ -383,11 +381,11 @@ mod tests {
         assert!((expect(exchange("all_reduce", 1 << 20, 8)).unwrap() - 320e-6).abs() < 1e-9);
         assert_eq!(expect(exchange("all_gather", 1 << 16, 8)), None, "another kernel");
         assert_eq!(expect(exchange("all_reduce", 1 << 16, 4)), None, "other ranks");
-        // The same bytes in another type, and with a base beside them.
+        // The same bytes in another type, and with a base.
         let halves = Size { units: Units::Bf16, bytes: 1, flops: 1, ..exchange("all_reduce", 1 << 17, 8) };
         assert_eq!(expect(halves), Some(32e-6));
         assert!(timings.knows_exchanges(8) && !timings.knows_exchanges(4) && !timings.knows_kernels());
-        // Kernels are timed beside them, and neither tells of the other.
+        // Exchanges and kernels in one set do not influence each other's predictions.
         let both = timings.with(&Timings::new([at(1, 1e-6), at(1_000_000, 4e-6)]));
         assert!(both.knows_kernels() && both.points().len() == 5);
         assert!((both.expect(&at(2_000_000, 0.0).size, &RATES).unwrap() / 7e-6 - 1.0).abs() < 0.01);

@@ -5,21 +5,20 @@ use std::fmt;
 use crate::block8::{e4m4_from_f32, e4m4_to_f32};
 use crate::fp8::{e4m3_from_f32, e4m3_to_f32, e5m2_from_f32, e5m2_to_f32};
 
-/// The element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
-    /// Only the oracle computes in it; no backend does.
+    /// For the oracle only; no backend computes in it.
     F64,
     F32,
     BF16,
-    /// Eight bits with a range of 448; only cast and multiplied.
+    /// An 8-bit float up to 448; only cast and multiplied.
     E4M3,
-    /// Eight bits with a range of 57344; only cast and multiplied.
+    /// An 8-bit float up to 57344; only cast and multiplied.
     E5M2,
-    /// Eight bits without a sign, with a range of 496: second moments, which only their update reads.
+    /// An unsigned 8-bit float up to 496 for second moments; only the optimiser's update reads it.
     E4M4,
     I32,
-    /// Whole numbers from 0 to 255, such as pixels: the host writes them, and they are only moved and cast to other types.
+    /// Integers from 0 to 255, such as pixels. The host writes them; they are only moved and cast.
     U8,
 }
 
@@ -58,7 +57,7 @@ impl DType {
         }
     }
 
-    /// The type sums over many elements are kept in: weight gradients, statistics, losses.
+    /// The type in which sums over many elements are kept: weight gradients, statistics, losses.
     pub fn accumulator(self) -> DType {
         if self == DType::BF16 || self.is_fp8() { DType::F32 } else { self }
     }
@@ -86,7 +85,7 @@ pub fn bf16_from_f32(x: f32) -> u16 {
     ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
-/// Rounds to one of the two neighbouring bf16, the nearer the likelier: over all values of `draw` the mean is x.
+/// Rounds stochastically to one of the two neighbouring bf16; the mean over all values of `draw` is x.
 #[inline(always)]
 pub fn bf16_drawn(x: f32, draw: u16) -> u16 {
     (x.to_bits().wrapping_add(draw as u32) >> 16) as u16

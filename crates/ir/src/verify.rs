@@ -1,5 +1,5 @@
-//! Invariants of every graph after every pass, and of the queues of every plan. A violation is a bug of the pass, so debug
-//! builds panic with it.
+//! Invariants of every graph after every pass, and of the queues of every plan. A violation is a bug of the pass, so
+//! debug builds panic with it.
 
 use std::collections::HashSet;
 
@@ -67,7 +67,7 @@ fn verify_writes(g: &Graph) -> Result<(), String> {
     Ok(())
 }
 
-/// Names are unique, and parts lie inside slots that are no part of them in turn.
+/// Paths are unique, parts lie inside their slots, and no slot is a part of itself.
 fn verify_slots(g: &Graph) -> Result<(), String> {
     let mut names = HashSet::new();
     for s in &g.slots {
@@ -102,8 +102,8 @@ pub fn extent(g: &Graph, slot: SlotId) -> (SlotId, std::ops::Range<usize>) {
     (root, offset..offset + g.slot(slot).ty.elements())
 }
 
-/// Between an exchange and the launch that waits for it, no launch writes what it reads nor touches what it writes. A launch
-/// waits only for exchanges before it, and exchanges for none: they come one after the other.
+/// Between an exchange and the launch that waits for it, no launch writes what the exchange reads or touches what it writes. A
+/// launch waits only for exchanges before it, and exchanges, which run in order, for none.
 pub fn queues(plan: &Plan) -> Result<(), String> {
     let named = |at: usize| {
         let Launch { kernel, path, .. } = &plan.launches[at];

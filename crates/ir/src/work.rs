@@ -1,33 +1,31 @@
-//! Kinds of work: the few classes that plans and profiles add time up by.
+//! Kinds of work: the classes by which plans and profiles add up time.
 
 use crate::attr::named;
 
 named! {
-    /// The kinds of work by which budgets of a step are drawn up.
+    /// The kinds of work that a step's time is divided into.
     pub enum Work {
-        /// Matrix products with what they do as they write.
+        /// Matrix products with their epilogues.
         Product = "product",
         Attention = "attention",
-        /// Norms, with the residual added before them; also of queries and keys, with their rotation.
+        /// Norms, with the residual addition before them; also norms of queries and keys, with their rotation.
         Norm = "norm",
-        /// Rotations that stand alone.
+        /// Rotary embeddings outside other kernels.
         Rope = "rope",
-        /// Gated activations.
         Gated = "gated",
-        /// Tensors brought to 8 bits, with the activation that makes them.
+        /// Quantisation to 8 bits, with the activation that produces the tensor.
         Quantize = "quantize",
-        /// Functions of elements, alone or in regions, dropout among them.
+        /// Elementwise functions, alone or in regions, and dropout.
         Elementwise = "elementwise",
-        /// Sums, maxima and the like along an axis.
+        /// Reductions along an axis: sums, maxima and the like.
         Reduce = "reduce",
         /// Rows read or added by index: embeddings.
         Index = "index",
         /// Head and loss.
         Loss = "loss",
         Optimizer = "optimizer",
-        /// Exchanges between ranks.
         Wire = "wire",
-        /// Movements that had to be copies, and constants.
+        /// Movements that need a copy, and constants.
         Copy = "copy",
     }
 }

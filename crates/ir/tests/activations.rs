@@ -1,4 +1,4 @@
-//! Activations, gated or not, inside the products before them: the operations, and the passes that make them.
+//! Activations, gated or not, fused into the products before them: the operations, and the passes that create them.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ const M: usize = 3;
 const K: usize = 4;
 const N: usize = 5;
 
-/// c [M, N] = a [M, K] b, as plain loops; b is [N, K] where it is transposed, else [K, N].
+/// c [M, N] = a [M, K] b, as plain loops; b is [N, K] if `transposed`, else [K, N].
 fn product(a: &[f64], b: &[f64], n: usize, transposed: bool) -> Vec<f64> {
     let at = |k: usize, j: usize| if transposed { b[j * K + k] } else { b[k * n + j] };
     let element = |i: usize, j: usize| (0..K).map(|k| a[i * K + k] * at(k, j)).sum::<f64>();
@@ -32,7 +32,7 @@ fn gelu_tanh(x: f64) -> f64 {
     0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x)).tanh())
 }
 
-pub fn gated_products_are_products_and_gates() {
+pub fn gated_products_match_product_and_gate() {
     let (outs, values) = evaluate(|t| {
         let ins = [t.x(&[M, K]), t.x(&[2 * N, K])];
         t.b.ops(Op::GatedProduct { act: Act::Silu }, &ins)
@@ -44,8 +44,8 @@ pub fn gated_products_are_products_and_gates() {
     within(1e-12, &outs[1], &value.collect::<Vec<f64>>()).expect("the gate's activation times up");
 }
 
-/// Gradients of gate and up through the activation and the product behind it.
-pub fn gated_products_have_the_slopes_of_both() {
+/// Gradients of gate and up through the activation and the product after it.
+pub fn gated_product_gradients_match_both_slopes() {
     let (outs, _) = evaluate(|t| {
         let (d, w) = (t.x(&[M, K]), t.x(&[K, N]));
         let (gate, up) = (t.x(&[M, N]), t.x(&[M, N]));
@@ -63,7 +63,7 @@ pub fn gated_products_have_the_slopes_of_both() {
     }
 }
 
-pub fn activated_products_are_both() {
+pub fn activated_products_match_product_and_activation() {
     let (outs, values) = evaluate(|t| {
         let (x, rows, columns, bias) = (t.x(&[M, K]), t.x(&[N, K]), t.x(&[K, N]), t.x(&[N]));
         let op = |tb, bias| Op::ActivatedProduct { act: Act::Gelu, tb, bias };
@@ -82,8 +82,8 @@ pub fn activated_products_are_both() {
     }
 }
 
-/// Gradients of h and of its bias through the activation and the product behind it, in both forms of the weight.
-pub fn activated_products_have_the_slopes_of_both() {
+/// Gradients of h and of its bias through the activation and the product after it, with the weight stored either way.
+pub fn activated_product_gradients_match_both_slopes() {
     let (outs, _) = evaluate(|t| {
         let (d, rows, h) = (t.x(&[M, K]), t.x(&[N, K]), t.x(&[M, N]));
         let columns = t.x(&[K, N]);
@@ -113,7 +113,7 @@ const WEIGHTS: [(&str, &[usize]); 6] = [
     ("w2", &[8, 16]),
 ];
 
-/// loss = sum of squares of a gated layer and, behind it, one with a bias and an activation.
+/// loss = sum of squares of a gated layer followed by one with a bias and an activation.
 fn layers(act: Act) -> Graph {
     let b = Builder::new();
     let x = b.input("x", DType::F32, &[TOKENS, 8]);
@@ -134,7 +134,7 @@ fn values() -> HashMap<String, Vec<f64>> {
     slots.enumerate().map(|(i, (name, n))| (name.to_string(), draw(i, n))).collect()
 }
 
-/// The gradients, and the kinds of operations of the plan.
+/// The gradients, and the kinds of operations in the plan.
 fn run(act: Act, options: &Options) -> (HashMap<String, Vec<f64>>, Vec<OpKind>) {
     let programs = [Program { role: Role::GRAD, graph: layers(act) }];
     let mut run = Interpreter::new(compile(&programs, &paper(), options).expect("a plan"));
@@ -151,7 +151,7 @@ fn run(act: Act, options: &Options) -> (HashMap<String, Vec<f64>>, Vec<OpKind>) 
 }
 
 #[test]
-fn products_take_activations_on_and_keep_the_gradients() {
+fn products_fuse_activations_and_keep_the_gradients() {
     for act in [Act::Gelu, Act::GeluExact] {
         for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
             let with = |fuse_activation, precision| Options {
@@ -169,7 +169,7 @@ fn products_take_activations_on_and_keep_the_gradients() {
             assert_eq!(count(OpKind::ActivatedProductGrad), 1, "{act:?} {recompute:?} {kinds:?}");
             assert!(count(OpKind::GatedProduct) >= 1, "{act:?} {recompute:?} {kinds:?}");
             assert!(count(OpKind::ActivatedProduct) >= 1, "{act:?} {recompute:?} {kinds:?}");
-            // The sum of the bias's gradient is taken there too.
+            // The sum that is the bias's gradient is fused too.
             assert_eq!(count(OpKind::Gated) + count(OpKind::GatedGrad), 0, "{act:?} {recompute:?} {kinds:?}");
             for (name, want) in &wanted {
                 let off = |got: &[f64]| {

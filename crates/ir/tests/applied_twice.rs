@@ -1,5 +1,5 @@
-//! One block applied twice: its weights are read by both applications. The same model with a block of its own at each place
-//! says what is right, because there no slot is read twice: the gradient of a shared weight is the sum of both gradients.
+//! One block applied twice, so that both applications read its weights. The reference is the same model with two separate
+//! blocks, where no slot is read twice: the gradient of a shared weight is the sum of both gradients.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,7 +12,7 @@ use flatout_ir::ops::norm::{NormSpec, NormWeight};
 use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::passes::differentiate::{differentiate, gradient_path};
-use flatout_ir::passes::forward::adapters::{self, How};
+use flatout_ir::passes::forward::adapters::{self, AdapterContext};
 use flatout_ir::passes::input_path;
 use flatout_ir::target::paper;
 use flatout_ir::{
@@ -26,18 +26,18 @@ const WIDTH: usize = 32;
 const HEADS: usize = 2;
 const SIZE: usize = 16;
 const FFN: usize = 48;
-/// Of norms and products that the two applications share.
+/// The prefix of parameters of the first block.
 const FIRST: &str = "layers.0.";
 const SECOND: &str = "layers.1.";
 
-/// The blocks there are.
+/// The kinds of blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum ModelFamily {
     /// RMS norms, norms of queries and keys, gated feed-forward.
     Llama,
-    /// The same with norms behind both halves.
+    /// `Llama` with norms after both halves as well.
     Gemma,
-    /// Biases, centred norms, GELU, learned scales behind both halves.
+    /// Biases, centred norms, GELU, learned scales after both halves.
     Vit,
 }
 
@@ -74,7 +74,7 @@ impl<'g> Model<'g> {
         }
     }
 
-    /// A half block's result on its way to the residual stream.
+    /// The output of half a block before it is added to the residual stream.
     fn ending(&self, x: Tensor<'g>, name: &str) -> Tensor<'g> {
         let x = match self.kind {
             ModelFamily::Llama => x,
@@ -123,7 +123,7 @@ impl<'g> Model<'g> {
     }
 }
 
-/// Two blocks, each with weights of its own.
+/// Two blocks, each with its own weights.
 fn apart(kind: ModelFamily, draws: bool) -> Graph {
     let b = Builder::new();
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
@@ -140,8 +140,8 @@ fn apart(kind: ModelFamily, draws: bool) -> Graph {
     b.finish()
 }
 
-/// The same with the first block's weights at both places. The second application reads them anew, or takes what the first
-/// one read.
+/// The same model with the first block's weights in both places. The second application reads them again, or reuses the first
+/// one's reads.
 fn shared(apart: &Graph, reads_anew: bool) -> Graph {
     let mut g = apart.clone();
     let first_of = |slot: &str| slot.strip_prefix(SECOND).map(|name| format!("{FIRST}{name}"));
@@ -158,12 +158,12 @@ fn shared(apart: &Graph, reads_anew: bool) -> Graph {
             takers.for_each(|v| v.node = known[&first]);
         }
     }
-    // Slots stay where they are, so that their numbers hold; those of the second block hold nothing that is trained.
+    // Slots stay in place, so that their ids remain valid; those of the second block are no longer trained.
     g.slots.iter_mut().filter(|s| s.path.starts_with(SECOND)).for_each(|s| s.class = Class::Const);
     g
 }
 
-/// Values by path; both blocks begin alike.
+/// Values by path; both blocks start with equal values.
 fn value(path: &str, n: usize, init: Init) -> Vec<f64> {
     let path = path.replace(SECOND, FIRST);
     let stream = path.bytes().fold(7_u64, |h, b| h.wrapping_mul(31).wrapping_add(b as u64));
@@ -201,7 +201,7 @@ fn compiled(g: &Graph, options: &Options) -> Interpreter {
     run
 }
 
-/// The paths of all gradients, and the value of each, those of both blocks summed.
+/// The paths and values of all gradients, those of both blocks summed.
 fn summed<'a>(weights: impl Iterator<Item = &'a str>, gradient: impl Fn(&str) -> Vec<f64>) -> Values {
     let mut sums = Values::new();
     for path in weights {
@@ -212,7 +212,7 @@ fn summed<'a>(weights: impl Iterator<Item = &'a str>, gradient: impl Fn(&str) ->
     sums
 }
 
-/// Of the graph with two blocks that no pass has touched.
+/// Gradients of the unmodified graph with two blocks.
 fn wanted(apart: &Graph) -> Values {
     let writes = oracle::run(&differentiate(apart).graph, &values(apart)).writes;
     let weights = apart.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.path.as_str());
@@ -226,7 +226,7 @@ fn close(run: &Interpreter, want: &Values, bound: f64, what: &str) {
         let got = run.get(&gradient_path(path));
         let size = |x: &mut dyn Iterator<Item = f64>| x.map(|x| x * x).sum::<f64>().sqrt();
         let off = size(&mut got.iter().zip(want).map(|(a, b)| a - b)) / size(&mut want.iter().copied());
-        // A vector added to every key moves a query's scores alike: its gradient is 0 up to rounding.
+        // A vector added to every key shifts a query's scores equally: its gradient is 0 up to rounding.
         assert!(off < bound || path.ends_with("wk_bias"), "{what}: {path} is off by {off:e}");
     }
 }
@@ -274,7 +274,7 @@ fn narrow_types_stay_within_their_rounding() {
     }
 }
 
-/// A weight that is read twice is merged and joined as one that is read once.
+/// A weight that is read twice is merged and fused like one that is read once.
 #[test]
 fn both_applications_take_as_many_launches_as_two_blocks() {
     for (kind, precision) in KINDS.into_iter().flat_map(|k| Precision::ALL.iter().map(move |p| (k, *p))) {
@@ -301,10 +301,10 @@ fn both_applications_take_as_many_launches_as_two_blocks() {
     }
 }
 
-/// Rows that attend to the keys and values of others have queries alone: keys and values are one product, and queries, which
-/// are read without them, are none of it.
+/// Rows that attend to the keys and values of others only have queries: keys and values are one product, and queries, which are
+/// also read without them, are not part of it.
 #[test]
-fn a_weight_that_is_read_without_its_siblings_stays_apart() {
+fn a_weight_read_without_its_siblings_is_not_merged() {
     let b = Builder::new();
     let x = b.input("x", DType::F32, &[TOKENS, WIDTH]);
     let weight = |name: &str| {
@@ -333,7 +333,7 @@ fn a_weight_that_is_read_without_its_siblings_stays_apart() {
         close(&run, &want, 3e-6, &format!("{options:?}"));
         let paths = run.plans.slots.iter().map(|slot| slot.path.as_str());
         let merged: Vec<&str> = paths.filter(|path| path.starts_with('w') && path.contains('+')).collect();
-        // Each with that of its weight's gradient: x has none.
+        // Each has the product of its weight's gradient as well; x has no gradient.
         let products = count(&run.plans, OpKind::Product);
         match options.fuse_qkv {
             true => assert_eq!((merged, products), (vec!["wk+wv", "wk_bias+wv_bias"], 2 * 3)),
@@ -380,13 +380,14 @@ fn adapters_of_a_shared_weight_serve_both_applications() {
     }
 }
 
-/// Each application draws for itself what its adapters do not see.
+/// Each application draws its own dropout for the adapters' inputs.
 #[test]
-fn adapters_drop_differently_in_each_application() {
+fn applications_draw_dropout_separately() {
     let g = shared(&apart(ModelFamily::Llama, false), true);
     let update = Update::default();
-    let how = How { update: &update, role: Role::GRAD, folds: true };
-    let (g, _) = adapters::adapters(&g, &adapted(&["attn.wo"], &[FIRST], false, 0.5), how).expect("adapters");
+    let context = AdapterContext { update: &update, role: Role::GRAD, folds: true };
+    let (g, _) =
+        adapters::adapters(&g, &adapted(&["attn.wo"], &[FIRST], false, 0.5), context).expect("adapters");
     let keys: Vec<u64> =
         g.nodes.iter().filter(|n| n.op.kind() == OpKind::Dropout).map(|node| node.key).collect();
     assert!(keys.len() == 2 && keys[0] != keys[1], "{keys:?}");

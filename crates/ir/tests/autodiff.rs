@@ -1,4 +1,4 @@
-//! The nodes that autodiff appends, and those it does not.
+//! The nodes that autodiff appends, and those that it does not.
 
 use flatout_ir::autodiff::gradients;
 use flatout_ir::check::draw;
@@ -9,7 +9,7 @@ use flatout_ir::replay::without_dead;
 use flatout_ir::types::DType;
 use flatout_ir::{Builder, Tensor};
 
-/// The nodes the results depend on, as text: autodiff only appends, and `without_dead` takes away what it left unused.
+/// The nodes that the results depend on, as text: autodiff only appends, and `without_dead` removes unused nodes.
 fn live(graph: &Graph) -> String {
     without_dead(graph).to_string()
 }
@@ -71,7 +71,7 @@ fn frozen_weights_append_nothing() {
 }
 
 #[test]
-fn what_is_not_reached_has_zeros() {
+fn unreached_inputs_have_zero_gradients() {
     let b = Builder::new();
     let (x, y) = (b.param("x", &[3, 5], Init::Zeros), b.param("y", &[7], Init::Zeros));
     let from_nothing = gradients(&b, &[], &[x, y]);
@@ -87,7 +87,7 @@ fn what_is_not_reached_has_zeros() {
     );
 }
 
-/// A gradient stops at a wanted value in the middle: what lies behind it is not computed through it.
+/// A gradient stops at an inner value to differentiate: nodes before it are not differentiated through it.
 #[test]
 fn an_inner_value_is_a_leaf() {
     let b = Builder::new();

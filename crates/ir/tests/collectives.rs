@@ -19,7 +19,7 @@ fn meshes() -> [Mesh; 6] {
 
 const AXES: [Axis; 2] = [Axis::Shard, Axis::Replica];
 
-/// The value of an operation of inputs `x0`, `x1`, .. on every rank, from values of each rank.
+/// The value of an operation on inputs `x0`, `x1`, .. on every rank, from each rank's values.
 fn on_every_rank(mesh: &Mesh, op: Op, ins: &[Vec<Vec<f64>>]) -> Vec<Vec<f64>> {
     let b = Builder::new();
     let inputs: Vec<Tensor<'_>> =
@@ -35,7 +35,7 @@ fn on_every_rank(mesh: &Mesh, op: Op, ins: &[Vec<Vec<f64>>]) -> Vec<Vec<f64>> {
     evaluated.into_iter().map(|mut of| of.results.remove("y").expect("a result")).collect()
 }
 
-/// Values of f32 for every rank.
+/// f32 values for every rank.
 fn drawn(name: &str, mesh: &Mesh, count: usize) -> Vec<Vec<f64>> {
     let of_rank =
         |rank: usize| draw(&format!("{name}{rank}"), count).iter().map(|x| *x as f32 as f64).collect();
@@ -56,7 +56,7 @@ pub fn rank_is_the_coordinate() {
     });
 }
 
-pub fn all_gather_has_all_in_order() {
+pub fn all_gather_concatenates_in_rank_order() {
     each(|mesh, axis, ways| {
         let x = drawn("x", mesh, 5);
         let got = on_every_rank(mesh, Op::AllGather { axis, ways }, std::slice::from_ref(&x));
@@ -68,7 +68,7 @@ pub fn all_gather_has_all_in_order() {
     });
 }
 
-/// The sum in f64, and as f32 rounds it in the tree.
+/// The sum in f64, and the sum by the tree, rounded to f32.
 fn sums(terms: &[f64]) -> [f64; 2] {
     let rounded = |a: f64, b: f64| (a as f32 + b as f32) as f64;
     fn tree(terms: &[f64], add: &impl Fn(f64, f64) -> f64) -> f64 {
@@ -129,7 +129,7 @@ pub fn all_reduce_is_the_same_everywhere() {
     });
 }
 
-/// Over shards and then over replicas is the tree over all ranks.
+/// Summing over shards and then over replicas equals the tree over all ranks.
 #[test]
 fn sums_over_two_axes_are_those_of_one() {
     let x = drawn("x", &Mesh::new(1, 8), 9);
@@ -154,7 +154,7 @@ fn refused(op: Op, dims: &[&[usize]]) -> String {
 }
 
 #[test]
-fn wrong_shapes_are_said() {
+fn wrong_shapes_are_refused() {
     let (axis, order) = (Axis::Shard, Order::Tree);
     let scatter = |base: bool| Op::ReduceScatter { axis, ways: 4, order, base };
     assert_eq!(
@@ -173,7 +173,7 @@ fn wrong_shapes_are_said() {
     assert_eq!(refused(adamw, &of(6)), "takes 8 inputs, got 10");
 }
 
-/// One weight whose gradient is what an input holds.
+/// One weight whose gradient is an input.
 fn line() -> Graph {
     let b = Builder::new();
     let x = b.input("x", DType::F32, &[6]);
@@ -184,9 +184,9 @@ fn line() -> Graph {
     b.finish()
 }
 
-/// Results of `apply` are those of all ranks: sums beside the loss too, and flags of whoever is asked to stop.
+/// Results of `apply` cover all ranks, including named sums and stop flags.
 #[test]
-fn an_update_tells_of_all_ranks() {
+fn an_update_reports_totals_of_all_ranks() {
     let options = Options { mesh: Mesh::new(1, 3), lanes: 3, ..Options::default() };
     let program = Program { role: Role::GRAD, graph: line() };
     let mut run = Interpreter::new(compile(&[program], &paper(), &options).expect("plans"));
@@ -208,9 +208,9 @@ fn an_update_tells_of_all_ranks() {
     }
 }
 
-/// A loss or a norm that is not finite on one rank leaves the update out on all.
+/// A loss or a norm that is not finite on one rank skips the update on all.
 #[test]
-fn one_rank_that_is_not_finite_leaves_the_update_out_everywhere() {
+fn a_non_finite_rank_skips_the_update_everywhere() {
     let options = Options { mesh: Mesh::new(1, 2), lanes: 2, ..Options::default() };
     let program = Program { role: Role::GRAD, graph: line() };
     let mut run = Interpreter::new(compile(&[program], &paper(), &options).expect("plans"));
@@ -235,7 +235,7 @@ fn one_rank_that_is_not_finite_leaves_the_update_out_everywhere() {
 }
 
 #[test]
-fn exchanges_stand_alone_and_are_planned() {
+fn exchanges_are_not_fused_and_are_planned() {
     let programs = [Program { role: Role::GRAD, graph: line() }];
     let options =
         |ranks: usize, lanes: usize| Options { mesh: Mesh::new(1, ranks), lanes, ..Options::default() };
@@ -249,11 +249,11 @@ fn exchanges_stand_alone_and_are_planned() {
     let four = plans(4, 4);
     let apply = four.plan(Role::Apply).expect("a plan");
     let exchanges: Vec<_> = apply.launches.iter().filter(|l| l.op.kind() == OpKind::AllReduce).collect();
-    // All that is small at once, and the region of gradients.
+    // All small values at once, and the region of gradients.
     let extents: Vec<usize> = exchanges.iter().map(|l| l.ins[0].elements()).collect();
     assert_eq!(extents, [3 + 5, 4096]);
     assert!(exchanges.iter().all(|l| l.flops == 4 * l.ins[0].elements() as u64));
-    // Totals of gradients lie where a rank's own sums did.
+    // Totals of gradients overwrite the rank's own sums.
     assert_eq!(exchanges[1].outs[0].as_ref(), Some(&exchanges[1].ins[0]));
     assert_eq!(four.slot("region.0.grads").expect("a slot").view.offset, exchanges[1].ins[0].offset);
     let square =

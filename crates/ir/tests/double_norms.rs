@@ -1,4 +1,5 @@
-//! Norms on both sides of a residual addition are one operation, keep their numbers, and half of the sums need not be kept.
+//! Norms on both sides of a residual addition are fused into one operation with equal numbers, and half of the sums need not be
+//! kept.
 
 use flatout_ir::graph::Class;
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
@@ -13,7 +14,7 @@ const BLOCKS: usize = 4;
 const ROWS: usize = 5;
 const WIDTH: usize = 6;
 
-/// A residual stream whose blocks norm what they read and what they give.
+/// A residual stream whose blocks norm both their input and their output.
 fn stream(norms: Class) -> Graph {
     let b = Builder::new();
     let spec = NormSpec::rms(1e-3, NormWeight::OnePlus);
@@ -60,7 +61,7 @@ fn norms_around_an_addition_are_one_pass_each_way() {
     assert_eq!(forward, trained.forward - BLOCKS);
     writes_agree(&trained.graph, &g);
     assert_eq!(g.to_string().parse::<Graph>().expect("its own text"), g);
-    // From the last block back: every other sum is made again, and the backward pass reads it nowhere.
+    // From the last block back: every other sum is recomputed, and the backward pass does not read it.
     let of_sums: Vec<bool> = g
         .nodes
         .iter()
@@ -76,7 +77,7 @@ fn norms_around_an_addition_are_one_pass_each_way() {
 }
 
 #[test]
-fn what_is_made_again_has_the_same_gradients() {
+fn recomputed_sums_have_the_same_gradients() {
     let trained = differentiate(&stream(Class::Frozen));
     let (g, forward, _) = double_norms(&trained.graph, trained.forward, &paper());
     for how in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {

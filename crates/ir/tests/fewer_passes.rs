@@ -1,5 +1,5 @@
-//! Rewrites that cross memory less often keep the numbers: scales inside weights, ReLU and dropout inside what writes, slopes
-//! beside their activation, products in the order of axes that is read, sums over rows with the rows.
+//! Rewrites that save memory passes keep the numbers: scales in weights, ReLU and dropout in producers, slopes beside their
+//! activation, products in the order of axes that is read, sums over rows with the rows.
 
 use flatout_ir::graph::{Class, Slot};
 use flatout_ir::ops::elementwise::Elementwise as E;
@@ -23,14 +23,14 @@ use flatout_ir::target::paper;
 use flatout_ir::types::TensorType;
 use flatout_ir::{Builder, DType, Graph, Init, Op, OpKind, Options, Program, Role, Tensor, compile, random};
 
-/// Values of all inputs and parameters, drawn by their number.
+/// Values of all inputs and parameters, drawn by their index.
 fn values(g: &Graph) -> Values {
     let draw = |i: usize, n: usize| (0..n).map(|k| random::normal(5, i as u64, k as u64) as f64).collect();
     let slots = g.slots.iter().enumerate().filter(|(_, slot)| slot.ty.dtype == DType::F32);
     slots.map(|(i, slot)| (slot.path.clone(), draw(i, slot.ty.elements()))).collect()
 }
 
-/// Whatever gradients of both write is the same, up to the rounding of f32.
+/// All values that the gradients of both graphs write are equal, up to the rounding of f32.
 fn gradients_agree(one: &Graph, other: &Graph, values: &Values) {
     let [one, other] = [one, other].map(|g| differentiate::differentiate(g).graph);
     writes_agree(&one, &other, values);
@@ -63,7 +63,7 @@ fn scaled(rows: usize, has_bias: bool) -> Graph {
 }
 
 #[test]
-fn a_scale_is_part_of_the_weight_before_it() {
+fn scales_fold_into_the_weight_before_them() {
     for has_bias in [false, true] {
         let g = scaled(9, has_bias);
         let (folded, count) = folded_scales::folded_scales(&g);
@@ -73,7 +73,7 @@ fn a_scale_is_part_of_the_weight_before_it() {
         assert_eq!(folded.nodes.iter().filter(over_rows).count(), 1 + has_bias as usize, "{folded}");
         gradients_agree(&g, &folded, &values(&g));
     }
-    // A pass over the weight would be the longer one.
+    // Here the pass over the weight would be the longer one.
     assert_eq!(folded_scales::folded_scales(&scaled(5, true)).1, 0);
 }
 
@@ -105,19 +105,19 @@ fn adapted(g: &Graph, scales: [f64; 3], folds: bool) -> Trained {
     };
     let all: Vec<Adapter> = ["wq", "wk", "wv"].into_iter().zip(scales).map(beside).collect();
     let update = Update::default();
-    let how = adapters::How { update: &update, role: Role::GRAD, folds };
-    differentiate::differentiate(&adapters::adapters(g, &all, how).expect("adapters").0)
+    let context = adapters::AdapterContext { update: &update, role: Role::GRAD, folds };
+    differentiate::differentiate(&adapters::adapters(g, &all, context).expect("adapters").0)
 }
 
 #[test]
-fn doras_factors_are_part_of_the_weights() {
+fn dora_factors_fold_into_the_weights() {
     let (few, many) = (queries_keys_values(5), queries_keys_values(9));
     for scales in [[2.0; 3], [2.0, 3.0, 2.0]] {
         let apart = adapted(&many, scales, false);
         let (folded, ones) = held_ratios::held_ratios(&adapted(&many, scales, true));
         // z and its gradient.
         assert_eq!((held_ratios::held_ratios(&apart).1, ones), (0, 2));
-        // Beside the square's gradient, nothing is multiplied over rows any more but what m's gradient sums.
+        // Besides the square's gradient, the only multiplication over rows is the one that m's gradient sums.
         let over_rows = |t: &Trained| {
             let times = |n: &&flatout_ir::Node| n.op == Op::Map { f: E::Mul } && n.outs[0].dims == [9, 8];
             t.graph.nodes.iter().filter(times).count()
@@ -128,11 +128,11 @@ fn doras_factors_are_part_of_the_weights() {
         assert!(!is_forward(loss) && is_forward(folded.graph.node(loss.node).ins[1]));
         writes_agree(&apart.graph, &folded.graph, &values(&apart.graph));
     }
-    // A pass over the weights would be the longer one.
+    // Here the pass over the weights would be the longer one.
     assert_eq!(held_ratios::held_ratios(&adapted(&few, [2.0; 3], true)).1, 0);
 }
 
-/// Joined values lie in place although others read them too, but for a small part that is read for longer than the rest.
+/// Parts of a concatenation lie in place even if others read them, except for a small part that is read longer than the rest.
 #[test]
 fn joined_values_that_others_read_lie_in_place() {
     let copies = |late: &str| {
@@ -164,7 +164,7 @@ fn relu_is_applied_as_a_product_writes() {
 }
 
 #[test]
-fn what_is_dropped_of_a_gated_activation_is_drawn_by_the_same_key() {
+fn dropout_in_a_gated_activation_draws_by_its_own_key() {
     let build = |draws_first: bool| {
         let b = Builder::new();
         let [gate, up] = ["gate", "up"].map(|name| b.param(name, &[5, 8], Init::Zeros));
@@ -189,7 +189,7 @@ fn what_is_dropped_of_a_gated_activation_is_drawn_by_the_same_key() {
     let mut values = values(&g);
     values.insert("rng".into(), vec![3.0, 4.0, 5.0]);
     gradients_agree(&g, &fused, &values);
-    // The inputs it draws from are made later: the two stay apart.
+    // The dropout's inputs are computed later: the two stay separate.
     let (apart, joined) = patterns::patterns(&build(false), true, true);
     assert!(joined.gated == 1 && key(&apart, OpKind::Dropout).is_some(), "{apart}");
 }
@@ -208,7 +208,7 @@ fn activated(products_between: usize) -> Graph {
 }
 
 #[test]
-fn an_activation_and_its_slope_near_by_run_together() {
+fn nearby_activations_and_slopes_share_a_region() {
     let (g, gathered) = regions::regions(&activated(1));
     assert_eq!((gathered.regions, gathered.nodes), (1, 3), "{g}");
     let (_, gathered) = regions::regions(&activated(9));
@@ -246,7 +246,7 @@ fn a_region_sums_what_it_computes_over_rows() {
     assert!(outs.eq([2, 1]), "what is only summed is no output: {joined}");
     results_agree(&g, &joined);
     assert_eq!(joined.to_string().parse::<Graph>().expect("its own text"), joined);
-    // A launch of its own is as good for few rows.
+    // For few rows a separate launch is as good.
     assert_eq!(column_sums::column_sums(&regions::regions(&summed(255)).0).1, 0);
 }
 
@@ -273,7 +273,7 @@ fn the_gradient_of_a_norm_is_summed_where_it_is_written() {
 }
 
 #[test]
-fn plans_hold_no_sum_over_rows_that_rides_along() {
+fn plans_have_no_separate_sums_over_rows() {
     let programs = [Program { role: Role::Eval, graph: summed(300) }];
     let launches = |options: &Options| {
         let plans = compile(&programs, &paper(), options).expect("a plan");
@@ -286,7 +286,7 @@ fn plans_hold_no_sum_over_rows_that_rides_along() {
     assert!(off.contains(&OpKind::Reduce) && !off.contains(&OpKind::Region));
 }
 
-/// A graph that adds vectors to slots, one of them by two nodes, a wide tensor, and a vector that something else reads.
+/// A graph that adds vectors to slots, one of them by two nodes, a wide tensor, and a vector with another reader.
 fn ending() -> Graph {
     let b = Builder::new();
     let x = b.input("x", DType::F32, &[300, 6]);
@@ -310,7 +310,7 @@ fn ending() -> Graph {
 }
 
 #[test]
-fn axes_of_extent_one_do_not_part_small_neighbours() {
+fn unit_axes_do_not_separate_small_neighbours() {
     let build = |columns: usize| {
         let b = Builder::new();
         let [x, y] = ["x", "y"].map(|name| b.input(name, DType::F32, &[1, columns]));
@@ -323,7 +323,7 @@ fn axes_of_extent_one_do_not_part_small_neighbours() {
     let (joined, gathered) = regions::regions(&g);
     assert_eq!((gathered.regions, gathered.nodes, gathered.single), (2, 7, 0), "{joined}");
     results_agree(&g, &joined);
-    // Where it is no longer small, a reshape stands where it stood.
+    // Where the value is no longer small, the reshape stays in place.
     let (_, apart) = regions::regions(&build(40_000));
     assert_eq!((apart.regions, apart.nodes), (1, 2));
 }
@@ -338,7 +338,7 @@ fn small_ends_of_a_plan_are_one_launch() {
     let [one, other] = [&g, &joined].map(|g| oracle::run(g, &values));
     assert_eq!((&one.writes, &one.results), (&other.writes, &other.results));
     assert_eq!(joined.to_string().parse::<Graph>().expect("its own text"), joined);
-    // Every sum lies where it was.
+    // Every sum stays in its slot.
     let programs = [Program { role: Role::Eval, graph: ending() }];
     let plans = compile(&programs, &paper(), &Options::default()).expect("a plan");
     let bundle = plans.plans[0].launches.iter().find(|l| l.op.kind() == OpKind::Bundle).expect("one");
@@ -348,7 +348,7 @@ fn small_ends_of_a_plan_are_one_launch() {
 }
 
 #[test]
-fn groups_that_meet_are_one() {
+fn groups_that_meet_are_merged() {
     let b = Builder::new();
     let [x, y, a] = ["x", "y", "a"].map(|name| b.input(name, DType::F32, &[3, 4]));
     let sum = x + y;

@@ -1,5 +1,5 @@
-//! The expansions of the fused operations against their formulas, written as plain loops: what finite differences
-//! cannot see, a forward function that is smooth and wrong, shows here.
+//! The expansions of the fused operations against their formulas, written as plain loops: these tests catch a forward function
+//! that is smooth but wrong, which finite differences cannot.
 
 use std::collections::BTreeSet;
 
@@ -51,7 +51,7 @@ fn expansions_are_their_formulas() {
     assert_eq!(proven, fused, "a formula for every operation that expands");
 }
 
-/// The operations of a graph that stand for simpler ones.
+/// The operations of a graph that have expansions.
 fn fused(graph: &Graph) -> Vec<OpKind> {
     let b = Builder::from_graph(graph.clone());
     let expands = |node: &&Node| {
@@ -104,7 +104,7 @@ fn formula(op: &Op, ins: &[Data]) -> Option<Vec<Vec<f64>>> {
     })
 }
 
-/// The norm of every head, by the first of two weights for the first `first` heads and by the second for the others.
+/// The norm of every head, with the first of two weights for the first `first` heads and the second for the others.
 fn two_norms(spec: NormSpec, first: usize, x: &Data, w: &Data) -> Vec<f64> {
     let (heads, size) = (x.dims[1], x.dims[2]);
     let head = |(i, head): (usize, &[f64])| {
@@ -215,7 +215,7 @@ fn activate(act: Act, x: f64) -> f64 {
     }
 }
 
-/// The share of the normal distribution below x: Simpson's rule over its density, from where nothing is left.
+/// The standard normal distribution function at x, by Simpson's rule over the density from where it is negligible.
 fn share_below(x: f64) -> f64 {
     let (from, steps) = (-12.0, 20_000);
     let width = (x - from) / steps as f64;
@@ -333,7 +333,7 @@ fn head_loss(cap: Cap, ins: &[Data]) -> Vec<Vec<f64>> {
     vec![vec![sum], logp, lse, best]
 }
 
-/// Six updates of one parameter, the fourth one held back by `is_finite`, against the published recurrence.
+/// Six updates of one parameter, the fourth one skipped by `is_finite`, against the published recurrence.
 #[test]
 fn adamw_is_its_recurrence() {
     let (beta1, beta2, eps, decay, lr_scale) = (0.9f32, 0.95f32, 1e-4f32, 0.1f32, 0.5f32);
@@ -367,7 +367,7 @@ fn adamw_is_its_recurrence() {
                 p[i] -= lr * lr_scale as f64 * (m_hat / (v_hat.sqrt() + eps) + decay * p[i]);
             }
         }
-        // A step that is held back may carry gradients that are not numbers: nothing of them may enter.
+        // A skipped step may have NaN gradients: they must not affect anything.
         values.insert("g".into(), if is_finite { g } else { vec![f64::NAN; 15] });
         for (name, x) in
             [("lr", lr), ("scale", scale), ("updates", tried as f64), ("is_finite", is_finite as u8 as f64)]

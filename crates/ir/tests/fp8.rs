@@ -5,7 +5,7 @@ use flatout_ir::passes::types::fp8::{Narrowed, fp8};
 use flatout_ir::passes::types::quantize_sources::{self, Joined};
 use flatout_ir::{Graph, Scaling};
 
-/// One layer, y = x w, with both gradients; a product outside every layer, and one of odd extents.
+/// One layer, y = x w, with both gradients; a product outside any layer, and one of odd extents.
 const LAYER: &str = "slot $0 x bf16[32,16] input zeros
 slot $1 bf16.layers.0.w bf16[48,16] derived zeros
 slot $2 dy bf16[32,48] input zeros
@@ -50,7 +50,7 @@ fn slots(g: &Graph) -> Vec<String> {
 fn products_of_layers_read_codes_that_lie_along_the_inner_extent() {
     let (g, forward, narrowed) = fp8(&layer(), 7, Scaling::Current, None);
     assert_eq!(narrowed, Narrowed { products: 3, of: 5 });
-    // x once, dy once; the second gradient takes the other halves of both.
+    // x and dy are quantised once each; the second gradient uses the other outputs of both.
     assert_eq!(
         nodes(&g),
         "%2 = quantize{to=e4m3, current=true} %0 -> e4m3[32,16] e4m3[16,32] f32[1]
@@ -79,7 +79,7 @@ result dx %14"
 }
 
 #[test]
-fn delayed_scales_are_one_slot_a_type_and_magnitudes_are_gathered() {
+fn delayed_scaling_has_one_slot_per_type_and_records_magnitudes() {
     let (g, ..) = fp8(&layer(), 7, Scaling::Delayed, None);
     let text = g.to_string();
     assert!(text.contains("quantize{to=e4m3, current=false} %0 "), "{text}");
@@ -102,7 +102,7 @@ fn delayed_scales_are_one_slot_a_type_and_magnitudes_are_gathered() {
 }
 
 #[test]
-fn a_base_stands_before_the_scales() {
+fn a_base_comes_before_the_scales() {
     let (g, ..) = fp8(&layer(), 7, Scaling::Current, None);
     let (g, folded) = epilogues::epilogues(&g);
     assert_eq!(folded, 1);
@@ -116,7 +116,7 @@ fn a_base_stands_before_the_scales() {
 }
 
 #[test]
-fn activations_that_are_only_quantised_are_made_in_eight_bits() {
+fn activations_read_only_in_eight_bits_are_quantised_at_the_source() {
     let text = "slot $0 gate bf16[32,16] input zeros
 slot $1 up bf16[32,16] input zeros
 slot $2 dy bf16[32,16] input zeros
@@ -148,11 +148,11 @@ result dx %9.1
 result y %5
 result dx %6.1"
     );
-    // Somebody else reads the activation: it is stored all the same.
+    // Something else reads the activation, so it is stored as well.
     assert_eq!(joined(&format!("{text}result also %5\n")).1, Joined { gated: 1, ..Joined::default() });
 }
 
-/// A norm gives codes and h, its gradient dx as well, because the layer before reads it.
+/// A norm outputs codes and h; its gradient also outputs dx, which the previous layer reads.
 #[test]
 fn norms_are_quantised_where_they_stand() {
     let text = "slot $0 x bf16[32,16] input zeros

@@ -1,4 +1,4 @@
-//! Two layers with biases and GELU between them: what their products take on, and that the numbers stay.
+//! Two layers with biases and GELU between them: the epilogues of their products, with unchanged numbers.
 
 use std::collections::HashMap;
 
@@ -51,7 +51,7 @@ fn a_layer_is_one_product_forward() {
     let (forward, count) = fused_products::forward(&layers());
     assert_eq!(count, 2);
     assert!(!forward.to_string().contains("f=gelu") && !forward.to_string().contains("f=add"), "{forward}");
-    // Left alone where the sum before the bias is read by others, too.
+    // Not fused if others read the product before the bias is added.
     let b = Builder::new();
     let (x, w) = (b.input("x", DType::F32, &[4, 8]), b.param("w", &[8, 8], Init::Ones));
     let product = x.linear(w);
@@ -61,7 +61,7 @@ fn a_layer_is_one_product_forward() {
 }
 
 #[test]
-fn plans_take_the_epilogues_on_and_keep_the_gradients() {
+fn plans_fuse_epilogues_and_keep_the_gradients() {
     let g = layers();
     let want = oracle::run(&differentiate(&g).graph, &values()).writes;
     let programs = [Program { role: Role::GRAD, graph: g }];
@@ -97,7 +97,7 @@ fn plans_take_the_epilogues_on_and_keep_the_gradients() {
             true => [E::None, E::None, E::Bias, E::BiasGelu, E::GeluGrad],
         };
         assert_eq!(found, wanted, "{options:?}");
-        // In bf16 biases are read from copies, as weights are: nothing is cast on the way.
+        // In bf16, biases are read from copies like weights, so nothing is cast.
         let casts_bias =
             |l: &Launch| matches!(l.op, Op::Map { f: Elementwise::Cast(_) }) && l.ins[0].dims.len() == 1;
         assert!(!options.fuse_elementwise || !grad.launches.iter().any(casts_bias), "{options:?}");
@@ -105,7 +105,7 @@ fn plans_take_the_epilogues_on_and_keep_the_gradients() {
 }
 
 #[test]
-fn what_only_gradients_hold_is_its_formula() {
+fn slope_epilogues_are_their_formula() {
     let b = Builder::new();
     let (a, w) = (b.input("a", DType::F32, &[5, 3]), b.input("w", DType::F32, &[5, 4]));
     let (h, base) = (b.input("h", DType::F32, &[3, 4]), b.input("base", DType::F32, &[3, 4]));

@@ -1,4 +1,4 @@
-//! Every operation through the one check; those that only exist after autodiff by a test each.
+//! Every operation through `check`; those that only exist after autodiff each have a test of their own.
 
 use std::collections::BTreeSet;
 
@@ -31,7 +31,7 @@ fn every_case_has_a_name_of_its_own() {
     assert_eq!(cases::all().find(|case| !names.insert(case.name)).map(|case| case.name), None);
 }
 
-/// Operations no gradient graph of the table holds, and the proof each has instead.
+/// Operations that no gradient graph of the table contains, each with the test that covers it instead.
 const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::Quantize, quantize_is_division_and_rounding),
     (OpKind::Dequantize, dequantize_is_a_table_of_sixteen_times_magnitudes),
@@ -41,16 +41,16 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),
     (OpKind::DoubleNorm, double_norms_are_two_around_a_sum),
     (OpKind::DoubleNormGrad, double_norms_have_the_slopes_of_two),
-    (OpKind::GatedProduct, activations::gated_products_are_products_and_gates),
-    (OpKind::GatedProductGrad, activations::gated_products_have_the_slopes_of_both),
-    (OpKind::ActivatedProduct, activations::activated_products_are_both),
-    (OpKind::ActivatedProductGrad, activations::activated_products_have_the_slopes_of_both),
+    (OpKind::GatedProduct, activations::gated_products_match_product_and_gate),
+    (OpKind::GatedProductGrad, activations::gated_product_gradients_match_both_slopes),
+    (OpKind::ActivatedProduct, activations::activated_products_match_product_and_activation),
+    (OpKind::ActivatedProductGrad, activations::activated_product_gradients_match_both_slopes),
     (OpKind::LowRankNorm, low_rank_norm_is_of_the_sums_rows),
     (OpKind::ThinProduct, thin_products_are_of_what_is_kept),
     (OpKind::AdamW, adamw_expands_to_its_outputs),
     (OpKind::AdamW8, adamw8_expands_to_its_outputs),
     (OpKind::Rank, collectives::rank_is_the_coordinate),
-    (OpKind::AllGather, collectives::all_gather_has_all_in_order),
+    (OpKind::AllGather, collectives::all_gather_concatenates_in_rank_order),
     (OpKind::ReduceScatter, collectives::reduce_scatter_sums_a_block),
     (OpKind::AllReduce, collectives::all_reduce_is_the_same_everywhere),
     (OpKind::Region, a_region_is_its_body),
@@ -84,8 +84,8 @@ fn no_function_is_without_a_case() {
     }
 }
 
-/// In bf16 the gradients have their parameters' types, expansions their shape rules' types, and the numbers are those
-/// of f64 within the rounding of 8 bits.
+/// In bf16 the gradients have their parameters' types, expansions their shape rules' types, and the numbers match those of f64
+/// within the rounding of 8 bits.
 #[test]
 fn gradients_hold_in_bf16() {
     let families = [
@@ -100,7 +100,7 @@ fn gradients_hold_in_bf16() {
         cases::LINEAR_ATTENTION,
         cases::HEAD_LOSS,
     ];
-    // Norm weights and row weights stay in f32 in a model; the norms are tried with bf16 weights as well.
+    // Models keep norm weights and row weights in f32; the norms are also tested with bf16 weights.
     let matrices = families.into_iter().flatten().map(|case| (case, 2));
     let all = [cases::NORM, cases::ROPE].into_iter().flatten().map(|case| (case, 1));
     for (case, from_rank) in matrices.chain(all).filter(|(case, _)| !case.name.starts_with("cast")) {
@@ -119,7 +119,7 @@ fn gradients_hold_in_bf16() {
     }
 }
 
-/// The same graph on weights in bf16, those of at least `from_rank` axes.
+/// The same graph with weights of at least `from_rank` axes in bf16.
 fn in_bf16(graph: &Graph, from_rank: usize) -> Graph {
     let mut out = Graph { slots: graph.slots.clone(), results: graph.results.clone(), ..Graph::default() };
     for s in out.slots.iter_mut().filter(|s| s.class == Class::Weight && s.ty.rank() >= from_rank) {
@@ -171,7 +171,7 @@ fn double_norms_are_two_around_a_sum() {
     within(1e-12, &outs[1], &sums.concat()).expect("the sum between");
 }
 
-/// Gradients of x and y through the two norms one after the other, whether the sum is given or made again.
+/// Gradients of x and y through the two norms in sequence, whether the sum is given or recomputed.
 fn double_norms_have_the_slopes_of_two() {
     let (outs, _) = evaluate(|t| {
         let [inner, outer] = DOUBLE;
@@ -191,7 +191,8 @@ fn double_norms_have_the_slopes_of_two() {
     }
 }
 
-/// With a factor of ones a thin product is the sum of what a dropout leaves, and dropping a product of ones shows its mask.
+/// With one factor of ones a thin product is the sum of the elements that dropout keeps, and a dropped product of ones shows
+/// its mask.
 fn thin_products_are_of_what_is_kept() {
     const M: usize = 5;
     const R: usize = 2;
@@ -246,9 +247,10 @@ fn row_scatter_replaces_rows() {
     assert_eq!(outs[0], wanted);
 }
 
-/// Tokens come as often as a softmax says, those that `top_k` and `top_p` leave out never; a row without tokens gives none.
+/// Tokens occur as often as the softmax predicts, and never where `top_k` or `top_p` excludes them; a row without tokens
+/// samples none.
 fn samples_are_as_frequent_as_they_are_likely() {
-    // Probabilities 1/8, 1/2, 1/8, 1/4, and a token behind the vocabulary.
+    // Probabilities 1/8, 1/2, 1/8, 1/4, and a token outside the vocabulary.
     let (rows, logits) = (4000, [0.0, 4f64.ln(), 0.0, 2f64.ln(), 9.0]);
     let frequencies = |size: i32, top_k: i32, temperature: f64, top_p: f64| -> Vec<f64> {
         let b = Builder::new();
@@ -286,8 +288,7 @@ fn samples_are_as_frequent_as_they_are_likely() {
     assert_eq!(frequencies(0, 0, 1.0, 1.0)[0].round(), 1.0);
 }
 
-/// Parts at their own size are themselves, others the weighted mean of the definition, in f64 and rounded once.
-/// Two weights one behind the other, of rows that end inside blocks, whose codes and magnitudes are those of `nf4`.
+/// Two weights one after the other, with rows that end inside blocks, whose codes and magnitudes are those of `nf4`.
 fn dequantize_is_a_table_of_sixteen_times_magnitudes() {
     let (rows, columns) = ([5, 300], 88);
     let (map, mut values, mut wanted) = (nf4::dynamic_map(), oracle::Values::new(), vec![]);
@@ -305,7 +306,7 @@ fn dequantize_is_a_table_of_sixteen_times_magnitudes() {
         for (i, x) in weight.iter().enumerate() {
             let code = of_part[i / 2] >> if i.is_multiple_of(2) { 4 } else { 0 } & 15;
             let got = f64::from(nf4::CODES[code as usize & 15] * magnitude(i / 64));
-            // Half of the widest step between codes, and what rounding does to a magnitude.
+            // Half of the widest step between codes, plus the rounding of a magnitude.
             assert!((got - f64::from(*x)).abs() < 0.17 * f64::from(absmax[i / 64]), "{x} became {got}");
             wanted.push(got);
         }
@@ -334,6 +335,7 @@ fn dequantize_is_a_table_of_sixteen_times_magnitudes() {
     }
 }
 
+/// Parts at their own size are unchanged, others are the weighted mean of the definition, in f64 and rounded once.
 fn resample_is_a_weighted_mean() {
     let (images, rows, columns, channels) = (3, 11, 13, 2);
     let table: Vec<f64> = draw("bytes", images * rows * columns * channels)
@@ -387,12 +389,12 @@ fn resample_is_a_weighted_mean() {
     }
 }
 
-/// Element by element: codes both ways round, the magnitude gathered, the scale taken from x.
+/// Element by element: codes in both layouts, the recorded magnitude, and the scale computed from x.
 fn quantize_is_division_and_rounding() {
     let x: Vec<f32> = draw("x", 15).iter().map(|x| *x as f32 * 1e-3).collect();
     let amax = x.iter().fold(0.0, |m: f32, x| m.max(x.abs()));
     for (to, max) in [(DType::E4M3, 448.0), (DType::E5M2, 57_344.0)] {
-        // By a given scale that is no power of two and saturates, and by the scale of x.
+        // With a given scale that is not a power of two and saturates, and with the scale of x.
         for (current, given, before) in [(false, amax / max * 1.5, 0.5), (false, 3e-9, 0.0), (true, 0.0, 0.0)]
         {
             let b = Builder::new();
@@ -428,7 +430,7 @@ fn head_loss_train_is_both_passes() {
     }
 }
 
-/// sum, logp, lse, dx, dw by two operations, then by the joined one.
+/// sum, logp, lse, dx, dw by two operations, then by the fused one.
 fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
     let (x, w, weight, sum_before) = (t.x(&[5, 3]), t.x(&[7, 3]), t.x(&[5]), t.x(&[7, 3]));
     let target = t.index(&[5], &[2, -1, 6, 0, 2]);
@@ -455,7 +457,7 @@ fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
     outs
 }
 
-/// The numbers are proven in formulas.rs; here the types and the text.
+/// formulas.rs checks the numbers; this test checks types and text.
 fn adamw_expands_to_its_outputs() {
     let b = Builder::new();
     let p = b.param("p", &[3, 5], Init::Zeros);
@@ -515,7 +517,7 @@ fn a_region_is_its_body() {
     assert_eq!([&got["y0"], &got["y1"]], [&wanted[0], &wanted[1]]);
 }
 
-/// Regions of unequal shapes that are told apart by what connects them.
+/// Regions of unequal shapes, identified by what connects their nodes.
 fn a_bundle_is_its_regions() {
     let open = Builder::new();
     let [x, y] = ["x", "y"].map(|name| open.input(name, DType::F32, &[3, 5]));
@@ -547,7 +549,7 @@ fn a_bundle_is_its_regions() {
     assert_eq!(oracle::run(&closed, &values).results, oracle::run(&body, &values).results);
 }
 
-/// A table is another way to the same angles: the rule asks for its shape, the expansion does without.
+/// A table holds the same angles: the shape rule checks it, the expansion ignores it.
 #[test]
 fn rope_takes_a_table() {
     let b = Builder::new();
@@ -591,7 +593,7 @@ fn dropout_drops_its_share_and_keeps_the_mean() {
     assert!(outs[0].iter().all(|x| *x == 0.0 || (x - kept).abs() < 1e-12));
 }
 
-/// A sample draws the same numbers wherever its rows lie.
+/// A sample draws the same numbers whatever its rows' positions.
 #[test]
 fn dropout_follows_the_sample_not_the_row() {
     let (outs, _) = evaluate(|t| {
@@ -606,8 +608,8 @@ fn dropout_follows_the_sample_not_the_row() {
     assert_ne!(outs[0][..33], outs[0][33..]);
 }
 
-/// Five queries over seven keys, and over the first three and the last four, merged. One query sees keys of the first
-/// part only, one none at all, one keys of the second only.
+/// Five queries over seven keys, and over the first three and the last four, merged. One query sees only keys of the first
+/// part, one none at all, one only keys of the second.
 fn whole_and_merged(t: &flatout_ir::check::Trial) -> Vec<Tensor<'_>> {
     const SEEN: [[i32; 4]; 5] = [[0, 2, 0, 0], [0; 4], [4, 6, 0, 0], [1, 3, 3, 7], [0, 3, 5, 6]];
     let (q, k, v) = (t.x(&[5, 3, 4]), t.x(&[7, 1, 4]), t.x(&[7, 1, 4]));
@@ -629,7 +631,7 @@ fn attention_over_parts_of_the_keys_merges_to_attention_over_all() {
     assert_eq!(within(1e-12, &outs[2], &outs[0]), Ok(()));
     assert_eq!(within(1e-12, &outs[3], &outs[1]), Ok(()));
 
-    // Gradients of a projection of o and lse, from either half of the outputs.
+    // Gradients of a projection of o and lse, for the whole or the merged outputs.
     let gradients = |merged: bool| {
         let (mut forward, mut values) = Case { name: "parts", build: whole_and_merged }.forward();
         forward.results = forward.results.split_off(if merged { 2 } else { 0 });

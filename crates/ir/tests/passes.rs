@@ -1,4 +1,4 @@
-//! Optional passes, graph text in and graph text out. Keys and paths that do not matter are left out of the text.
+//! Optional passes, graph text in and graph text out. The text omits keys and paths where they do not matter.
 
 use flatout_ir::cost::cost;
 use flatout_ir::ops::product::Compute;
@@ -21,7 +21,7 @@ use flatout_ir::passes::types::tf32;
 use flatout_ir::target::paper;
 use flatout_ir::{Graph, Launch, OpKind, Options, Precision, Program, Recompute, Role, Update, compile};
 
-/// Parses a graph whose nodes may leave out `@path #key`.
+/// Parses a graph whose nodes may omit `@path #key`.
 fn graph(text: &str) -> Graph {
     let whole = |line: &str| {
         let line = line.trim();
@@ -99,7 +99,7 @@ fn merge_lays_weights_side_by_side() {
     assert_eq!((nodes(&left), count), (nodes(&g), merge::Merged::default()));
 }
 
-/// A block of two weights applied to an input and then to what it gave, under a scope each.
+/// A block of two weights applied to an input and then to its own output, each under a scope.
 const APPLIED_TWICE: &str = "slot $0 x f32[4,8] input zeros
     slot $1 block.gate f32[8,8] weight normal(0.02)
     slot $2 block.up f32[8,8] weight normal(0.02)
@@ -141,9 +141,9 @@ fn merge_makes_one_slot_of_weights_that_are_applied_twice() {
     );
 }
 
-/// A weight that is also read without the others has nowhere to lie beside them.
+/// A weight that is also read without the others cannot lie beside them.
 #[test]
-fn merge_leaves_weights_that_are_not_always_read_together() {
+fn merge_skips_weights_not_always_read_together() {
     let one_alone = APPLIED_TWICE
         .replace("%9 = product{ta=false, tb=true, out=f32, base=false} %5 %8", "%9 = map{f=neg} %5")
         .replace("%8 = read{slot=$2} -> f32[8,8] @second", "%8 = map{f=neg} %5 -> f32[4,8] @second");
@@ -194,7 +194,7 @@ fn merge_lays_biases_side_by_side() {
          %9 = map{f=mul} %7 %8 -> f32[4,6]
          result y %9",
     );
-    // Where one product has no bias, the products are merged and the bias stays where it is.
+    // If one product has no bias, the products are merged and the other bias stays in place.
     let one = BIASED.replace("%12 = map{f=add} %8 %11", "%12 = map{f=add} %0 %0");
     let one =
         one.replace("-> f32[4,6]\n    %13 = map{f=mul} %6 %12", "-> f32[4,8]\n    %13 = map{f=mul} %6 %8");
@@ -217,9 +217,9 @@ fn a_bias_follows_its_product() {
     );
 }
 
-/// Rows that the host writes and that are gathered flow in bf16, as states do that are computed; other inputs stay as they are.
+/// Rows that the host writes and that are gathered are bf16, like computed states; other inputs stay f32.
 #[test]
-fn rows_that_are_given_are_narrow() {
+fn gathered_input_rows_are_bf16() {
     let given = "slot $0 features f32[2,3,4] input zeros
         slot $1 rows i32[5] input zeros
         slot $2 weights f32[5,1] input zeros
@@ -267,7 +267,7 @@ const BLOCK: &str = "slot $0 x f32[4,2,6] input zeros
     result y %10";
 
 #[test]
-fn heads_side_by_side_are_turned_together() {
+fn adjacent_heads_are_rotated_together() {
     let text = |v_start: usize| {
         format!(
             "slot $0 y f32[4,24] input zeros
@@ -301,7 +301,7 @@ fn heads_side_by_side_are_turned_together() {
          result k %7",
     );
     assert!(slots(&joined).contains("attn.q_norm+k_norm f32[8]"), "{}", slots(&joined));
-    // With others between them they stay apart.
+    // With other columns between them they stay separate.
     assert_eq!(joint_heads::joint_heads(&graph(&text(12)), &Update::default()).1, 0);
 }
 
@@ -329,7 +329,7 @@ fn rotations_share_one_table() {
     assert!(nodes(&g).contains("table=true} %7 %5 %8 -> f32[4,2,6]"), "{}", nodes(&g));
 }
 
-/// Linear attention of segments of `len` rows, by a rotation of its own.
+/// Linear attention of segments of `len` rows, after a rotation.
 fn turned(len: usize, pairs: &str, reads: &str) -> Graph {
     graph(&format!(
         "slot $0 a f32[256,2,6] input zeros
@@ -347,7 +347,7 @@ fn turned(len: usize, pairs: &str, reads: &str) -> Graph {
 }
 
 #[test]
-fn scores_turn_what_they_read() {
+fn linear_attention_rotates_its_queries() {
     let (joined, count) = rotated_scores::rotated_scores(&turned(64, "interleaved", ""));
     assert_eq!(count, 1);
     same(
@@ -355,9 +355,9 @@ fn scores_turn_what_they_read() {
         "%4 = linear_attention{scale=1, mask=full, q=uniform:64, k=queries, rotary=table:100} %0 %3 %1 %2 -> f32[256,2,4]
          result o %4",
     );
-    // The text reads back equal.
+    // The text parses back to an equal graph.
     assert_eq!(joined.to_string().parse::<Graph>().unwrap(), joined);
-    // Pairs that lie apart, segments of several tiles and rotations that others read stay.
+    // Non-interleaved pairs, segments of several tiles and rotations with other readers stay.
     for g in
         [turned(64, "half", ""), turned(256, "interleaved", ""), turned(64, "interleaved", "\n result r %3")]
     {
@@ -365,7 +365,7 @@ fn scores_turn_what_they_read() {
     }
 }
 
-/// The gradient of latents that attend to themselves, what else flows to them, and the ReLU that made them.
+/// The gradient of latents that attend to themselves, their other gradient, and the ReLU that computed them.
 fn latents(slope_of: &str) -> Graph {
     graph(&format!(
         "slot $0 pre f32[6,8] input zeros
@@ -391,7 +391,7 @@ fn latents(slope_of: &str) -> Graph {
 }
 
 #[test]
-fn gradients_of_scores_are_written_as_sums() {
+fn linear_attention_gradients_are_written_as_sums() {
     let of_relu = "%7 = reshape{dims=[6 2 4]} %6 -> f32[6,2,4]
          %8 = linear_attention_grad{scale=1, mask=full, q=uniform:3, k=queries, rotary=angles:100, accumulate=relu} %2 %3 %4 %5 %7 -> f32[6,2,4] f32[6,1,4]
          %9 = reshape{dims=[6 8]} %8 -> f32[6,8]
@@ -421,7 +421,7 @@ fn gradients_of_scores_are_written_as_sums() {
             assert!(off < 1e-6, "{name} is off by {off}");
         }
     }
-    // The slope of something else stays.
+    // The slope at another argument stays.
     let (joined, count) = score_gradients::score_gradients(&latents("%6"));
     assert_eq!(count, 1);
     assert!(
@@ -466,7 +466,7 @@ fn loss_and_gradient_take_one_pass() {
 }
 
 #[test]
-fn sums_are_done_by_their_last_term() {
+fn sums_fuse_into_their_last_term() {
     let (one, _) = one_pass_loss::one_pass_loss(&trained());
     let (g, folded) = epilogues::epilogues(&flatout_ir::replay::without_dead(&one.graph));
     assert_eq!(folded, 2);
@@ -487,7 +487,7 @@ fn sums_are_done_by_their_last_term() {
     );
 }
 
-/// An adapter's three products and their dropouts, and what flows to x beside them.
+/// An adapter's three products and their dropouts, and the other gradient of x.
 fn adapted(dtype: &str, rank: usize, width: usize) -> Graph {
     let text = "slot $0 x X input zeros
          slot $1 a A weight zeros
@@ -525,7 +525,7 @@ fn adapted(dtype: &str, rank: usize, width: usize) -> Graph {
 }
 
 #[test]
-fn thin_products_drop_what_passes() {
+fn thin_products_fuse_dropout() {
     let (joined, count) = thin_products::thin_products(&adapted("bf16", 8, 24), &paper());
     assert_eq!(count, 3);
     let (g, folded) = epilogues::epilogues(&joined);
@@ -544,7 +544,7 @@ fn thin_products_drop_what_passes() {
     for (dtype, rank, width) in [("f32", 8, 24), ("bf16", 12, 24), ("bf16", 72, 96), ("bf16", 8, 20)] {
         assert_eq!(joins(&adapted(dtype, rank, width)), 0, "{dtype} [{rank}, {width}]");
     }
-    // A dropout that somebody else reads stays.
+    // A dropout with another reader stays.
     let text = adapted("bf16", 8, 24).to_string();
     assert_eq!(joins(&text.replace("result u %5", "result u %4").parse().expect("a graph")), 2);
     let mut without = paper();
@@ -562,12 +562,12 @@ fn recompute_copies_next_to_the_use() {
     };
     assert_eq!(count(Recompute::None, "rms_norm"), (1, 0));
     assert_eq!(count(Recompute::Cheap, "rms_norm"), (2, 1));
-    // Outside the layer, the head keeps what it read: the normed rows cross the layer's edge.
+    // Outside the layer, the head keeps its input: the normed rows cross the layer's boundary.
     assert_eq!(count(Recompute::Full, "product").0, 3);
 }
 
 #[test]
-fn a_gradient_gives_what_would_run_again_beside_it() {
+fn gradients_compute_recomputed_values() {
     let g = graph(
         "slot $0 gate f32[6,8] input zeros
          slot $1 up f32[6,8] input zeros
@@ -598,7 +598,7 @@ fn a_gradient_gives_what_would_run_again_beside_it() {
     assert!(text.contains("%8 = product{ta=true, tb=false, out=f32, base=false} %7.2 %5"), "{text}");
 }
 
-/// y = norm(x + r) w, and what flows back. The norm runs again for the gradient of w, before that of the norm.
+/// y = norm(x + r) w, and its gradients. The norm is recomputed for the gradient of w, before the norm's own gradient.
 const NORM_AGAIN: &str = "slot $0 x f32[6,8] input zeros
      slot $1 r f32[6,8] input zeros
      slot $2 g f32[8] weight zeros
@@ -623,7 +623,7 @@ const NORM_AGAIN: &str = "slot $0 x f32[6,8] input zeros
      result dg %11.1";
 
 #[test]
-fn a_norm_that_runs_again_runs_in_its_gradient() {
+fn a_recomputed_norm_runs_in_its_gradient() {
     let g = graph(&NORM_AGAIN.replace("DY", "%8"));
     let (joined, count) = rejoin::rejoin(&g);
     assert_eq!(count, 1);
@@ -631,7 +631,7 @@ fn a_norm_that_runs_again_runs_in_its_gradient() {
     assert_eq!(text.matches("= rms_norm{").count(), 1, "{text}");
     assert!(text.contains("again=true, sum=false} %5.1 %2 %8 %3 ->"), "{text}");
     assert!(text.contains("%10 = product{ta=true, tb=false, out=f32, base=false} %9.3 %7"), "{text}");
-    // A value read of the norm flows into its gradient: it would wait for itself.
+    // A value computed from the norm enters the norm's gradient, which would be a cycle.
     let waits = NORM_AGAIN.replace("DY", "%9");
     assert_eq!(rejoin::rejoin(&graph(&waits)).1, 0);
 }
@@ -702,7 +702,7 @@ fn tf32_is_a_mode_of_products_and_of_the_head() {
     );
     assert_eq!(rounding.to_string().parse::<Graph>().as_ref(), Ok(&rounding));
 
-    // The stored product is f32; its operands lose what 10 bits do not hold.
+    // The stored product is f32; its operands lose everything beyond 10 bits of mantissa.
     let x = 1.0 + 2f64.powi(-12);
     let values = Values::from([("x".into(), vec![x; 32]), ("w".into(), vec![1.0; 48])]);
     let run = |g: &Graph| oracle::run(g, &values).results["y"][0];

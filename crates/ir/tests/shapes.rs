@@ -1,4 +1,4 @@
-//! A wrong shape panics at the line of the model that wrote it, with the path and both types.
+//! A wrong shape panics at the line of the model that caused it, with the path and both types.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::{Mutex, MutexGuard};
@@ -13,7 +13,7 @@ use flatout_ir::ops::rope::{Pairs, RopeSpec};
 use flatout_ir::types::DType;
 use flatout_ir::{Builder, Tensor};
 
-/// The hook is the process's: one test at a time sets it.
+/// The panic hook is global to the process: one test at a time sets it.
 static HOOK: Mutex<Vec<(String, u32, String)>> = Mutex::new(vec![]);
 static TURN: Mutex<()> = Mutex::new(());
 
@@ -21,7 +21,7 @@ fn turn() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Builds inside `layers.3.attn` and gives file, line and message of the panic.
+/// Builds inside `layers.3.attn` and returns file, line and message of the panic.
 fn panic_of(build: impl for<'g> Fn(&'g Builder) -> Tensor<'g>) -> (String, u32, String) {
     let _turn = turn();
     set_hook(Box::new(|info| {
@@ -128,9 +128,9 @@ refuses! {
         |b| x(b, "x", &[3, 5]) + x(b, "y", &[5]);
 }
 
-/// The line, to the digit: `line!()` on the very line of the mistake.
+/// The exact line: `line!()` on the line of the mistake.
 #[test]
-fn the_line_is_the_caller_s() {
+fn the_panic_names_the_callers_line() {
     static LINE: Mutex<u32> = Mutex::new(0);
     let (file, line, _) = panic_of(|b| {
         let (x, w) = (b.param("x", &[3, 5], Init::Zeros), b.param("w", &[7, 6], Init::Zeros));

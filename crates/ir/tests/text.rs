@@ -1,4 +1,4 @@
-//! The text form: written by hand it parses, and what does not parse is named by its line.
+//! The text form: hand-written text parses, and errors name the line.
 
 use flatout_ir::Graph;
 use flatout_ir::oracle::{self, Values};
@@ -37,7 +37,7 @@ fn a_graph_written_by_hand_parses_and_runs() {
     assert_eq!((&run.results["y"], &run.writes["mean"]), (&vec![8.5, 0.5], &vec![8.5, 0.5]));
 }
 
-/// The message for `BY_HAND` with one piece replaced.
+/// The error for `BY_HAND` with one piece replaced.
 fn error(piece: &str, by: &str) -> String {
     assert_eq!(BY_HAND.matches(piece).count(), 1, "`{piece}` stands once");
     BY_HAND.replace(piece, by).parse::<Graph>().expect_err(by)

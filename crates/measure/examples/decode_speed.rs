@@ -1,6 +1,7 @@
-//! How fast a model of a recipe's shape writes on this GPU, with drawn weights: the launches of a step that adds a token to every
-//! sequence, the step as the device runs it, and steps as `serve` takes them, whose inputs the host writes and whose tokens, drawn on
-//! the device, it reads back; beside the time that memory takes for the bytes of the weights and of the cache.
+//! Measures decoding on this GPU for a model of a recipe's shape with random weights: the launches of a step, which adds a token
+//! to every sequence; the step as the device runs it; and steps as `serve` takes them, where the host writes the inputs and reads
+//! back the tokens that the device sampled. Compares them with the time that the memory bandwidth needs for the bytes of weights
+//! and cache.
 //!
 //! cargo run --release -p flatout-measure --example decode_speed -- qwen3-0.6b-sft [--sequences 64] [--prompt 512] [--tokens 128]
 
@@ -21,11 +22,11 @@ use flatout_train::resolve::settle::settle;
 use flatout_train::switches::Backend;
 use flatout_train::{Failure, UserError, recipes};
 
-/// Steps that are timed at once, as often as said.
+/// Steps of one measurement, and the number of measurements.
 const STEPS: usize = 50;
 const ROUNDS: usize = 3;
 
-/// How much is written, by how many.
+/// The sizes of the measurement.
 #[derive(Clone, Copy)]
 struct Size {
     sequences: usize,
@@ -121,7 +122,7 @@ fn gib(bytes: usize) -> f64 {
     bytes as f64 / (1u64 << 30) as f64
 }
 
-/// The launches of a step, those that are alike together, the longest first.
+/// Prints the launches of a step, grouped by kernel, path and shapes, longest first.
 fn launches(session: &mut Session, plan: &Plan, target: &Target) -> Result<(), Failure> {
     let times = session.time(&[Role::Decode], 5)?;
     let mut rows: BTreeMap<String, (usize, f64, f64)> = BTreeMap::new();
@@ -140,16 +141,16 @@ fn launches(session: &mut Session, plan: &Plan, target: &Target) -> Result<(), F
         println!("{count:4} {ms:8.3} ms, roofline {roofline:8.3}  {name}");
     }
     let sum: f64 = rows.iter().map(|(_, (_, ms, _))| ms).sum();
-    println!("{:4} {sum:8.3} ms of launches one by one", plan.launches.len());
+    println!("{:4} {sum:8.3} ms, the sum of launches timed one by one", plan.launches.len());
     Ok(())
 }
 
-/// The time of the bytes that a step must read: all weights but the table that tokens are looked up in, unless the head is that
-/// table, and the keys and values of half of what is written.
+/// Milliseconds that memory needs for the bytes a step must read: all weights except the embedding table (unless the head is tied
+/// to it), and the cache when half of the tokens are generated.
 fn limit_ms(session: &Session, size: Size, target: &Target) -> f64 {
     let plans = session.plans();
     let bytes = |slot: &PlacedSlot| (slot.ty.elements() * slot.ty.dtype.bytes()) as f64;
-    // Of weights that lie in a larger slot, such as q, k and v, only that one counts.
+    // Weights that lie inside a larger slot, such as q, k and v, count once, as that slot.
     let bytes_of = |wanted: &dyn Fn(Class) -> bool| -> f64 {
         let mut largest: BTreeMap<usize, f64> = BTreeMap::new();
         let mut end = 0;
@@ -174,7 +175,7 @@ fn limit_ms(session: &Session, size: Size, target: &Target) -> f64 {
     1e3 * read / target.rates.memory_bytes
 }
 
-/// Small weights, and a cache of small values.
+/// Fills weights and cache with small random values.
 fn fill(session: &mut Session) -> Result<(), Failure> {
     let plans = session.plans().clone();
     let mut seed = 1u32;
@@ -202,7 +203,7 @@ fn fill(session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The inputs of a step after which every sequence has `seen` tokens.
+/// Writes the inputs of a step after which every sequence has `seen` tokens.
 fn write(session: &mut Session, size: Size, seen: usize) -> Result<(), Failure> {
     let Size { sequences, vocab, .. } = size;
     let capacity = size.capacity();

@@ -1,6 +1,6 @@
-//! The schedule of several ranks on one GPU: a kernel of 16 blocks on the stream of exchanges takes the place of each, for the
-//! predicted time and with the predicted bytes. Prints a step without exchanges, with them, and with `overlap=off`, beside what was
-//! predicted. The numbers that a run computes meanwhile mean nothing.
+//! Simulates the schedule of several ranks on one GPU: in place of each exchange, a kernel of 16 blocks runs on the exchange
+//! stream for the predicted time and with the predicted bytes. Prints the time of a step without exchanges, with them, and with
+//! `overlap=off`, with the predictions. The numerical results are meaningless.
 //!
 //! cargo run --release -p flatout-measure --example stand_in -- pretrain-226m train.batch=64 [--gpus 8] [--steps 20]
 
@@ -18,7 +18,7 @@ use flatout_train::resolve::prediction;
 use flatout_train::switches::Backend;
 use flatout_train::{Config, Failure, UserError, recipes};
 
-/// Rounds over all variants, so that a clock that drifts drifts for all.
+/// Interleaved rounds over all variants, so that clock drift affects all of them alike.
 const ROUNDS: usize = 3;
 
 fn main() {
@@ -88,20 +88,22 @@ fn measure() -> Result<(), Failure> {
             *best = best.min(ms);
         }
     }
-    let told = exchange(&on, config.train.batch);
-    let apart = exchange(&off, config.train.batch);
-    println!("{recipe} as one of {gpus} ranks on {}, {} buckets", on.target.name, told.buckets);
-    println!("exchanges of a step: {:.2} ms predicted", told.wire_ms);
+    let overlapped = exchange(&on, config.train.batch);
+    let sequential = exchange(&off, config.train.batch);
+    println!("{recipe} as one of {gpus} ranks on {}, {} buckets", on.target.name, overlapped.buckets);
+    println!("exchanges of a step: {:.2} ms predicted", overlapped.wire_ms);
     println!("{:12} {:>10} {:>12} {:>12}", "", "ms a step", "longer by", "predicted");
     let bare = variants[0].3;
-    for ((name, _, _, ms), predicted) in variants.iter().zip([0.0, told.exposed_ms, apart.exposed_ms]) {
+    for ((name, _, _, ms), predicted) in
+        variants.iter().zip([0.0, overlapped.exposed_ms, sequential.exposed_ms])
+    {
         println!("{name:12} {ms:10.2} {:9.2} ms {predicted:9.2} ms", ms - bare);
     }
     Ok(())
 }
 
-/// Values under which a step does ordinary work: small weights, tokens of the vocabulary, every token learned. One block of draws
-/// is repeated.
+/// Writes values under which a step does ordinary work: small weights, tokens of the vocabulary, a weight of 1 for every token.
+/// One block of random values is repeated.
 fn fill(session: &mut Session, config: &Config) -> Result<(), Failure> {
     let plans: PlanSet = session.plans().clone();
     let context = config.model.tokens();
@@ -141,7 +143,7 @@ fn fill(session: &mut Session, config: &Config) -> Result<(), Failure> {
     if plans.plan(Role::Derive).is_some() {
         session.run(Role::Derive)?;
     }
-    // Where exchanges are left out nothing gathers the copies that layers read, and zeros would take less power.
+    // Without exchanges nothing gathers the copies that layers read; left at zero they would draw less power.
     let is_copy = |slot: &&PlacedSlot| {
         slot.class == Class::Derived && slot.ty.dtype == DType::BF16 && slot.ty.rank() >= 2
     };

@@ -1,11 +1,12 @@
-//! The measured worth of every switch on this machine and model: the base against each switch turned off alone, against its
-//! other values, and up the guides' ladder from plain FP32.
+//! Measures what each switch is worth on this machine and model: the base is compared with each switch turned off alone, with
+//! its other values, and with the guides' ladder of optimisations from plain FP32.
 //!
-//! A visit opens a configuration, makes its first updates and times some more. On the CPU the base is open as well and their
-//! updates alternate: the cores of a virtual machine are another's for tenths of a second. On a GPU, which is quieter and where
-//! the host runs ahead of the updates, the base is visited after each variant instead. Rounds visit every variant once, and
-//! every second round goes backwards, so that a machine that drifts touches base and variants alike. `statistics` says what
-//! is made of the times. Of several ranks the first runs all of this, and every rank makes the visits (`bench::together`).
+//! A visit is one trial: it opens a configuration, warms it up and times some updates. On the CPU the base is open as well and
+//! updates of the two are interleaved, because other tenants of a virtual machine take its cores for tenths of a second. On a
+//! GPU, which is quieter and where the host runs ahead of the updates, the base is visited after each variant instead. A round
+//! visits every variant once, and every second round runs in reverse order, so that drift affects base and variants alike.
+//! `statistics` evaluates the times. With several ranks, rank 0 runs all of this and every rank makes the visits
+//! (`bench::together`).
 
 pub mod kept;
 pub mod page;
@@ -27,19 +28,19 @@ use kept::{End, Kept};
 use table::{BaseRow, Row, failure, table};
 use variants::{BASE, Base, Fate, Variant, Wanted, variants};
 
-/// Updates after the first that are not timed.
+/// Warm-up updates after the first.
 pub const WARMUP: usize = 2;
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Updates that are timed in a visit.
+    /// Timed updates per visit.
     pub steps: usize,
-    /// Rounds.
+    /// Rounds over all variants.
     pub repeats: usize,
-    /// Time to spend; what is kept goes on with the next call. `None` is what the backend is usually given.
+    /// Time to spend; the next call continues from the kept visits. `None` takes the backend's default.
     pub budget: Option<Duration>,
     pub wanted: Wanted,
-    /// Forget what an earlier call kept.
+    /// Discard the visits that an earlier call kept.
     pub fresh: bool,
 }
 
@@ -53,7 +54,7 @@ impl Options {
     }
 }
 
-/// How far it is.
+/// Progress of an ablation.
 pub enum AblateProgress<'a> {
     Ready {
         variants: &'a [Variant],
@@ -72,19 +73,19 @@ pub enum AblateProgress<'a> {
         name: &'a str,
         why: &'a str,
     },
-    /// Results so far are not on disk, and why.
+    /// Results so far could not be kept on disk.
     NotKept {
         why: &'a str,
     },
 }
 
-/// The whole result.
+/// The result of an ablation.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Report {
     pub recipe: String,
     pub version: String,
     pub device: String,
-    /// How many measured together; none where one process did.
+    /// Ranks that measured together; absent for a single process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
     pub precision: String,
@@ -94,17 +95,17 @@ pub struct Report {
     /// Updates timed in a visit, and updates in all, after which the losses are compared.
     pub steps: usize,
     pub updates: usize,
-    /// Rounds that were asked for.
+    /// Requested rounds.
     pub repeats: usize,
-    /// Whether every row has all its rounds; otherwise the same command goes on.
+    /// Whether every row has all its rounds; otherwise the same command continues.
     pub is_complete: bool,
-    /// Standard deviation of the logarithm of one ratio, by the base against itself.
+    /// Standard deviation of the logarithm of one ratio, from comparing the base with itself.
     pub noise: f64,
     pub base: BaseRow,
     pub rows: Vec<Row>,
 }
 
-/// Ablates the config that the stage was opened for. Other ranks follow this one.
+/// Ablates the config that the stage was opened for. Rank 0 calls this while the other ranks run [`Stage::follow`].
 pub fn ablate(
     config: &Config,
     options: &Options,
@@ -131,10 +132,13 @@ pub fn ablate(
     let visits_before = kept.visits.len();
     let place = kept.path().map(PathBuf::from);
     say(AblateProgress::Ready { variants: &variants, budget, kept: place, visits_before });
-    let is_beside = matches!(stage.device(), Device::Cpu { .. });
-    let plan = Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget, is_beside };
-    let mut visit = |config: &Config, who: Who| match who {
-        Who::Variant if is_beside => stage.visit_beside(&base.config, config, WARMUP, options.steps),
+    let is_interleaved = matches!(stage.device(), Device::Cpu { .. });
+    let plan =
+        Plan { variants: &variants, base: &base.config, repeats: options.repeats, budget, is_interleaved };
+    let mut visit = |config: &Config, subject: Subject| match subject {
+        Subject::Variant if is_interleaved => {
+            stage.visit_interleaved(&base.config, config, WARMUP, options.steps)
+        }
         _ => stage.visit(config, WARMUP, options.steps),
     };
     let is_complete = rounds(&plan, &mut kept, &mut visit, &mut || began.elapsed(), say)?;
@@ -166,15 +170,15 @@ pub fn ablate(
     })
 }
 
-/// The configuration that is visited.
+/// Whether a visit is of the base or of a variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Who {
+enum Subject {
     Base,
     Variant,
 }
 
-/// Visits a configuration. A variant's visit that has no times of the base in it is one between two visits of the base.
-type Visiting<'a> = dyn FnMut(&Config, Who) -> Result<Timed, Failure> + 'a;
+/// Visits a configuration. Where a variant's visit includes no times of the base, the base is visited before and after it.
+type Visiting<'a> = dyn FnMut(&Config, Subject) -> Result<Timed, Failure> + 'a;
 
 /// The configurations that the rounds go through, and their limits.
 struct Plan<'a> {
@@ -182,11 +186,11 @@ struct Plan<'a> {
     base: &'a Config,
     repeats: usize,
     budget: Duration,
-    /// Whether the base is open beside a variant, and needs no visits of its own.
-    is_beside: bool,
+    /// Whether updates of the base are interleaved with each variant's, so that it needs no visits of its own.
+    is_interleaved: bool,
 }
 
-/// Visits what is not kept yet, a round after the other. False where the budget ended first.
+/// Makes the visits that are not kept yet, round by round. False if the budget ended first.
 fn rounds(
     plan: &Plan<'_>,
     kept: &mut Kept,
@@ -195,7 +199,7 @@ fn rounds(
     say: &mut dyn FnMut(AblateProgress<'_>),
 ) -> Result<bool, Failure> {
     let work = distinct(plan.variants);
-    let of = plan.repeats * work.len() * if plan.is_beside { 1 } else { 2 } + 1;
+    let of = plan.repeats * work.len() * if plan.is_interleaved { 1 } else { 2 } + 1;
     let longest = Duration::ZERO;
     let mut round_of = Rounds { plan, kept, visit, elapsed, say, last_failed: None, visited: 0, of, longest };
     if !round_of.kept.visits.iter().any(|visit| visit.key == BASE) {
@@ -225,7 +229,7 @@ fn rounds(
     Ok(true)
 }
 
-/// The configurations that rows measure, each once, under its key.
+/// The distinct configurations that rows measure, each with its key and the name of its first row.
 fn distinct(variants: &[Variant]) -> Vec<(&str, &str, &Config)> {
     let mut work: Vec<(&str, &str, &Config)> = vec![];
     for variant in variants {
@@ -246,41 +250,41 @@ struct Rounds<'a> {
     elapsed: &'a mut dyn FnMut() -> Duration,
     say: &'a mut dyn FnMut(AblateProgress<'_>),
     last_failed: Option<String>,
-    /// Visits of this process, and how many there are to make at most.
+    /// Visits made by this process, and the most it may have to make.
     visited: usize,
     of: usize,
-    /// The longest of them: what another may take.
+    /// The longest visit so far, which estimates the next one.
     longest: Duration,
 }
 
 impl Rounds<'_> {
-    fn visited(&mut self, name: &str, config: &Config, who: Who) -> Result<Timed, Failure> {
+    fn visited(&mut self, name: &str, config: &Config, subject: Subject) -> Result<Timed, Failure> {
         (self.say)(AblateProgress::Visit { name, done: self.visited, of: self.of });
         self.visited += 1;
         let began = (self.elapsed)();
-        let timed = (self.visit)(config, who);
+        let timed = (self.visit)(config, subject);
         self.longest = self.longest.max((self.elapsed)() - began);
         timed
     }
 
     fn base(&mut self, round: usize) -> Result<(), Failure> {
-        match (self.visited(BASE, self.plan.base, Who::Base), &self.last_failed) {
+        match (self.visited(BASE, self.plan.base, Subject::Base), &self.last_failed) {
             (Ok(timed), _) => {
                 self.kept.push(BASE, round, End::Timed(timed));
                 Ok(())
             }
             (Err(why), Some(name)) => Err(Failure::Environment(format!(
-                "the base ran before `{name}` failed and does not any more: {why}; the same command again goes on \
-                 without it"
+                "the base ran before `{name}` failed and fails now: {why}; run the same command again to \
+                continue without that variant"
             ))),
             (Err(why), None) => Err(why),
         }
     }
 
-    /// Whether the base was measured with it.
+    /// Visits a variant. True where the base was timed in the same visit.
     fn variant(&mut self, key: &str, name: &str, config: &Config, round: usize) -> bool {
-        let visited = self.visited(name, config, Who::Variant);
-        let is_beside = visited.as_ref().is_ok_and(|timed| !timed.around_ms.is_empty());
+        let visited = self.visited(name, config, Subject::Variant);
+        let is_interleaved = visited.as_ref().is_ok_and(|timed| !timed.around_ms.is_empty());
         let end = match visited {
             Ok(timed) => End::Timed(timed),
             Err(why) => {
@@ -291,7 +295,7 @@ impl Rounds<'_> {
             }
         };
         self.kept.push(key, round, end);
-        is_beside
+        is_interleaved
     }
 }
 

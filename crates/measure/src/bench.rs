@@ -1,9 +1,8 @@
-//! One configuration, run as the trainer runs it and timed: the same plans, session, rows and updates, and no run
-//! directory. A measurement needs no data: where a recipe names none, rows of tokens drawn at random stand in.
-//!
-//! `ablate`, `tune` and `profile` measure several configurations in turns. The device, the data and the ranks that they share
-//! are a [`Stage`]; a configuration on it is a [`Bench`]. Of several ranks each has a stage of its own, and all open and run the
-//! same benches in the same order (`together`).
+//! Times one configuration as training runs it: the same plans, session, rows and updates, without a run directory. A measurement
+//! needs no data: where a recipe names none, random tokens stand in.
+//! `ablate`, `tune` and `profile` measure several configurations in turn. A [`Stage`] holds the device, the data and the ranks
+//! that they share; a [`Bench`] is one open configuration on it. With several ranks, each has its own stage, and all open and run
+//! the same benches in the same order (`together`).
 
 mod rows;
 mod spans;
@@ -39,7 +38,7 @@ pub use spans::Span;
 use spans::Spans;
 pub use visit::{Timed, guarded};
 
-/// Opens what a config asks for and makes its first update.
+/// Opens a stage and a bench for a config and makes the first update.
 pub fn open(config: &Config) -> Result<Bench, Failure> {
     Stage::open(config)?.bench(config)
 }
@@ -48,32 +47,33 @@ pub fn open(config: &Config) -> Result<Bench, Failure> {
 pub struct Stage {
     device: Device,
     ranks: Rc<Ranks>,
-    /// The data of the first config, and of others that ask for other data; none where it has none.
+    /// Open data, that of the first config and of others that need other data; empty where the first names none.
     data: RefCell<Vec<Rc<OpenData>>>,
-    /// Signs of progress that this rank has given.
+    /// Number of progress reports that this rank has made.
     moved: Cell<usize>,
 }
 
 impl Stage {
-    /// The device that the config's `backend` asks for, and its data where it has any. A config that cannot run on the device is
-    /// refused before data is opened, which may take long.
+    /// Opens the device that the config's `backend` selects, and its data where it names any. A config that cannot run on the
+    /// device is refused before data is opened, which may take long.
     pub fn open(config: &Config) -> Result<Stage, Failure> {
         Stage::among(config, Device::open(config.switches.compute.backend)?, Rc::new(Ranks::alone()))
     }
 
-    /// The same as one of several ranks, on a device that is open. Rank 0 opens the data first: the others find what it made.
+    /// Opens a stage as one of several ranks, on a device that is open. Rank 0 opens the data first, so that the others find its
+    /// caches.
     pub fn among(config: &Config, device: Device, ranks: Rc<Ranks>) -> Result<Stage, Failure> {
         compile(config, &ranks.target(device.target(&config.switches)))?;
         if ranks.are_many() && config.data.vision_cache.is_some() {
             refuse_cache()?;
         }
         let data = ranks.in_turn(|| OpenData::open(config, &device))?.map(Rc::new).into_iter().collect();
-        // A rank that could not open it leaves, which is no failure of the first attempt of all.
+        // A rank that failed to open it is noticed here, and not as a failure of the first bench.
         ranks.meet()?;
         Ok(Stage { device, ranks, data: RefCell::new(data), moved: Cell::new(0) })
     }
 
-    /// How many ranks measure together.
+    /// Number of ranks that measure together.
     pub fn ranks(&self) -> usize {
         self.ranks.count()
     }
@@ -82,22 +82,22 @@ impl Stage {
         self.ranks.rank()
     }
 
-    /// The name of a rank in sentences, with its host and process.
+    /// The name of a rank for messages, with its host and process.
     pub fn named(&self, rank: usize) -> String {
         self.ranks.named(rank)
     }
 
-    /// Whether this rank decides and reports.
+    /// Whether this is rank 0, which decides and reports.
     pub fn is_first(&self) -> bool {
         self.ranks.is_first()
     }
 
-    /// The device as the compiler sees it under these switches, among as many as there are ranks.
+    /// The compiler's target for this device under these switches, as one of the stage's ranks.
     pub fn target(&self, switches: &Switches) -> Target {
         self.ranks.target(self.device.target(switches))
     }
 
-    /// The device and the ranks, for people.
+    /// The device and the ranks in words.
     pub fn sentence(&self) -> String {
         match self.ranks() {
             1 => self.device.sentence(),
@@ -108,8 +108,8 @@ impl Stage {
         }
     }
 
-    /// Says that this rank moves on, for whoever watches the ranks.
-    fn moves(&self, doing: &str) {
+    /// Reports progress of this rank to those that watch the ranks.
+    fn progressed(&self, doing: &str) {
         self.moved.set(self.moved.get() + 1);
         self.ranks.at(0, doing, self.moved.get());
     }
@@ -117,18 +117,17 @@ impl Stage {
     pub fn device(&self) -> &Device {
         &self.device
     }
-
-    /// Whether rows are loaded, and not drawn at random.
+    /// Whether rows are loaded rather than random.
     pub fn has_data(&self) -> bool {
         !self.data.borrow().is_empty()
     }
 
-    /// The origin of the rows, for people.
+    /// The source of the rows in words.
     pub fn data(&self) -> &'static str {
         self.data.borrow().first().map_or("tokens drawn at random", |data| data.named())
     }
 
-    /// The data that a config asks for, opened once; none where the first has none.
+    /// The data of a config, opened on first use; `None` where the stage has no data.
     fn data_of(&self, config: &Config) -> Result<Option<Rc<OpenData>>, Failure> {
         let mut all = self.data.borrow_mut();
         if let Some(known) = all.iter().find(|data| data.is_of(config)) {
@@ -152,17 +151,17 @@ impl Stage {
                 config = resolved.over(&config);
                 image_table::check(&config)?;
             }
-            // Images that are drawn for a measurement lie in no table.
+            // Random images have no image table.
             None => image_table::without(&mut config)?,
         }
-        self.moves("compiling");
+        self.progressed("compiling");
         compile(&config, &self.target(&config.switches))
     }
 
-    /// Compiles a config, opens its session, writes its first weights and makes its first update. It must ask for the
-    /// backend of the stage, or for none. Every rank calls this; where one cannot open it, none has it.
+    /// Compiles a config, opens its session, writes its initial weights and makes its first update. The config must name the
+    /// backend of the stage or none. Every rank calls this; a failure of one is returned on all.
     pub fn bench(&self, config: &Config) -> Result<Bench, Failure> {
-        // Alone a panic of ours stays what it is.
+        // A single rank lets panics through.
         let mut bench = match self.ranks() {
             1 => self.prepared(config)?,
             _ => self.ranks.attempt(|| guarded(|| self.prepared(config)))?,
@@ -171,7 +170,7 @@ impl Stage {
         Ok(bench)
     }
 
-    /// A config that is open and has made no update yet.
+    /// Opens a config without making an update.
     fn prepared(&self, config: &Config) -> Result<Bench, Failure> {
         let mut clock = Instant::now();
         let mut lap = || std::mem::replace(&mut clock, Instant::now()).elapsed().as_secs_f64();
@@ -190,7 +189,7 @@ impl Stage {
         let data = self.data_of(config)?;
         let horizon = match &data {
             Some(data) => data.data().total_steps(config)?,
-            // Without data epochs have no length; the first updates are the same for any.
+            // Without data an epoch has no length; the first updates are the same for any horizon.
             None => config.train.steps.unwrap_or(u32::MAX.into()),
         };
         let horizon = config.schedule.horizon_steps.unwrap_or(horizon);
@@ -203,7 +202,7 @@ impl Stage {
             session,
             source,
             horizon,
-            asked: 0,
+            enqueued: 0,
             losses: vec![],
             waited: Waited::default(),
             spans: Spans::default(),
@@ -211,18 +210,20 @@ impl Stage {
     }
 }
 
-/// Ranks do not fill a cache of features together.
+/// Refuses a cache of image features, which ranks cannot fill together.
 fn refuse_cache() -> Result<(), UserError> {
-    refuse!("`data.vision_cache` is filled by one process so far: leave it out, or measure with one rank")
+    refuse!(
+        "`data.vision_cache` can only be filled by a single process: leave it out, or measure with one rank"
+    )
 }
 
-/// The time until the first update was made.
+/// Time until the first update was done, by phase.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Start {
     pub compile_seconds: f64,
-    /// The arena, and on a GPU kernels, timed candidates and graphs.
+    /// Allocating the arena, and on a GPU compiling kernels, timing candidates and capturing graphs.
     pub session_seconds: f64,
-    /// Initial values drawn or read, and written.
+    /// Drawing or reading the initial weights, and writing them.
     pub weights_seconds: f64,
     pub first_update_seconds: f64,
 }
@@ -233,7 +234,7 @@ impl Start {
     }
 }
 
-/// A configuration that is open and trains from its first update on, at the learning rates and on the rows of a run.
+/// An open configuration, which trains from its first update on with the learning rates and rows of a run.
 pub struct Bench {
     ranks: Rc<Ranks>,
     config: Config,
@@ -242,30 +243,30 @@ pub struct Bench {
     session: Session,
     source: Box<dyn BatchSource>,
     horizon: u64,
-    /// Updates that were asked for; all but the last are reported.
-    asked: u64,
+    /// Updates enqueued so far.
+    enqueued: u64,
     losses: Vec<f32>,
     waited: Waited,
     spans: Spans,
 }
 
 impl Bench {
-    /// Makes updates and gives the milliseconds of each. As in a run the host enqueues an update while the one before
-    /// is computed; when this returns all are done, so several benches may take turns. Of several ranks each makes as many, and a
-    /// failure of one ends all: the others wait for it inside an exchange.
+    /// Makes updates and returns the milliseconds of each. As in training, the host enqueues an update while the one before is
+    /// computed; all are done on return, so several benches may take turns. With several ranks, all make the same number of
+    /// updates, and a failure of one is fatal for all, because the others wait for it inside an exchange.
     pub fn steps(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
         match self.ranks.are_many() {
-            true => Rc::clone(&self.ranks).in_step(|| guarded(|| self.made(count))),
-            false => self.made(count),
+            true => Rc::clone(&self.ranks).in_step(|| guarded(|| self.timed_updates(count))),
+            false => self.timed_updates(count),
         }
     }
 
-    /// Waits until every rank is here.
+    /// A barrier over all ranks.
     pub fn meet(&self) -> Result<(), Failure> {
         if self.ranks.are_many() { self.ranks.meet() } else { Ok(()) }
     }
 
-    fn made(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
+    fn timed_updates(&mut self, count: usize) -> Result<Vec<f64>, Failure> {
         let mut times = Vec::with_capacity(count);
         let mut clock = Instant::now();
         let mut pending: Option<Posted> = None;
@@ -285,12 +286,12 @@ impl Bench {
         Ok(times)
     }
 
-    /// The micro-batches of an update and the update itself, asked for.
+    /// Enqueues the micro-batches of an update and its `apply`.
     fn enqueue(&mut self) -> Result<Posted, Failure> {
-        let draw = Draw { seed: self.config.train.seed, step: self.asked };
+        let draw = Draw { seed: self.config.train.seed, step: self.enqueued };
         let lanes = lanes_a_rank(&self.compiled.settled.options);
         let mut lane = 0;
-        let grad = windows::role(&self.config.schedule, self.horizon, self.asked + 1);
+        let grad = windows::role(&self.config.schedule, self.horizon, self.enqueued + 1);
         self.source.begin_update();
         while let Some(batch) = self.spans.within_some("rows", || self.source.next_batch())? {
             let batch = windows::planned(batch, grad);
@@ -300,10 +301,10 @@ impl Bench {
             self.spans.within("grad", || accumulate(&mut self.session, &batch, draw))?;
         }
         end_lanes(&mut self.session, lane..lanes, lanes)?;
-        self.asked += 1;
+        self.enqueued += 1;
         self.ranks.called("apply");
-        self.ranks.at(0, "measuring", self.asked as usize);
-        let rates = learning_rates(&self.config, self.horizon, self.asked);
+        self.ranks.at(0, "measuring", self.enqueued as usize);
+        let rates = learning_rates(&self.config, self.horizon, self.enqueued);
         Ok(self.spans.within("apply", || apply(&mut self.session, &rates))?)
     }
 
@@ -323,7 +324,7 @@ impl Bench {
         &self.compiled
     }
 
-    /// The session between updates: all that was asked for is done.
+    /// The session between updates: everything enqueued is done.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }
@@ -337,13 +338,13 @@ impl Bench {
         &self.losses
     }
 
-    /// How long updates stood still for want of rows.
+    /// Time that updates spent waiting for rows.
     pub fn waited(&self) -> Waited {
         self.waited
     }
 
-    /// Makes updates as `steps` does and tells what the host did: `rows` waits for rows, `grad` and `apply` write inputs and
-    /// enqueue a plan (on the CPU they compute it), `results` waits for what an update gave.
+    /// Makes updates as `steps` does and returns spans of the host's work: `rows` waits for rows, `grad` and `apply` write inputs
+    /// and enqueue a plan (on the CPU they compute it), `results` waits for the results of an update.
     pub fn spans(&mut self, count: usize) -> Result<Vec<Span>, Failure> {
         self.spans.begin();
         let made = self.steps(count);
@@ -351,7 +352,7 @@ impl Bench {
         made.map(|_| spans)
     }
 
-    /// The plans an update runs and how often; where lengths vary, a typical one, and where windows do, the first.
+    /// The plans that an update runs and how often: of a typical update where lengths vary, of the first one where windows do.
     pub fn runs(&self) -> Vec<(Role, u64)> {
         let batch = self.config.train.batch;
         match self.compiled.windows[..] {
@@ -363,7 +364,7 @@ impl Bench {
         }
     }
 
-    /// Micro-batches an update.
+    /// Micro-batches per update.
     pub fn parts(&self) -> usize {
         self.runs().iter().filter(|(role, _)| role.is_grad()).map(|(_, runs)| *runs as usize).sum()
     }
@@ -372,7 +373,7 @@ impl Bench {
         prediction::tokens_per_update(&self.config, &self.compiled)
     }
 
-    /// Launches an update: `grad` for every micro-batch, then `apply`.
+    /// Launches per update: `grad` for every micro-batch, then `apply`.
     pub fn launches(&self) -> usize {
         let of = |role| self.compiled.plans.plan(role).map_or(0, |plan| plan.launches.len());
         self.runs().into_iter().map(|(role, runs)| runs as usize * of(role)).sum()
@@ -382,12 +383,12 @@ impl Bench {
         self.compiled.plans.arena_bytes as u64
     }
 
-    /// Memory that the driver took beside the arena, measured; 0 on the CPU.
+    /// Memory that the driver allocated besides the arena, measured; 0 on the CPU.
     pub fn driver_bytes(&self) -> u64 {
         self.session.driver_bytes()
     }
 
-    /// The most memory this holds at any time: nothing is allocated after it is open.
+    /// Peak memory: nothing is allocated once it is open.
     pub fn peak_bytes(&self) -> u64 {
         self.arena_bytes() + self.driver_bytes()
     }

@@ -1,7 +1,6 @@
-//! Times this machine's kernels: small models of common sizes are opened as a run opens them, and every launch of their
-//! updates is timed. The result is a table of points, by which later commands expect how long a step takes.
-//!
-//! A model of one layer has every launch a deep one has, with the strides, epilogues and neighbours of a real step, and
+//! Times this machine's kernels: small models of common sizes are opened as a run opens them, and every launch of their updates
+//! is timed. The result is a table of points, from which later commands predict how long a step takes.
+//! A model of one layer has every launch that a deep one has, with the strides, epilogues and neighbours of a real step, and
 //! the algorithms that a run would choose; layers only repeat them.
 
 pub mod exchanges;
@@ -19,11 +18,11 @@ use flatout_train::device::Device;
 use flatout_train::recipes;
 use flatout_train::switches::Backend;
 
-/// A model that is timed, as overrides of a recipe whose data need not be there.
+/// A model that is timed, as overrides of a recipe. Its data are not needed.
 struct Sample {
     recipe: &'static str,
     model: &'static str,
-    /// Rows at once.
+    /// Rows of the micro-batch.
     rows: usize,
     switches: &'static str,
 }
@@ -46,7 +45,7 @@ const W4096: &str = "width=4096 heads=32 kv_heads=8 head_size=128 ffn=14336 cont
 const G256: &str = "width=256 heads=4 ffn=1024 context=256 vocab=2048";
 const G768: &str = "width=768 heads=12 ffn=3072 context=1024 vocab=50304";
 
-/// For a GPU, the most telling first: what there is no time for is left out.
+/// Samples for a GPU, the most informative first: the last ones are skipped when time runs out.
 const GPU: &[Sample] = &[
     sample(DECODER, W768, 16, ""),
     sample(DECODER, W768, 64, ""),
@@ -71,7 +70,7 @@ const GPU: &[Sample] = &[
     sample(DECODER, W256, 32, ""),
 ];
 
-/// For a CPU, as above.
+/// Samples for a CPU, in the same order.
 const CPU: &[Sample] = &[
     sample(DECODER, W128, 8, ""),
     sample(DECODER, W256, 8, ""),
@@ -88,10 +87,10 @@ const CPU: &[Sample] = &[
     sample(GPT2, G768, 1, ""),
 ];
 
-/// Once this has passed, no other sample is begun. The longest takes a few seconds.
+/// Time after which no further sample is begun. The longest takes a few seconds.
 const GPU_BUDGET: Duration = Duration::from_secs(50);
 const CPU_BUDGET: Duration = Duration::from_secs(20);
-/// Seconds of passes over a sample, and how many passes at least and at most.
+/// Seconds that the passes over a sample should take, and the bounds of their number.
 const SAMPLE_SECONDS: f64 = 1.0;
 const PASSES: std::ops::RangeInclusive<usize> = 3..=25;
 
@@ -102,7 +101,7 @@ pub enum CalibrateProgress<'a> {
         done: usize,
         of: usize,
     },
-    /// A sample that cannot run here, and why.
+    /// A sample that cannot run here, and the reason.
     LeftOut {
         name: &'a str,
         why: String,
@@ -118,17 +117,17 @@ pub struct Calibrated {
     pub seconds: f64,
 }
 
-/// How steady the machine was while its kernels were timed: both are 1 where nothing else runs on it.
+/// Stability of the machine while its kernels were timed: both ratios are 1 where nothing else runs on it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Steadiness {
-    /// The medians of all launches over their least times.
+    /// The sum of all launches' medians over that of their minima.
     pub spread: f64,
-    /// The first model timed again at the end, over its time at the beginning or the other way round.
+    /// The first model's times at the beginning and again at the end, the larger over the smaller.
     pub drift: f64,
 }
 
 impl Steadiness {
-    /// Whether something else ran: times of such a moment predict nothing.
+    /// Whether something else ran meanwhile, so that the times predict nothing.
     pub fn is_disturbed(self) -> bool {
         self.spread > MOST_SPREAD || self.drift > MOST_DRIFT
     }
@@ -137,7 +136,7 @@ impl Steadiness {
 const MOST_SPREAD: f64 = 1.3;
 const MOST_DRIFT: f64 = 1.25;
 
-/// Times the kernels of the device that `backend` asks for.
+/// Times the kernels of the device that `backend` selects.
 pub fn calibrate(
     backend: Backend,
     say: &mut dyn FnMut(CalibrateProgress<'_>),

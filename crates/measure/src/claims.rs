@@ -1,8 +1,8 @@
-//! The claims of five optimisation guides, and what became of each here.
+//! The claims of five optimisation guides, each with a verdict.
 //!
 //! `claims/claims.toml` is the data: the claims as the guides make them, a verdict beside each, the figures measured
-//! here with the machine and the command, and the quantities that the arithmetic of a verdict is made from. Nothing
-//! on the page is computed elsewhere, so a new measurement is a line of the data.
+//! here with the machine and the command, and the quantities that the arithmetic of verdicts uses. Nothing on the page is
+//! computed elsewhere, so a new measurement is a line of the data.
 
 use std::collections::HashMap;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ pub mod page;
 
 use arithmetic::Compared;
 
-/// Everything there is, its arithmetic done.
+/// The whole data, with the arithmetic evaluated.
 #[derive(Debug, Serialize)]
 pub struct Claims {
     pub guides: Vec<Guide>,
@@ -35,12 +35,12 @@ pub struct Guide {
     pub about: String,
 }
 
-/// Something measured here, or a command that will.
+/// A figure measured here, or the command that will measure it.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Figure {
     pub name: String,
-    /// The measured value; none while nobody has measured it.
+    /// The measured value; none if it is not measured yet.
     pub value: Option<String>,
     pub machine: String,
     /// The command that printed it, or would.
@@ -64,15 +64,15 @@ pub struct Claim {
     pub system: String,
     pub topic: String,
     pub claim: String,
-    /// How the guide comes by it: measured, expected, recommended, default, troubleshooting, future.
+    /// The guide's basis for it: measured, expected, recommended, default, troubleshooting, future.
     pub kind: String,
     pub hardware: Option<String>,
-    /// The switch or key here that answers it; empty where none does.
+    /// The corresponding switch or key of flatout; empty where there is none.
     pub switch: String,
     pub verdict: Verdict,
-    /// Names of figures, those that have a value.
+    /// Names of the figures that have a value.
     pub figures: Vec<String>,
-    /// Commands that would measure it, of figures without a value.
+    /// Commands of the figures without a value, which would measure them.
     pub pending: Vec<String>,
     pub arithmetic: Option<Compared>,
     pub why: String,
@@ -114,12 +114,12 @@ impl Verdict {
             Verdict::NotApplicable => {
                 "there is nothing here to measure: a part that flatout does not have, or advice about another tool"
             }
-            Verdict::NotYet => "nobody has measured it here, or flatout cannot train it",
+            Verdict::NotYet => "it is not measured here yet, or flatout cannot train it",
         }
     }
 }
 
-/// The claims that flatout carries.
+/// The claims embedded in flatout.
 pub fn all() -> &'static Claims {
     static ALL: OnceLock<Claims> = OnceLock::new();
     ALL.get_or_init(|| read(include_str!("claims/claims.toml")).expect("the claims are well formed"))
@@ -141,7 +141,7 @@ impl Claims {
     }
 }
 
-/// The data as it is written.
+/// The data as it is in the file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
@@ -169,7 +169,7 @@ struct WrittenClaim {
     kind: String,
     hardware: Option<String>,
     switch: String,
-    /// Where the guide, or the code behind it, shows the claim wrong.
+    /// Where the guide, or the code behind it, contradicts the claim.
     note: Option<String>,
     verdict: Verdict,
     #[serde(default)]
@@ -186,7 +186,7 @@ fn read(text: &str) -> Result<Claims, String> {
     for WrittenQuantity { name, formula, unit, about } in written.quantity {
         let value = arithmetic::value(&formula, &known).map_err(|why| format!("quantity {name}: {why}"))?;
         if known.insert(name.clone(), value).is_some() {
-            return Err(format!("quantity {name} is there twice"));
+            return Err(format!("quantity {name} is defined twice"));
         }
         quantities.push(Quantity { name, formula, value, unit, about });
     }
@@ -244,7 +244,7 @@ fn judge(written: WrittenClaim, figures: &[Figure], known: &HashMap<String, f64>
     })
 }
 
-/// Data-sheet values of every GPU there is a line for, by name: `a100_40.memory_gib`.
+/// Data-sheet values of every known GPU, by name: `a100_40.memory_gib`.
 fn cards() -> HashMap<String, f64> {
     let facts = gpus::named().iter().flat_map(|gpu| {
         let name = gpu.name.replace('-', "_");

@@ -1,8 +1,8 @@
-//! Folds: one config trained several times, each time with another part of the labelled texts held out, and what the runs
-//! come to together.
+//! Cross-validation: one config trained once per fold, each time with another part of the labelled texts held out, and the
+//! results over all folds.
 //!
-//! A fold is a run of its own, in a directory of its own, and goes on like any other. Its config has `train.fold`, counted
-//! from 1. A run counts with the evaluation that was best in `eval.metric`, which is that of the checkpoint it keeps.
+//! A fold is a run in its own directory and is resumed like any other. Its config has `train.fold`, counted from 1. A run counts
+//! with its best evaluation in `eval.metric`, which is that of the checkpoint it keeps.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -26,25 +26,25 @@ pub fn folder(dir: &Path, fold: usize) -> PathBuf {
 
 /// The config of every fold.
 pub fn configs(config: &Config) -> Result<Vec<Config>, UserError> {
-    let folds = config.train.folds.expect("asked where there are folds");
+    let folds = config.train.folds.expect("called only where there are folds");
     (1..=folds).map(|fold| config.with(&[format!("train.fold={fold}")])).collect()
 }
 
-/// The config that a directory of folds was begun with, as its first fold has it; nothing where there is none.
+/// The config that a directory of folds was begun with, read from its first fold; `None` where there is none.
 pub fn begun(dir: &Path) -> Result<Option<Config>, UserError> {
     let first = folder(dir, 1);
     if is_run(dir) || !is_run(&first) {
         return Ok(None);
     }
-    let (asked, resolved) = asked_and_resolved(&first)?;
-    resolved.placed(&asked).with(&["train.fold=none".into()]).map(Some)
+    let (requested, resolved) = asked_and_resolved(&first)?;
+    resolved.placed(&requested).with(&["train.fold=none".into()]).map(Some)
 }
 
 /// The result of a fold.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Fold {
     pub fold: usize,
-    /// Of the evaluation that was best.
+    /// The step of the best evaluation, whose loss and metrics follow.
     pub step: u64,
     pub loss: f32,
     pub metrics: ClassMetrics,
@@ -52,21 +52,21 @@ pub struct Fold {
     pub steps: u64,
 }
 
-/// A number over the folds.
+/// A metric over the folds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Spread {
     pub metric: Metric,
     pub mean: f64,
-    /// The standard deviation of the folds, of one less than their number.
+    /// The sample standard deviation, with n - 1 in the denominator.
     pub deviation: f64,
     pub least: f64,
     pub most: f64,
 }
 
-/// All folds together.
+/// The results of all folds.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
-    /// The metric that was followed.
+    /// The metric by which the best evaluations were chosen.
     pub metric: Metric,
     pub folds: Vec<Fold>,
     pub spread: Vec<Spread>,
@@ -77,14 +77,15 @@ pub fn is_done(dir: &Path) -> bool {
     History::read(dir).is_ok_and(|history| history.state == State::Done)
 }
 
-/// Reads what the runs in the folders of a directory came to.
+/// Reads the results of the folds in a directory.
 pub fn summary(dir: &Path, config: &Config) -> Result<Summary, UserError> {
-    let (metric, count) = (config.eval.metric, config.train.folds.expect("asked where there are folds"));
+    let (metric, count) =
+        (config.eval.metric, config.train.folds.expect("called only where there are folds"));
     let mut folds = vec![];
     for fold in 1..=count {
         let history = History::read(&folder(dir, fold))?;
         let Some(best) = best(&history, metric) else {
-            refuse!("{} has no evaluation to count with", folder(dir, fold).display());
+            refuse!("{} has no evaluation", folder(dir, fold).display());
         };
         let steps = history.last().map_or(0, |made| made.step.step);
         folds.push(Fold { fold, step: best.0, loss: best.1, metrics: best.2, steps });
@@ -92,7 +93,7 @@ pub fn summary(dir: &Path, config: &Config) -> Result<Summary, UserError> {
     Ok(Summary { metric, spread: spread(&folds), folds })
 }
 
-/// The evaluation that was best, the first of several.
+/// The best evaluation, the first of equals.
 fn best(history: &History, metric: Metric) -> Option<(u64, f32, ClassMetrics)> {
     let (step, _) = history.best(metric)?;
     let loss = history.evals.iter().find(|(at, _)| *at == step)?.1;
@@ -118,7 +119,7 @@ fn spread(folds: &[Fold]) -> Vec<Spread> {
 }
 
 impl Summary {
-    /// The followed number over the folds, for people.
+    /// The chosen metric over the folds, in words.
     pub fn words(&self) -> String {
         let followed = self.spread.iter().find(|spread| spread.metric == self.metric);
         let words = followed.map_or("no number".into(), |s| {
@@ -127,7 +128,7 @@ impl Summary {
         format!("{words} over {} folds", self.folds.len())
     }
 
-    /// Writes `folds.json` and `folds.md` beside the folders of the folds.
+    /// Writes `folds.json` and `folds.md` into the directory of the folds.
     pub fn write(&self, dir: &Path) -> Result<(), Failure> {
         let json = serde_json::to_vec_pretty(self).expect("a summary has a JSON form");
         for (name, bytes) in [("folds.json", json), ("folds.md", self.page().into_bytes())] {
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(summary.words(), "recall 0.8000 ± 0.2000 (0.6000 to 1.0000) over 3 folds");
         let page = summary.page();
         assert!(page.contains("| [2](fold-2/report.md) | 7 | 9 | 2.0000 |"), "{page}");
-        // All but the two of answers and the two of preferences.
+        // All metrics but the two of answers and the two of preferences.
         assert_eq!(summary.spread.len(), Metric::ALL.len() - 4);
         let folder = tempfile::tempdir().unwrap();
         summary.write(folder.path()).unwrap();

@@ -1,5 +1,5 @@
-//! The forecast of a run before it starts, for `plan`: memory by layer and over the step, time by kind of work, how many
-//! rows at once fit, and the cost or saving of every switch. All of it is arithmetic on compiled plans; nothing runs.
+//! Forecasts a run before it starts, for `plan`: memory by layer and over the step, time by kind of work, the largest
+//! micro-batch, and the cost or saving of every switch. All of it is arithmetic on compiled plans; nothing runs.
 
 mod alternatives;
 pub mod kept;
@@ -28,16 +28,16 @@ pub struct Forecast {
     pub work: Vec<(Work, Cost)>,
     pub layers: Vec<Layers>,
     pub peak: Peak,
-    /// How many rows at once fit, one a setting of `recompute`.
+    /// The largest micro-batch for each setting of `recompute`.
     pub largest: Vec<Largest>,
     /// Every switch at every other value.
     pub alternatives: Vec<Alternative>,
 }
 
-/// For the plans of a config. `target_for` gives the device under other switches.
+/// Forecasts the plans of a config. `target_for` gives the target under other switches.
 pub fn forecast(config: &Config, compiled: &Compiled, target_for: &dyn Fn(&Switches) -> Target) -> Forecast {
     let batch = config.train.batch;
-    // Values that `auto` chose by memory are written down, so that alternatives do the same work.
+    // Values that `auto` chose by memory are pinned, so that alternatives do the same work.
     let pinned = compiled.pinned(config);
     let mut jobs: Vec<Job<'_>> = rows::jobs(&pinned, compiled);
     jobs.extend(alternatives::jobs(&pinned, compiled, target_for));
@@ -54,11 +54,11 @@ pub fn forecast(config: &Config, compiled: &Compiled, target_for: &dyn Fn(&Switc
     Forecast { step, work, layers, peak, largest, alternatives }
 }
 
-/// A compilation or a few.
+/// One or a few compilations, which run in parallel with other jobs.
 type Job<'a> = Box<dyn FnOnce() -> Done + Send + 'a>;
 
 enum Done {
     Largest(Largest),
-    /// `None` where the value comes to the plans there are.
+    /// `None` where the value leads to the present plans.
     Alternative(Option<Alternative>),
 }

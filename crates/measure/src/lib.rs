@@ -1,7 +1,5 @@
-//! Measurements: what a configuration costs here, which one is fastest, and what several runs come to.
-//!
-//! This crate prints nothing and trains by the same updates as a run (`flatout_train::training::update`), so that what is
-//! measured is what trains.
+//! Measurements: benchmarks, ablations, profiles, tuning, forecasts, and the evaluation of several runs.
+//! This crate prints nothing. Measurements make updates by the code that training uses (`flatout_train::training::update`).
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! A plan and all that is told of it, for this machine or a GPU that need not be here, for one rank or several.
+//! Plans a recipe and reports on the plan, for this machine or a GPU that need not be here, for one rank or several.
 
 mod object;
 pub mod world;
@@ -18,16 +18,16 @@ use crate::forecast::{Forecast, forecast};
 pub use object::object;
 use world::World;
 
-/// The devices that a plan is made for; by default what this machine has.
+/// The devices that a plan is made for; by default those of this machine.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     /// A GPU by name, which need not be here.
     pub gpu: Option<String>,
-    /// GPUs of a node, each a rank.
+    /// GPUs per node, one rank each.
     pub gpus: Option<usize>,
-    /// With `gpus`: nodes that have as many.
+    /// With `gpus`: the number of such nodes.
     pub nodes: Option<usize>,
-    /// With `gpus`: the link between the GPUs of a node, where it is not the usual one.
+    /// With `gpus`: the link between the GPUs of a node, where it is not the default.
     pub link: Option<String>,
     /// With `nodes`: the network between them.
     pub net: Option<String>,
@@ -37,7 +37,7 @@ pub struct Asked {
     pub with: Vec<String>,
 }
 
-/// A plan and all that is told of it.
+/// A plan and everything reported about it.
 pub struct Told<'a> {
     pub config: &'a Config,
     pub compiled: Compiled,
@@ -45,13 +45,13 @@ pub struct Told<'a> {
     /// The kernels attention may run on, by direction.
     pub attention: BTreeMap<&'static str, Vec<&'static str>>,
     pub on_paper: Option<OnPaper>,
-    /// Features of images that are kept, where they are.
+    /// The forecast of cached image features, where the config caches them.
     pub features: Option<tower::Forecast>,
-    /// Where there are several ranks.
+    /// Present for several ranks.
     pub world: Option<world::Told>,
 }
 
-/// A GPU that need not be here.
+/// The fit on a GPU that need not be here.
 pub struct OnPaper {
     pub name: String,
     pub fits: bool,
@@ -60,9 +60,9 @@ pub struct OnPaper {
 }
 
 /// Plans a recipe and runs nothing.
-pub fn told<'a>(config: &'a Config, asked: &Asked) -> Result<Told<'a>, Failure> {
-    let on_paper = asked.on_paper();
-    let world = World::of(asked, config, on_paper)?;
+pub fn told<'a>(config: &'a Config, request: &Asked) -> Result<Told<'a>, Failure> {
+    let on_paper = request.on_paper();
+    let world = World::of(request, config, on_paper)?;
     Ok(match on_paper {
         Some(name) => {
             let alone = device::named(name, &config.switches)?;
@@ -107,7 +107,7 @@ impl<'a> Told<'a> {
 }
 
 impl Asked {
-    /// The GPU that is asked for by name: by itself, or by a preset where this machine has none.
+    /// The GPU named by `gpu`, or by a preset where this machine has none.
     fn on_paper(&self) -> Option<&str> {
         let preset = || self.with.iter().rev().find(|name| gpus::find(name).is_some());
         self.gpu.as_ref().or_else(|| preset().filter(|_| !device::has_gpu())).map(String::as_str)

@@ -1,13 +1,10 @@
-//! Where the time of an update goes: every kernel against what the device could do, what passes between kernels, and what
-//! would help.
-//!
-//! `budget` measures the update as it runs and with one thing after another left out, down to the launches one by one;
-//! what each step of that ladder takes is its cause's. `launches` joins the times of launches with what the plan says of
-//! them, `table` adds them up, `sinks` says in words where the most is lost, `trace` draws it on a time axis. `marginal` measures what
-//! one more run of each kernel adds to the update, which is less than its own time where the device is held down by power.
-//!
-//! Of several ranks every one measures the same at the same time, and the tables are of one of them; `exchanges` has what they
-//! exchange, and `members` the times of all.
+//! Profiles an update: every kernel against the roofline, the time between kernels, and advice on what would help.
+//! `budget` measures the update as it runs and with one cause of time after another left out, down to the launches one by one;
+//! the differences are the times of the causes. `launches` joins the times of launches with the plan, `table` sums them, `sinks`
+//! describes the largest losses, `trace` writes a time axis. `marginal` measures what one more run of each kernel adds to the
+//! update, which is less than its own time where the device is limited by power.
+//! With several ranks, all measure the same at the same time, and the tables are those of one; `exchanges` has the exchanges
+//! between them, and `members` the times of all.
 
 pub mod budget;
 pub mod exchanges;
@@ -31,21 +28,21 @@ use members::{Member, RankTimes};
 use sinks::{Sink, sinks};
 use table::{Row, by_kernel, by_place, by_work};
 
-/// Updates after the first that are not timed.
+/// Warm-up updates after the first.
 const WARMUP: usize = 2;
-/// Updates of which the trace shows what the host did.
+/// Updates whose host activity is in the trace.
 const TRACED: usize = 3;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
-    /// Updates that are timed in a round, of each kind.
+    /// Timed updates per round, for each kind of measurement.
     pub steps: usize,
     pub rounds: usize,
-    /// Seconds of each measurement of what one more run of a kernel adds; none where that is not asked for.
+    /// Seconds of each measurement of what one more run of a kernel adds; `None` skips these.
     pub marginal_seconds: Option<f64>,
 }
 
-/// The whole result. Times are of one update.
+/// The result of a profile. Times are of one update.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Report {
     pub recipe: String,
@@ -56,31 +53,31 @@ pub struct Report {
     pub data: String,
     /// The kernels that attention runs on, on a GPU.
     pub attention: Option<String>,
-    /// How many products run on which kernel, on a GPU.
+    /// The number of products on each kernel, on a GPU.
     pub products: Option<String>,
     pub tokens_per_update: usize,
     pub tokens_per_second: f64,
-    /// Micro-batches an update.
+    /// Micro-batches per update.
     pub micro_batches: usize,
-    /// Launches an update.
+    /// Launches per update.
     pub launches: u64,
     pub rounds: usize,
     pub steps: usize,
     pub roofline_ms: f64,
-    /// By kernels that were timed on this device before; none where none were.
+    /// From kernels that were timed on this device before; none where none were.
     pub predicted_ms: Option<f64>,
     pub budget: Budget,
     pub work: Vec<Row>,
     pub kernels: Vec<Row>,
     pub places: Vec<Row>,
-    /// The exchanges between ranks, which the tables before then leave out.
+    /// The exchanges between ranks, which the tables above leave out.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exchanges: Vec<Exchange>,
-    /// Where there are several.
+    /// The times of each of several ranks.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub ranks: Vec<RankTimes>,
     pub sinks: Vec<Sink>,
-    /// The time and energy that one more run of each kernel adds to the update, where that was asked for.
+    /// The time and energy that one more run of each kernel adds to the update, where this was requested.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub marginal: Option<Marginal>,
     pub timed: Vec<Timed>,
@@ -109,11 +106,11 @@ fn measure(
         say(round, options.rounds);
         rounds.push(budget::round(bench, options.steps)?);
     }
-    let (rounds, waited) = (budget::steadied(rounds), bench.waited().since(before));
+    let (rounds, waited) = (budget::normalised(rounds), bench.waited().since(before));
     Ok(Measured { rounds, waited, host: bench.spans(TRACED)? })
 }
 
-/// Opens a configuration on the stage that was opened for it and measures it, as every rank does. `say` hears of each round that
+/// Opens a configuration on the stage that was opened for it and measures it. Every rank calls this. `say` is called when a round
 /// begins.
 pub fn profile(
     config: &Config,
@@ -141,7 +138,7 @@ pub fn profile(
         None => None,
     };
     let (compiled, active) = (bench.compiled(), bench.active());
-    let scene = sinks::Scene {
+    let context = sinks::Context {
         config,
         stage,
         compiled,
@@ -173,7 +170,7 @@ pub fn profile(
         places: by_place(&timed, budget.step_ms),
         exchanges,
         ranks: members.iter().map(|member| member.times.clone()).collect(),
-        sinks: sinks(&scene, &timed),
+        sinks: sinks(&context, &timed),
         marginal,
         budget,
         timed: all,

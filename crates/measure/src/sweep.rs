@@ -1,8 +1,8 @@
-//! A sweep: one recipe trained several times, each time with other values of a few keys, and what the runs come to.
+//! Hyperparameter sweeps: a recipe is trained once per combination of values of a few keys, and the runs are compared.
 //!
 //! A key with several values is an axis: `lr=1e-5,3e-5`, `train.seed=1..3`, and for keys that take lists themselves
-//! `betas=0.9,0.95|0.9,0.999`. A grid has a run for every combination; a random sweep draws them, and there a range may be
-//! of any numbers. A run's folder has the name of its values, so a sweep that is widened keeps what is done.
+//! `betas=0.9,0.95|0.9,0.999`. A grid has a run for every combination; a random sweep draws them, and its ranges may be
+//! continuous. A run's folder is named after its values, so a sweep with more values keeps the runs that are done.
 
 mod means;
 
@@ -26,36 +26,36 @@ use flatout_train::run::quoted;
 
 pub use self::means::Mean;
 
-/// The most runs of one sweep.
+/// The most runs in one sweep.
 const MOST: usize = 1000;
 
 choice! {
     /// Which combinations are trained.
     pub enum By {
-        /// Every one, the last axis first.
+        /// All of them; the last axis varies fastest.
         Grid = "grid",
-        /// As many as asked for, drawn by a seed.
+        /// A given number, drawn from a seed.
         Random = "random",
     }
 }
 
-/// A key with what it may be.
+/// A key and its values.
 #[derive(Clone, Debug, PartialEq)]
 struct Axis {
-    /// In full.
+    /// The full path.
     key: String,
     values: Values,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 enum Values {
-    /// As they were written.
+    /// Values as they were written.
     List(Vec<String>),
-    /// Any number between two, ends included.
+    /// A continuous range, ends included.
     Between { least: f64, most: f64 },
 }
 
-/// The sweep that was asked for.
+/// The axes of a sweep, and what its runs share.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sweep {
     axes: Vec<Axis>,
@@ -66,26 +66,26 @@ pub struct Sweep {
 /// One run of a sweep.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Combination {
-    /// Its folder.
+    /// The name of its folder.
     pub name: String,
-    /// Keys in full, and values as they are written.
+    /// Full paths of keys, and values as they were written.
     pub values: Vec<(String, String)>,
 }
 
 impl Combination {
-    /// As overrides.
+    /// The values as overrides.
     pub fn words(&self) -> Vec<String> {
         self.values.iter().map(|(key, value)| format!("{key}={value}")).collect()
     }
 }
 
 impl Sweep {
-    /// Sorts overrides into those of every run and axes.
+    /// Splits overrides into axes and those of every run.
     pub fn parse(overrides: &[String]) -> Result<Sweep, UserError> {
         let mut sweep = Sweep { axes: vec![], shared: vec![] };
         for word in overrides {
-            let (found, said) = parse_override(word)?;
-            match several(&found.path, &found.key.kind, said)? {
+            let (found, text) = parse_override(word)?;
+            match several(&found.path, &found.key.kind, text)? {
                 None => sweep.shared.push(word.clone()),
                 Some(_) if sweep.axes.iter().any(|axis| axis.key == found.path) => {
                     refuse!("`{}` is given several values twice: put them in one list", found.path)
@@ -101,18 +101,18 @@ impl Sweep {
         Ok(sweep)
     }
 
-    /// The keys that differ.
+    /// The keys of the axes.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.axes.iter().map(|axis| axis.key.as_str())
     }
 
-    /// Every combination, the first axis slowest.
+    /// Every combination; the first axis varies slowest.
     pub fn grid(&self) -> Result<Vec<Combination>, UserError> {
         let mut all: Vec<Vec<String>> = vec![vec![]];
         for Axis { key, values } in &self.axes {
             let Values::List(list) = values else {
                 refuse!(
-                    "`{key}` is given a range of numbers, which has no end of values: list some, or give --by random"
+                    "`{key}` is given a continuous range, which a grid cannot enumerate: list values, or give --by random"
                 );
             };
             if all.len() * list.len() > MOST {
@@ -122,11 +122,11 @@ impl Sweep {
             }
             all = all
                 .iter()
-                .flat_map(|some| list.iter().map(|one| [&some[..], std::slice::from_ref(one)].concat()))
+                .flat_map(|values| list.iter().map(|one| [&values[..], std::slice::from_ref(one)].concat()))
                 .collect();
         }
         let mut grid: Vec<Combination> = all.into_iter().map(|values| self.combination(values)).collect();
-        // Long paths may differ only where names leave something out.
+        // Values may differ only in characters that folder names leave out.
         for at in 1..grid.len() {
             if grid[..at].iter().any(|before| before.name == grid[at].name) {
                 grid[at].name += &format!("-{}", at + 1);
@@ -135,13 +135,13 @@ impl Sweep {
         Ok(grid)
     }
 
-    /// Draws `runs` different combinations, by a seed. More of the same seed begin with the same ones.
+    /// Draws `runs` different combinations from a seed. A larger number with the same seed begins with the same combinations.
     pub fn drawn(&self, runs: usize, seed: u64) -> Result<Vec<Combination>, UserError> {
         if !(1..=MOST).contains(&runs) {
             refuse!("--runs is {runs} and must be from 1 to {MOST}");
         }
         let mut drawn: Vec<Combination> = vec![];
-        // This many draws find all of a small set but with a chance below any that matters.
+        // So many draws miss a combination of a small set with negligible probability only.
         for draw in 0..(100 * runs as u64).max(10_000) {
             if drawn.len() == runs {
                 return Ok(drawn);
@@ -179,17 +179,17 @@ impl Sweep {
     }
 }
 
-/// The values that are written for a key, where they are several.
-fn several(path: &str, kind: &ValueKind, said: &str) -> Result<Option<Values>, UserError> {
+/// The values written for a key, where there are several.
+fn several(path: &str, kind: &ValueKind, text: &str) -> Result<Option<Values>, UserError> {
     let takes_lists =
         matches!(kind, ValueKind::List(..) | ValueKind::Tables(_) | ValueKind::WordOrNumbers(_));
     // A text with braces is a template, which has commas of its own.
-    if matches!(kind, ValueKind::Text) && said.contains('{') {
+    if matches!(kind, ValueKind::Text) && text.contains('{') {
         return Ok(None);
     }
     let is_whole = matches!(kind, ValueKind::Whole | ValueKind::WholeOrAuto);
     let mut list = vec![];
-    for part in said.split(if takes_lists { '|' } else { ',' }).map(str::trim) {
+    for part in text.split(if takes_lists { '|' } else { ',' }).map(str::trim) {
         let Some((least, most)) =
             part.split_once("..").filter(|_| is_whole || matches!(kind, ValueKind::Number))
         else {
@@ -200,7 +200,9 @@ fn several(path: &str, kind: &ValueKind, said: &str) -> Result<Option<Values>, U
             Ok(number) if number.is_finite() && (!is_whole || (number >= 0.0 && number.fract() == 0.0)) => {
                 Ok(number)
             }
-            _ => Err(UserError(format!("`{path}` has the range {part}, and {end} is no number it takes"))),
+            _ => Err(UserError(format!(
+                "`{path}` has the range {part}, and {end} is not a number that it takes"
+            ))),
         };
         let (least, most) = (end(least)?, end(most)?);
         if least >= most {
@@ -211,7 +213,7 @@ fn several(path: &str, kind: &ValueKind, said: &str) -> Result<Option<Values>, U
                 refuse!("`{path}` has the range {part}, which is more than {MOST} values: list some");
             }
             list.extend((least as u64..=most as u64).map(|number| number.to_string()));
-        } else if said == part {
+        } else if text == part {
             return Ok(Some(Values::Between { least, most }));
         } else {
             refuse!("`{path}` has the range {part} among other values: give one range, or a list");
@@ -226,7 +228,7 @@ fn several(path: &str, kind: &ValueKind, said: &str) -> Result<Option<Values>, U
     Ok(Some(Values::List(list)))
 }
 
-/// A number between two in three digits: by its logarithm where they are ten times apart or more, else evenly.
+/// A number in a range, with three digits: log-uniform where the ends differ by a factor of ten or more, else uniform.
 fn between(least: f64, most: f64, unit: f64) -> String {
     let number = match least > 0.0 && most / least >= 10.0 {
         true => least * (most / least).powf(unit),
@@ -237,7 +239,7 @@ fn between(least: f64, most: f64, unit: f64) -> String {
     if number == 0.0 || (1e-3..1e4).contains(&number.abs()) { number.to_string() } else { rounded }
 }
 
-/// A value as a part of a folder's name.
+/// A value as part of a folder's name.
 fn file_name(value: &str) -> String {
     let kept = |c: char| if c.is_ascii_alphanumeric() || "._+-".contains(c) { c } else { '-' };
     value.chars().map(kept).take(60).collect()
@@ -248,41 +250,41 @@ fn file_name(value: &str) -> String {
 pub struct Trial {
     pub name: String,
     pub values: BTreeMap<String, String>,
-    /// Where it stands; absent where it has not begun.
+    /// The state of the run; absent where it has not begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub state: Option<State>,
     pub step: u64,
-    /// Of the evaluation that was best; without evaluations, the middle of the last hundred losses.
+    /// The metric of the best evaluation; without evaluations, the median of the last hundred losses.
     pub best: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best_step: Option<u64>,
-    /// Of the last evaluation.
+    /// The metric of the last evaluation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last: Option<f64>,
-    /// Of the last update.
+    /// The loss of the last update.
     pub loss: Option<f32>,
     pub seconds: f64,
-    /// Why it failed, where it did.
+    /// The reason of a failure.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
-/// The command of a sweep, from which it goes on.
+/// The command of a sweep, with which it is resumed.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SweepCommand {
-    /// Where it was given.
+    /// The working directory of the command.
     pub folder: String,
     /// The recipe and the overrides.
     pub words: Vec<String>,
     pub with: Vec<String>,
-    /// Of a random sweep.
+    /// The number of runs of a random sweep, and its seed.
     pub runs: usize,
     pub seed: u64,
     pub goal: Option<Metric>,
 }
 
 impl SweepCommand {
-    /// Reads what the sweep in a folder was asked for; nothing where there is none.
+    /// Reads the command of the sweep in a folder; `None` where there is none.
     pub fn read(dir: &Path) -> Result<Option<(By, SweepCommand)>, UserError> {
         #[derive(Deserialize)]
         struct Kept {
@@ -292,12 +294,12 @@ impl SweepCommand {
         let path = dir.join(SUMMARY);
         let Ok(text) = std::fs::read(&path) else { return Ok(None) };
         let kept: Kept = serde_json::from_slice(&text)
-            .map_err(|error| UserError(format!("{} does not read: {error}", path.display())))?;
+            .map_err(|error| UserError(format!("{} cannot be read: {error}", path.display())))?;
         match kept.command {
             Some(command) => Ok(Some((kept.by, command))),
             None => refuse!(
-                "{} is of an earlier version and does not say what was asked for: give the command that began the sweep, \
-                 with --run {} --resume auto",
+                "{} was written by an earlier version and does not have the sweep's command: give that command again, \
+                with --run {} --resume auto",
                 path.display(),
                 quoted(dir)
             ),
@@ -305,7 +307,7 @@ impl SweepCommand {
     }
 }
 
-/// All runs of a sweep, the best first, those that came to nothing last.
+/// All runs of a sweep, the best first, those without a result last.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Summary {
     pub recipe: String,
@@ -314,16 +316,16 @@ pub struct Summary {
     pub by: By,
     pub command: SweepCommand,
     pub runs: Vec<Trial>,
-    /// Of settings over their seeds, where runs differ in these; the best first.
+    /// Means of settings over their seeds, where runs differ in these; the best first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub means: Vec<Mean>,
 }
 
-/// Where the summary of a sweep is.
+/// File name of a sweep's summary.
 pub const SUMMARY: &str = "sweep.json";
 
 impl Trial {
-    /// One that has not begun.
+    /// A trial that has not begun.
     fn of(combination: &Combination) -> Trial {
         Trial {
             name: combination.name.clone(),
@@ -356,7 +358,7 @@ impl Trial {
     }
 }
 
-/// The order of two numbers by a goal; what is none comes last.
+/// The order of two results by a metric; `None` comes last.
 fn better_first(goal: Metric, a: Option<f64>, b: Option<f64>) -> Ordering {
     match (a, b) {
         (Some(a), Some(b)) if goal.is_better(a, b) => Ordering::Less,
@@ -379,7 +381,7 @@ impl Summary {
         written.map_err(Failure::io(path.display()))
     }
 
-    /// Takes the summary of a sweep away that never began, and its folder where nothing else is in it.
+    /// Removes the summary of a sweep that never began, and its folder where it is empty then.
     pub fn remove(dir: &Path) {
         let _ = std::fs::remove_file(dir.join(SUMMARY)).and_then(|()| std::fs::remove_dir(dir));
     }
@@ -431,20 +433,20 @@ mod tests {
         let values = |axis: usize| drawn.iter().map(move |run| run.values[axis].1.parse::<f64>().unwrap());
         assert!(values(0).all(|lr| (1e-5..=1e-2).contains(&lr)));
         let below = values(0).filter(|lr| *lr < 3.16e-4).count();
-        assert!((70..130).contains(&below), "{below} of 200 below the middle of the logarithm");
+        assert!((70..130).contains(&below), "{below} of 200 below the logarithmic centre");
         let below = values(1).filter(|clip| *clip < 1.0).count();
-        assert!((70..130).contains(&below), "{below} of 200 below the middle");
+        assert!((70..130).contains(&below), "{below} of 200 below the centre");
         assert_eq!(sweep.drawn(20, 1).unwrap(), drawn[..20], "more begin with the same");
         assert_ne!(sweep.drawn(20, 2).unwrap(), drawn[..20]);
     }
 
     #[test]
-    fn what_cannot_be_swept_is_refused() {
+    fn invalid_axes_are_refused() {
         assert!(refused(&["lr=1e-3"]).contains("nothing to sweep over"));
         assert!(refused(&["lr=1e-5..1e-3"]).contains("--by random"));
         assert!(refused(&["seed=3..1"]).contains("is empty"));
         assert!(refused(&["seed=1..1e9"]).contains("more than 1000"));
-        assert!(refused(&["seed=1..x"]).contains("x is no number"));
+        assert!(refused(&["seed=1..x"]).contains("x is not a number"));
         assert!(refused(&["lr=1e-3,1e-3"]).contains("twice"));
         assert!(refused(&["lr=1,2", "optimizer.lr=3,4"]).contains("in one list"));
         assert!(refused(&["seed=1..100", "batch=1..100"]).contains("more than 1000 combinations"));
@@ -454,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn the_best_comes_first_and_what_failed_last() {
+    fn the_best_comes_first_and_failures_last() {
         let trial = |name: &str, best: Option<f64>| Trial {
             best,
             ..Trial::of(&Combination { name: name.into(), values: vec![] })

@@ -1,8 +1,8 @@
-//! Time and tokens to a held-out loss: what a setting is worth to somebody who wants a loss, sooner.
+//! Time and tokens to a held-out loss, for the base and variants of it.
 //!
-//! The base and every variant of it are trained with the same seeds, each until an evaluation is as good as the goal. Time is that of the
-//! updates alone: evaluations, saves and the start are none of it. Where between two evaluations the goal was reached is read off
-//! the line between them.
+//! The base and every variant are trained with the same seeds, each until an evaluation is as good as the goal. Time counts
+//! updates only, without evaluations, saves and the start. The point between two evaluations at which the goal was reached is
+//! interpolated linearly.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use flatout_train::config::{Config, keys_of};
 use flatout_train::metrics::goal::Metric;
 use flatout_train::refuse;
 
-/// The base, or a change of it.
+/// The base, or a variant of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Variant {
     /// The overrides as they were given.
@@ -24,20 +24,20 @@ pub struct Variant {
     pub overrides: Vec<String>,
 }
 
-/// The most characters of a variant's name that are in that of its folder.
+/// The most characters of a variant's name in the name of its folder.
 const LONGEST_NAME: usize = 120;
 
 /// The name of the base.
 pub const BASE: &str = "as it is";
 
-/// Keys that every run is given, and what says their values.
+/// Keys that the command sets for every run, and how.
 const GIVEN: [(&str, &str); 3] = [
-    ("train.seed", "all are trained with the seeds from that of the recipe on, as many as --seeds says"),
+    ("train.seed", "all are trained with the seeds that --seeds counts from that of the recipe"),
     ("eval.goal", "all are trained to the loss that --to-loss says"),
-    ("log.every", "every update of all is logged, so that it is timed"),
+    ("log.every", "every update of all runs is logged, so that it is timed"),
 ];
 
-/// The base and a variant for each of `tries`, which is one or more overrides between spaces.
+/// The base, and a variant for each of `tries`, which are overrides separated by spaces.
 pub fn variants(tries: &[String]) -> Result<Vec<Variant>, UserError> {
     let mut all = vec![Variant { name: BASE.into(), overrides: vec![] }];
     for words in tries {
@@ -55,34 +55,34 @@ pub fn variants(tries: &[String]) -> Result<Vec<Variant>, UserError> {
 }
 
 impl Variant {
-    /// The folder of its run with a seed, in that of all.
+    /// The folder of its run with a seed, inside the folder of all runs.
     pub fn folder(&self, dir: &Path, seed: u64) -> PathBuf {
         let is_kept = |c: char| c.is_ascii_alphanumeric() || "._+=-".contains(c);
         let mut name: String =
             self.name.chars().map(|c| if is_kept(c) { c } else { '-' }).take(LONGEST_NAME).collect();
-        // Two that differ only in characters that no folder has, or behind the longest name, must not meet.
+        // Variants that differ only in replaced characters, or beyond the longest name, must not share a folder.
         if !self.name.chars().all(|c| is_kept(c) || c == ' ') || self.name.chars().count() > LONGEST_NAME {
             let _ = write!(name, "-{:08x}", xxh3_64(self.name.as_bytes()) as u32);
         }
         dir.join(format!("{name}_seed={seed}"))
     }
 
-    /// The config of its run with a seed: that of the base but for its overrides.
+    /// The config of its run with a seed: that of the base with its overrides.
     pub fn config(&self, base: &Config, seed: u64, goal: f64) -> Result<Config, UserError> {
         self.check_keys()?;
         let own = [format!("train.seed={seed}"), format!("eval.goal={goal}"), "log.every=1".into()];
         let config = base.with(&self.overrides.iter().cloned().chain(own).collect::<Vec<_>>())?;
         if config.train.folds.is_some() && config.train.fold.is_none() {
             refuse!(
-                "every run to a loss is one run, and `train.folds` makes several of it: give train.fold=N, or train.folds=none"
+                "--to-loss trains one run for each seed, and `train.folds` makes several of it: give train.fold=N, or train.folds=none"
             );
         }
         Ok(config)
     }
 
-    /// Refuses overrides that those of every run would be laid over.
+    /// Refuses overrides of keys that the command sets for every run.
     fn check_keys(&self) -> Result<(), UserError> {
-        // What is no key is refused as any other override.
+        // An unknown key is refused later, as in any override.
         let keys = self.overrides.iter().filter_map(|word| keys_of(std::slice::from_ref(word)).ok());
         for key in keys.flatten() {
             if let Some((_, why)) = GIVEN.iter().find(|(given, _)| *given == key) {
@@ -93,8 +93,8 @@ impl Variant {
     }
 }
 
-/// Whether a run has nothing more to say of a goal: it is done, and where it ended early it had reached that. One that ended at an
-/// easier goal goes on, and so does one whose patience ran out, which ends again at once.
+/// Whether a run needs no further training for a goal: it is done and, where it ended early, had reached the goal. One that ended
+/// at an easier goal continues, and so does one whose patience ran out, which then ends again at once.
 pub fn is_done(history: &History, metric: Metric, goal: f64) -> bool {
     let is_early = history.end.as_ref().is_some_and(|end| end.early.is_some());
     history.state == State::Done && (!is_early || reached(history, metric, goal).is_some())
@@ -105,7 +105,7 @@ pub fn is_done(history: &History, metric: Metric, goal: f64) -> bool {
 pub struct Reached {
     /// Updates, with a fraction between two evaluations.
     pub step: f64,
-    /// Of updates alone.
+    /// Seconds of updates alone.
     pub seconds: f64,
     pub tokens: f64,
 }
@@ -123,7 +123,7 @@ pub fn reached(history: &History, metric: Metric, goal: f64) -> Option<Reached> 
     let (mut seconds, mut tokens, mut until) = (0.0, 0.0, 0.0);
     for made in &history.steps {
         let this = made.step.step as f64;
-        // A line stands for the updates since the one before it, and the last one for a part of them.
+        // A logged step stands for the updates since the one before it; of the last one a part counts.
         let share = ((step - until) / (this - until)).clamp(0.0, 1.0);
         seconds += share * (this - until) * made.step.step_ms / 1e3;
         tokens += share * (made.step.tokens as f64 - tokens);
@@ -142,15 +142,15 @@ pub struct Trial {
     pub path: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reached: Option<Reached>,
-    /// Of its evaluations, whether or not it reached the goal.
+    /// The best of its evaluations, whether or not it reached the goal.
     pub best: Option<f64>,
-    /// The reason for which it could not go on.
+    /// The reason why it could not continue.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
 }
 
 impl Trial {
-    /// Reads the run in a folder; one that could not go on may not have begun.
+    /// Reads the run in a folder; one that failed, with the reason in `why`, may not have begun.
     pub fn read(
         folder: &Path,
         seed: u64,
@@ -168,7 +168,7 @@ impl Trial {
     }
 }
 
-/// A number over seeds.
+/// Mean and range of a number over seeds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Range {
     pub mean: f64,
@@ -192,17 +192,17 @@ pub struct Row {
     pub name: String,
     pub overrides: Vec<String>,
     pub runs: Vec<Trial>,
-    /// Over the seeds that reached the goal; absent where not all did.
+    /// Over the seeds; absent where not all reached the goal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub seconds: Option<Range>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<Range>,
-    /// Its time over the base's of the same seed.
+    /// Its time over the base's with the same seed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub of_base: Option<Range>,
 }
 
-/// The whole result.
+/// The result of the comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
     pub recipe: String,
@@ -215,7 +215,7 @@ pub struct Report {
     pub rows: Vec<Row>,
 }
 
-/// The rows of variants, the base first, from their runs seed by seed.
+/// The rows of the variants, the base first, from the runs of each in the order of seeds.
 pub fn rows(variants: &[Variant], runs: &[Vec<Trial>]) -> Vec<Row> {
     let seconds = |runs: &[Trial]| -> Option<Vec<f64>> {
         runs.iter().map(|run| run.reached.map(|reached| reached.seconds)).collect()
@@ -273,11 +273,11 @@ mod tests {
         assert!((at.tokens - 350.0).abs() < 1e-9, "{at:?}");
         let between = of(falling, 2.75).expect("reached");
         assert!((between.step - 6.5).abs() < 1e-9 && (between.tokens - 325.0).abs() < 1e-9, "{between:?}");
-        // On the dot, and by the first evaluation, before which nothing is known.
+        // Exactly at an evaluation, and at the first one, before which nothing is known.
         assert_eq!(of(falling, 3.0).expect("reached").step, 6.0);
         assert_eq!(of(falling, 6.0).expect("reached").step, 2.0);
         assert_eq!(of(falling, 0.5), None);
-        // The first time counts, though it is lost again.
+        // The first time counts, even if the loss rises again.
         assert_eq!(of([5.0, 3.0, 4.0, 3.5, 2.0], 3.0).expect("reached").step, 4.0);
     }
 
@@ -339,7 +339,7 @@ mod tests {
             let sentence = refused(&[], tried);
             assert!(sentence.contains(part), "{tried}: {sentence}");
         }
-        // Folds are several runs, whoever asks for them.
+        // Folds are several runs, whether the base or the variant sets them.
         let classes = ["head=classes", "model.classes=2", "folds=3"];
         assert!(refused(&classes, "lr=1e-3").contains("give train.fold=N"));
         assert!(refused(&classes[..2], "folds=3").contains("`train.folds` makes several"));
@@ -364,7 +364,7 @@ mod tests {
         let early = ended(Some("loss reached 1.9000"), Status::Done);
         assert!(is_done(&early, Metric::Loss, 2.0) && is_done(&early, Metric::Loss, 3.0));
         assert!(!is_done(&early, Metric::Loss, 1.5));
-        // All its updates are made, whatever they came to.
+        // All its updates are made, whatever the result.
         assert!(is_done(&ended(None, Status::Done), Metric::Loss, 1.5));
         assert!(!is_done(&ended(None, Status::Stopped), Metric::Loss, 3.0));
     }

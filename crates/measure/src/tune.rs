@@ -1,9 +1,8 @@
-//! The fastest settings of a recipe on this machine, found by measuring: how many rows are computed at once, what is
-//! recomputed, what is timed for products, how many threads load, and the type of products where the user lets it.
-//!
-//! The batch stays, so the update stays. Predictions and the plan's bytes leave out what is hopeless or does not fit
-//! (`space`), the rest is raced phase by phase (`contest`), and what came out is raced once more against the defaults.
-//! Nothing is proposed that is not faster beyond noise, or whose losses leave what the user allows.
+//! Finds the fastest settings of a recipe on this machine by measuring: the micro-batch, recomputation, autotuning of products,
+//! loader threads, and the precision of products where the user allows other numbers.
+//! The batch is not tuned, so the update stays the same. Candidates that do not fit or are predicted to be much slower are left
+//! out (`space`), the others are raced phase by phase (`contest`), and the winner is raced once more against the defaults. A
+//! setting is proposed only if it is faster beyond noise and its losses stay within what the user allows.
 
 mod contest;
 pub mod preset;
@@ -24,15 +23,15 @@ use space::{Candidate, FixedKnob, Phase, Reason, Rejected, Setting, Space};
 
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Time to spend; `None` is what the backend is usually given.
+    /// Time to spend; `None` takes the backend's default.
     pub budget: Option<Duration>,
-    /// The changes to numbers that are allowed.
+    /// The equivalence class of the changes that are allowed.
     pub allow: Class,
-    /// Keys given on the command line, by their full paths: those stay.
+    /// Full paths of the keys given on the command line, which are not tuned.
     pub given: Vec<String>,
 }
 
-/// How far it is.
+/// Progress of a search.
 pub enum TuneProgress<'a> {
     Ready {
         budget: Duration,
@@ -55,13 +54,13 @@ pub enum TuneProgress<'a> {
     },
 }
 
-/// The whole result.
+/// The result of `tune`.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Report {
     pub recipe: String,
     pub version: String,
     pub device: String,
-    /// How many measured together; none where one process did.
+    /// Ranks that measured together; absent for a single process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ranks: Option<usize>,
     /// The target's short name: `cpu`, `h200`.
@@ -90,17 +89,17 @@ pub struct TuneOutcome {
     pub numbers: Option<Numbers>,
     /// Settings that were not tuned.
     pub held: Vec<FixedKnob>,
-    /// Everything else that was considered.
+    /// All other settings that were considered.
     pub rows: Vec<Row>,
-    /// Standard deviation of one ratio of times where nothing differs, by the last contest that was made.
+    /// Standard deviation of one ratio of times where nothing differs, from the last contest.
     pub noise: Option<f64>,
-    /// Whether the time sufficed.
+    /// Whether the budget sufficed.
     pub is_complete: bool,
     #[serde(skip)]
     pub config: Config,
 }
 
-/// One of the two that are compared at the end.
+/// One of the two settings of the final comparison.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Side {
     pub setting: Setting,
@@ -114,21 +113,21 @@ pub struct Side {
 pub enum Verdict {
     /// The choice is faster than the defaults, beyond noise.
     Faster,
-    /// It looked faster, and the last comparison does not show it.
+    /// It looked faster, and the final comparison does not confirm it.
     WithinNoise,
     /// Nothing was faster than the defaults.
     DefaultIsFastest,
-    /// It is faster, and its losses are not what is allowed.
+    /// It is faster, and its losses differ by more than is allowed.
     LossesDiffer,
 }
 
-/// Something that was considered.
+/// A setting that was considered.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Row {
     pub phase: Phase,
     /// How it differs from `against`.
     pub name: String,
-    /// The choice so far that it was held against, by how that differs from the defaults.
+    /// The choice so far that it was compared with, by how that differs from the defaults.
     pub against: String,
     pub setting: Setting,
     pub fate: Fate,
@@ -143,27 +142,27 @@ pub struct Row {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Fate {
-    /// Taken up; a later phase may go on from it.
+    /// It became the choice, which a later phase may replace.
     Taken,
     Slower,
     WithinNoise,
     Failed,
-    /// Time was up first.
+    /// The budget ended first.
     Unmeasured,
     #[serde(untagged)]
     LeftOut(Reason),
 }
 
-/// Share of the budget after which no more is searched: the rest is for the last comparison.
+/// Share of the budget for the search; the rest is for the final comparison.
 const SEARCH_SHARE: f64 = 0.65;
 const RACE: Rules = Rules { least_rounds: 3, most_rounds: 12, until: Duration::MAX };
 const LAST: Rules = Rules { least_rounds: 5, most_rounds: 15, until: Duration::MAX };
-/// Two that are so close are equally fast, and the one that needs less memory is taken.
+/// Settings this close count as equally fast, and the one that needs the least memory is taken.
 const EQUALLY_FAST: f64 = 0.005;
-/// Updates whose losses are compared: later ones differ by what the first ones' rounding grew to.
+/// Updates whose losses are compared: in later ones the rounding of the first has grown.
 const COMPARED_LOSSES: usize = 12;
 
-/// Tunes the config that the stage was opened for. Other ranks follow this one.
+/// Tunes the config that the stage was opened for. Rank 0 calls this while the other ranks run [`Stage::follow`].
 pub fn tune(
     config: &Config,
     options: &Options,
@@ -199,7 +198,7 @@ pub fn tune(
     })
 }
 
-/// Updates of a visit: enough for half a second, and as few as can be told from one another where they take long.
+/// Updates per visit: enough for half a second, and few where they take long.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Length {
     warmup: usize,
@@ -213,7 +212,7 @@ impl Length {
     }
 }
 
-/// Where times come from.
+/// The source of measurements, with the clock and the budget.
 struct Watch<'a> {
     visit: &'a mut dyn FnMut(&Candidate) -> Result<Timed, Failure>,
     elapsed: &'a mut dyn FnMut() -> Duration,
@@ -222,7 +221,7 @@ struct Watch<'a> {
 }
 
 impl Watch<'_> {
-    /// Races candidates, the first of which is the incumbent, and keeps their losses.
+    /// Races candidates, the first of which is the incumbent, and keeps their visits.
     fn race(&mut self, field: &[&Candidate], rules: Rules) -> Result<(Outcome, Vec<Vec<Timed>>), Failure> {
         let mut kept: Vec<Vec<Timed>> = vec![vec![]; field.len()];
         let elapsed = std::cell::RefCell::new(&mut self.elapsed);
@@ -293,7 +292,7 @@ fn search(space: &Space<'_>, watch: &mut Watch<'_>) -> Result<TuneOutcome, Failu
     last(space, choice, Searched { rows, is_complete, noise }, watch)
 }
 
-/// The fastest, or the one that needs the least memory of those that are as fast; 0 where nobody is faster.
+/// The candidate that needs the least memory among the fastest; 0, the incumbent, where none is faster.
 fn winner(outcome: &Outcome, field: &[&Candidate]) -> usize {
     let faster = outcome.faster();
     let Some((_, best)) = faster.first() else { return 0 };
@@ -301,7 +300,7 @@ fn winner(outcome: &Outcome, field: &[&Candidate]) -> usize {
     as_fast.map(|(i, _)| *i).min_by_key(|i| field[*i].bytes).expect("the fastest is one")
 }
 
-/// The fate of a contestant, and why.
+/// The fate of a contestant, and the reason.
 fn judged(i: usize, winner: usize, outcome: &Outcome, field: &[&Candidate]) -> (Fate, String) {
     let name = |i: usize| field[i].setting.unlike(&field[0].setting);
     let standing = &outcome.standings[i];
@@ -329,19 +328,19 @@ fn judged(i: usize, winner: usize, outcome: &Outcome, field: &[&Candidate]) -> (
     (Fate::Slower, format!("takes {times:.2} times as long as {}{once}", name(winner)))
 }
 
-/// As fast by how much, in words, from a ratio of times.
+/// The speed-up in words, from a ratio of times.
 fn times_faster(over: Estimate) -> String {
     format!("{:.3} times as fast ({:.3} to {:.3})", 1.0 / over.ratio, 1.0 / over.high, 1.0 / over.low)
 }
 
-/// The results of the phases beside their choice.
+/// The results of the phases, without the choice.
 struct Searched {
     rows: Vec<Row>,
     is_complete: bool,
     noise: Option<f64>,
 }
 
-/// The defaults against the choice, in rounds of their own.
+/// The final comparison: the defaults against the choice, in rounds of their own.
 fn last(
     space: &Space<'_>,
     choice: Candidate,

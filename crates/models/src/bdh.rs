@@ -1,7 +1,7 @@
-//! BDH: sparse latents of every token attend to themselves, gate each other and come back to the state; one layer's weights
-//! serve every application. Images come as patches with a token for the whole before them, texts as tokens.
+//! BDH: sparse latents of every token attend to themselves, gate one another and are projected back to the state; all
+//! applications share one layer's weights. Images become patches after a token for the whole image, texts become tokens.
 //!
-//! B images, T tokens in all, D width, H heads, N latents of a head, C classes, V vocabulary. Norms have no weights.
+//! B images, T tokens in total, D width, H heads, N latents per head, C classes, V vocabulary. Norms have no weights.
 
 mod config;
 
@@ -25,7 +25,7 @@ use crate::objectives::{image_classes, next_token};
 use crate::registry::{Asked, Family};
 use crate::words::{count, pixels};
 
-/// Pixels are brought from 0..1 to -1..1.
+/// Pixels are mapped from 0..1 to -1..1.
 const MEAN: [f64; CHANNELS] = [0.5; CHANNELS];
 const STD: [f64; CHANNELS] = [0.5; CHANNELS];
 const INIT: Init = Init::Normal { std: 0.02 };
@@ -53,8 +53,7 @@ impl Layer {
     }
 }
 
-/// The inputs of a pass over tokens beside weights and states: where they stand, whom they see, which gated latents are
-/// dropped.
+/// The inputs of a pass over tokens other than weights and states: positions, attention pattern, dropout of gated latents.
 pub struct Pass<'g> {
     /// i32 [1, T]
     pub positions: Tensor<'g>,
@@ -65,7 +64,7 @@ pub struct Pass<'g> {
 
 /// All applications of the layer to states [T, D].
 pub fn apply<'g>(b: &'g Builder, c: &BdhConfig, w: &Layer, x: Tensor<'g>, pass: &Pass<'g>) -> Tensor<'g> {
-    // Read once: every application multiplies the same tensors.
+    // Read once, because every application multiplies the same tensors.
     let weights = [w.encoder, w.gate, w.decoder].map(|slot| b.read(slot));
     (0..c.layers)
         .fold(x, |x, i| b.scope(&format!("applications.{i}"), || application(c, weights, i, x, pass)))
@@ -83,7 +82,7 @@ fn application<'g>(
     let a = u.linear(encoder).activate(Act::Relu); // [T, H * N]
     let rope = RopeSpec::text(n, Frequencies::from(c.rope_theta), Pairs::Interleaved);
     let r = a.reshape(&[t, h, n]).rope(pass.positions, &rope);
-    let seen = see(pass, i, r, u.reshape(&[t, 1, d])); // [T, H, D]
+    let seen = attend(pass, i, r, u.reshape(&[t, 1, d])); // [T, H, D]
     let y = norm(c, seen).transpose(&[1, 0, 2]); // [H, T, D]
     let gate = y.linear(gate).transpose(&[1, 0, 2]).reshape(&[t, h * n]);
     let gated = gate.activate(Act::Relu) * a;
@@ -101,7 +100,7 @@ fn norm<'g>(c: &BdhConfig, x: Tensor<'g>) -> Tensor<'g> {
 }
 
 /// Linear attention of latents r [T, H, N] over states u [T, 1, D] in one application: [T, H, D].
-fn see<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
+fn attend<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) -> Tensor<'g> {
     let Sight { q, k, masking, cache } = pass.sight;
     let attend = |k: Keys| LinearAttend { scale: 1.0, mask: pass.mask, q, k, rotary: Rotary::None };
     let Some(cache) = cache else {
@@ -112,8 +111,8 @@ fn see<'g>(pass: &Pass<'g>, application: usize, r: Tensor<'g>, u: Tensor<'g>) ->
     r.linear_attention(Some(keys), values, &attend(Keys::Given(k)), &masking)
 }
 
-/// The graph in one form. Inputs are those of images, or `tokens`, `positions`, `targets` and `weights` and with dropout also
-/// `rng` and `rows`; of the cached form those that a decoder has there.
+/// The graph in one form. Its inputs are those of images, or `tokens`, `positions`, `targets` and `weights`, and with dropout
+/// also `rng` and `rows`; the cached form has the inputs of a decoder's cached form.
 pub fn build(c: &BdhConfig, form: Form) -> Graph {
     let b = Builder::new();
     match (c.head, form) {
@@ -132,7 +131,7 @@ pub fn build(c: &BdhConfig, form: Form) -> Graph {
 fn of_images(b: &Builder, c: &BdhConfig, form: ImageForm) {
     let (n, len, d) = (form.images, c.image_tokens(), c.width);
     let inputs = Inputs::new(b, c.sides(), &form, c.dropout > 0.0);
-    // As a convolution begins: both uniform within the root of one over what is summed.
+    // Initialised like PyTorch's convolution: uniform within sqrt(1 / n), where n is the number of summed terms.
     let inner = c.patch * c.patch * CHANNELS;
     let uniform = Init::Uniform { bound: (1.0 / inner as f64).sqrt() as f32 };
     let patch = Linear::scoped(b, "patches", [d, inner], uniform, uniform);
@@ -149,7 +148,7 @@ fn of_images(b: &Builder, c: &BdhConfig, form: ImageForm) {
     let x = (x + places.reshape(&[1, len, d])).reshape(&[n * len, d]);
 
     let positions = b.iota(DType::I32, &[n, len], 1).reshape(&[1, n * len]);
-    // Before what is dropped, so that dropping can be part of whatever computes that.
+    // Before the operation that dropout applies to, so that dropout can fuse into it.
     let draw = inputs.draw.map(|draw| draw.of_tokens(len));
     let pass = Pass { positions, sight: Sight::rows(len), mask: LinearMask::Full, draw };
     let x = apply(b, c, &layer, x, &pass);

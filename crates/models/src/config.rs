@@ -1,4 +1,4 @@
-//! The keys of models: what every model asks of them, and the choices that models share.
+//! The keys of models: choices that several models share.
 
 pub(crate) mod bounds;
 

@@ -1,5 +1,6 @@
-//! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head. One with a tower
-//! sees images: their features take the places of tokens, and are added again behind its first layers.
+//! The Llama-class decoder: embedding, pre-norm blocks of attention and feed-forward, final norm, head. A decoder with a vision
+//! tower sees images: image features replace the embeddings of placeholder tokens, and DeepStack features are added after its
+//! first layers.
 //!
 //! T tokens in the batch, R of which are read, D width, H heads, HK key and value heads, K head size, V vocabulary, S segments,
 //! C classes.
@@ -12,7 +13,7 @@ pub use config::{
     Attention, Bias, ClassLayer, DecoderConfig, Norm, NormWeights, Positions, QkNormOver, RopePairs,
     RopeScaling,
 };
-/// The head of tokens, where it is not tied.
+/// The head of tokens, unless it is tied.
 pub use flatout_ir::passes::adapter::HEAD;
 pub(crate) use rope::longrope_amplitude;
 
@@ -35,7 +36,7 @@ use crate::registry::{Asked, Family, Model};
 use crate::vision::{self, Beside, Features, FoveaConfig, Qwen3VlConfig, Vision, fovea};
 use crate::words::count;
 
-/// The head of classes, by the library's name and ours.
+/// The head of classes; the library uses the same name.
 pub const SCORE: &str = "score.weight";
 
 /// The parameters, declared once.
@@ -45,18 +46,18 @@ pub struct Weights {
     pub embed: SlotId,
     /// Learned positions [context, D].
     positions: Option<SlotId>,
-    /// A vector for each type of tokens.
+    /// A learned vector for each token type.
     types: Option<SlotId>,
-    /// Of the embedded tokens.
+    /// The norm of the embedded tokens.
     embed_norm: Option<layers::Norm>,
     pub blocks: Vec<Block>,
-    /// Of the last states, unless the blocks end with a norm.
+    /// The norm of the final states, unless the blocks end with a norm.
     norm: Option<layers::Norm>,
-    /// [V, D], or [C, D] of a head of classes; a tied head of tokens is the embedding.
+    /// [V, D], or [C, D] for a head of classes; a tied head of tokens is the embedding.
     pub head: Option<SlotId>,
-    /// [C] of a head of classes.
+    /// [C], for a head of classes.
     class_bias: Option<SlotId>,
-    /// Between the pooled state and the classes.
+    /// The layer between the pooled state and the classes.
     class_layer: Option<(Linear, Option<layers::Norm>)>,
 }
 
@@ -64,7 +65,7 @@ pub struct Weights {
 pub struct Block {
     attn_norm: Option<layers::Norm>,
     attn: layers::Attention,
-    /// A table of learned values [V, HK K], which another layer reads as well.
+    /// A table of learned values [V, HK K], shared with another layer.
     value_table: Option<SlotId>,
     attn_post_norm: Option<layers::Norm>,
     attn_residual_norm: Option<layers::Norm>,
@@ -74,39 +75,39 @@ pub struct Block {
     ffn_residual_norm: Option<layers::Norm>,
 }
 
-/// The inputs of a pass over tokens beside weights and states: where they stand, whom they see, what is dropped.
+/// The inputs of a pass over tokens other than weights and states: positions, attention pattern, dropout, images.
 pub struct Pass<'g> {
-    /// i32 [1, T], or [3, T] of a decoder that sees images: time, height and width.
+    /// i32 [1, T], or [3, T] for a decoder that sees images: time, height and width.
     pub positions: Tensor<'g>,
-    /// The tokens themselves, i32 [T], where layers add learned values of them.
+    /// The token ids, i32 [T], where layers add learned values of tokens.
     pub tokens: Option<Tensor<'g>>,
-    /// The type of each token, where there are several: i32 [T].
+    /// The type of each token, i32 [T], where the model has several.
     pub types: Option<Tensor<'g>>,
     pub sight: Sight<'g>,
     pub draw: Option<Draw<'g>>,
     pub images: Option<Images<'g>>,
-    /// The most tokens that any token sees, where a schedule of windows says.
+    /// The most tokens that any token sees, under a schedule of windows.
     pub window: Option<usize>,
-    /// The rows that the last block goes on with behind its attention, where these are not all: i32 [R].
+    /// The rows that the last block keeps after its attention, i32 [R]; `None` for all.
     pub read: Option<Tensor<'g>>,
 }
 
 impl<'g> Pass<'g> {
-    /// The rows that a layer goes on with behind its attention, where these are not all.
-    fn read_behind(&self, c: &DecoderConfig, layer: usize) -> Option<Tensor<'g>> {
+    /// The rows that a layer keeps after its attention; `None` for all.
+    fn rows_after_attention(&self, c: &DecoderConfig, layer: usize) -> Option<Tensor<'g>> {
         self.read.filter(|_| layer + 1 == c.layers)
     }
 }
 
-/// The rows of x that are read. Nothing here draws random numbers, and a graph in which every row is read draws the same.
-fn at_read<'g>(x: Tensor<'g>, read: Option<Tensor<'g>>) -> Tensor<'g> {
+/// The rows of x that are read. This advances no keys, so a graph in which every row is read draws the same random numbers.
+fn select_rows<'g>(x: Tensor<'g>, read: Option<Tensor<'g>>) -> Tensor<'g> {
     read.map_or(x, |rows| x.b.uncounted(|| x.gather(rows)))
 }
 
 /// Images among the tokens.
 pub struct Images<'g> {
     pub features: Features<'g>,
-    /// The row of the features that each token is, or -1: i32 [T].
+    /// The row of the features for each token, or -1: i32 [T].
     pub seen: Tensor<'g>,
 }
 
@@ -159,7 +160,7 @@ fn norm_spec(c: &DecoderConfig) -> NormSpec {
     NormSpec { center: c.norm == Norm::Layer, bias: c.norm_bias, ..head_norm_spec(c) }
 }
 
-/// The norm of queries and keys.
+/// The specification of the norm of queries and keys.
 fn head_norm_spec(c: &DecoderConfig) -> NormSpec {
     let weight = match c.norm_weight {
         NormWeights::Plain => NormWeight::Plain,
@@ -168,7 +169,7 @@ fn head_norm_spec(c: &DecoderConfig) -> NormSpec {
     NormSpec::rms(c.norm_eps as f32, weight)
 }
 
-/// Which products add a bias: those to q, k and v, attention's output, the feed-forward's.
+/// Whether the products to q, k and v, of attention's output, and of the feed-forward add a bias.
 pub(crate) fn biased(c: &DecoderConfig) -> [bool; 3] {
     match c.bias {
         Bias::None => [false, false, false],
@@ -179,7 +180,7 @@ pub(crate) fn biased(c: &DecoderConfig) -> [bool; 3] {
     }
 }
 
-/// States [T, D] of `tokens` i32 [T] as they enter the first block; `table` is the embedding, read.
+/// The states [T, D] of `tokens` i32 [T] at the input of the first block; `table` is the embedding.
 pub fn embed<'g>(
     b: &'g Builder,
     c: &DecoderConfig,
@@ -203,21 +204,20 @@ pub fn embed<'g>(
         let x = if c.embed_scale == 1.0 { x } else { x.scale(c.embed_scale) };
         let x = placed.map_or(x, |placed| x + placed);
         let x = typed.map_or(x, |typed| x + typed);
-        // The token of an image is -1, which the embedding has no row for.
+        // The token of an image is -1, for which the gather gives zeros.
         pass.images.as_ref().map_or(x, |images| add_seen(x, images.features.main, images.seen))
     });
     let x = w.embed_norm.map_or(x, |norm| b.scope("embed_norm", || norm.apply(b, x)));
     b.scope("embed", || drop(c, pass.draw, x))
 }
 
-/// States with rows of features added where tokens are an image's. Nothing here draws random numbers, and a graph without
-/// images draws the same.
+/// States with rows of features added at image tokens. This advances no keys, so a graph without images draws the same random
+/// numbers.
 fn add_seen<'g>(x: Tensor<'g>, rows: Tensor<'g>, seen: Tensor<'g>) -> Tensor<'g> {
     x.b.uncounted(|| x + rows.gather(seen))
 }
 
-/// The blocks and the final norm over states [T, D], wherever those come from, to [T, D], or [R, D] of the rows that are
-/// read.
+/// The blocks and the final norm over states [T, D] from any source, to [T, D], or to [R, D] for the rows that are read.
 pub fn apply<'g>(
     b: &'g Builder,
     c: &DecoderConfig,
@@ -232,7 +232,7 @@ pub fn apply<'g>(
             && let Some(deep) = images.features.deep.get(i)
         {
             x = b.scope(&format!("layers.{i}.deepstack"), || {
-                add_seen(x, *deep, at_read(images.seen, pass.read_behind(c, i)))
+                add_seen(x, *deep, select_rows(images.seen, pass.rows_after_attention(c, i)))
             });
         }
     }
@@ -244,7 +244,7 @@ fn drop<'g>(c: &DecoderConfig, draw: Option<Draw<'g>>, x: Tensor<'g>) -> Tensor<
 }
 
 impl Block {
-    /// Declares the parameters of the layer of this number under the current scope.
+    /// Declares the parameters of layer `layer` under the current scope.
     pub fn declare(b: &Builder, c: &DecoderConfig, layer: usize) -> Block {
         let heads = Heads {
             count: c.heads,
@@ -277,8 +277,8 @@ impl Block {
         }
     }
 
-    /// x [T, D] to [T, D] as the layer of this number, which says what its tokens see and how they turn. Of the last layer
-    /// all rows are seen, and those that are read go on: [R, D].
+    /// x [T, D] to [T, D] as layer `layer`, which determines mask and rotation. The last layer attends to all rows but returns
+    /// only those that are read, [R, D].
     pub fn apply<'g>(
         &self,
         b: &'g Builder,
@@ -288,8 +288,8 @@ impl Block {
         pass: &Pass<'g>,
     ) -> Tensor<'g> {
         let norm = |name: &str, norm: &layers::Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
-        let read = pass.read_behind(c, layer);
-        let draw = pass.draw.map(|draw| Draw { rows: at_read(draw.rows, read), ..draw });
+        let read = pass.rows_after_attention(c, layer);
+        let draw = pass.draw.map(|draw| Draw { rows: select_rows(draw.rows, read), ..draw });
         let norm_where = |name: &str, given: &Option<layers::Norm>, x: Tensor<'g>| {
             given.as_ref().map_or(x, |given| norm(name, given, x))
         };
@@ -307,9 +307,9 @@ impl Block {
                 self.attn.add_to_values(b, v, b.read(table).gather(tokens))
             });
             let heads = self.attn.attend(b, [q, k, v], layer, rotation.as_ref(), &pass.sight, mask);
-            self.attn.output(b, at_read(heads, read))
+            self.attn.output(b, select_rows(heads, read))
         });
-        let x = at_read(x, read) + residual("attn_post_norm", &self.attn_post_norm, y);
+        let x = select_rows(x, read) + residual("attn_post_norm", &self.attn_post_norm, y);
         let x = norm_where("attn_residual_norm", &self.attn_residual_norm, x);
         let normed = norm_where("ffn_norm", &self.ffn_norm, x);
         let y = b.scope("ffn", || self.ffn.apply(b, normed));
@@ -364,7 +364,7 @@ fn seen(form: Form) -> Option<ImageExtents> {
     }
 }
 
-/// The features of images, by the tower with its inputs or as an input themselves, and the input `seen`.
+/// The features of images, computed by the tower or read from an input, and the input `seen`.
 fn images<'g>(
     b: &'g Builder,
     c: &DecoderConfig,
@@ -402,7 +402,8 @@ fn images<'g>(
     Images { features, seen }
 }
 
-/// The inputs that the host writes before a run, but for targets and images: tokens i32 [T], and what they are computed by.
+/// The inputs that the host writes before a run, except for targets and images: tokens i32 [T], and the inputs of the pass over
+/// them.
 fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pass<'g>) {
     let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
     let (t, drops) = match form {
@@ -415,7 +416,7 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
         Form::Images(_) => panic!("a decoder reads no images"),
     };
     let segments = match form {
-        // Dropout draws the same whether or not documents lie apart.
+        // Dropout draws the same numbers with and without separate documents.
         Form::Loss(LossForm {
             documents: Documents::Apart { most } | Documents::Trees { most, .. }, ..
         }) => {
@@ -457,7 +458,7 @@ fn inputs<'g>(b: &'g Builder, c: &DecoderConfig, form: Form) -> (Tensor<'g>, Pas
     (tokens, Pass { positions, tokens: given, types, sight, draw, images: None, window, read })
 }
 
-/// Hidden states [T, D] of texts to one state a text, and the loss of their classes.
+/// Pools hidden states [T, D] to one state per text, and computes the loss of the texts' classes.
 fn classify<'g>(
     b: &'g Builder,
     c: &DecoderConfig,
@@ -504,7 +505,8 @@ impl Family for DecoderConfig {
         }
     }
 
-    /// Rows are as long as anybody says, else 2048 tokens, and no longer than the model was made for unless the run says so.
+    /// The context that the run sets, limited to the model's own unless set with or above `model.from`; by default at most 2048
+    /// tokens. Learned positions are always a limit.
     fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
         let (most, is_learned) = (self.context, self.positions == Positions::Learned);
         let said = (asked.value)("context").and_then(|(value, own)| Some((value.as_u64()? as usize, own)));
@@ -596,7 +598,7 @@ impl Family for DecoderConfig {
         self.validate().map_err(|sentence| format!("it describes no images: {sentence}"))
     }
 
-    /// A model that no other family knows is read as a decoder, which says what it misses.
+    /// A model that no other family recognises is read as a decoder, whose errors say what is missing.
     fn read(config: &Value) -> Option<Result<Described, String>> {
         let described = huggingface::read(config).map(|read| Described {
             model: Model::Decoder(read.model),
@@ -626,7 +628,7 @@ impl Model {
         self.vision()?.as_qwen3_vl()
     }
 
-    /// The tower of a decoder that looks at frames.
+    /// The tower of a decoder that looks at frames of videos.
     pub fn as_fovea(&self) -> Option<&FoveaConfig> {
         self.vision()?.as_fovea()
     }
@@ -645,7 +647,7 @@ impl Model {
         }
     }
 
-    /// The decoder, where text is read. A model of another kind is refused before anything asks.
+    /// The decoder of a model that reads text. Other models are refused before this is called.
     #[track_caller]
     pub fn decoder(&self) -> &DecoderConfig {
         self.as_decoder().expect("only a decoder reads text")

@@ -1,24 +1,24 @@
-//! The forms a model's graph is built in: the results it computes, with its static extents.
+//! The forms in which a model's graph is built: the results that it computes, with static extents.
 
 use crate::objectives::preference::Preference;
 
-/// T tokens of the batch, V vocabulary, S sequences or texts, C classes.
+/// T tokens in the batch, V vocabulary, S sequences or texts, C classes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Form {
-    /// The loss of tokens.
+    /// The loss over tokens.
     Loss(LossForm),
-    /// Result `logits` [T, V] of rows of `len` tokens.
+    /// Result `logits` [T, V] for rows of `len` tokens.
     Logits { rows: usize, len: usize, seen: Option<ImageExtents> },
-    /// Results `logits` [R, V] of R tokens that are `read`, and `drawn` [R, 2], what follows each as the inputs `numbers` and
-    /// `shares` say (`flatout_ir::ops::sample`). Given are up to `tokens` new ones of all `sequences`, after those in a cache of
-    /// `capacity` a sequence; a plan of as many tokens as sequences adds one to each. Who only goes on from the new tokens reads
-    /// the last of each sequence; who scores them reads them all. The plan that reads prompts has `seen`; the one that goes on
-    /// from them needs no image again.
+    /// Results `logits` [R, V] for R tokens that are `read`, and `drawn` [R, 2], the token sampled after each by the inputs
+    /// `numbers` and `shares` (`flatout_ir::ops::sample`). The inputs are up to `tokens` new tokens of all `sequences`, after
+    /// those in a cache of `capacity` per sequence; a plan with as many tokens as sequences adds one to each. Generation reads
+    /// the last new token of each sequence; scoring reads all of them. The plan that reads prompts has `seen`; the one that
+    /// continues them needs no image again.
     Cached { sequences: usize, tokens: usize, capacity: usize, read: usize, seen: Option<ImageExtents> },
-    /// Of a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
-    /// `class_logits` [S, C] where nothing is dropped. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
+    /// For a head of classes: results `loss` and `weight`, the weighted sum over texts and the sum of their weights, and
+    /// `class_logits` [S, C] without dropout. S `texts` of at most `longest` tokens lie anywhere among all `tokens`.
     Classes { tokens: usize, texts: usize, longest: usize, dropout: bool },
-    /// Of images.
+    /// For images.
     Images(ImageForm),
 }
 
@@ -26,29 +26,28 @@ pub enum Form {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LossForm {
     pub rows: usize,
-    /// Tokens of a row.
+    /// Number of tokens per row.
     pub len: usize,
     pub documents: Documents,
-    /// The loss is taken at this number of tokens alone, which the input `answers` names; -1 names none.
+    /// The loss is computed only at this number of tokens, which the input `answers` names; -1 names none.
     pub read: Option<usize>,
-    /// Behind its attention the last block of a decoder runs at the rows that are read, and not at every row.
+    /// Whether the last block of a decoder runs, after its attention, only at the rows that are read.
     pub trims_last: bool,
-    /// No token sees further than this, whatever the layer: itself and the tokens before it.
+    /// The most tokens that a token sees in any layer: itself and those before it.
     pub window: Option<usize>,
-    /// Dropout is applied.
     pub dropout: bool,
     pub seen: Option<ImageExtents>,
-    /// The features of the images that are seen are an input: the graph has no tower.
+    /// Whether the features of images are an input, so that the graph has no tower.
     pub features_given: bool,
-    /// Also the results `logp` and `best_logp` of each token that is read: its log-probability, and the largest there is; or,
-    /// of answers that are compared, `answer_logp` of each answer.
+    /// Whether there are also the results `logp` and `best_logp` for each token that is read, its log-probability and the row's
+    /// largest; or, for compared answers, `answer_logp` for each answer.
     pub scored: bool,
-    /// The loss compares answers, and does not predict tokens.
+    /// The loss compares answers instead of predicting tokens.
     pub preference: Option<Preference>,
 }
 
 impl LossForm {
-    /// Rows that are one sequence each, with the loss of every token, nothing dropped and no images.
+    /// Rows of one sequence each, with the loss of every token, without dropout and images.
     pub const fn rows(rows: usize, len: usize) -> LossForm {
         LossForm {
             rows,
@@ -66,44 +65,44 @@ impl LossForm {
     }
 }
 
-/// Images among the tokens, of a decoder that has a tower. A graph without them has no tower. All gradient plans of a run
-/// update the same parameters, so one whose tower is trained has it in every plan, if only of one block or image.
+/// Images among the tokens, for a decoder with a tower; a graph without them has no tower. All gradient plans of a run update
+/// the same parameters, so with a trained tower every plan needs it, if only for one block or image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageExtents {
-    /// Of a `qwen3_vl` tower.
+    /// For a `qwen3_vl` tower.
     Patches(SeenPatches),
-    /// Of a `fovea` tower.
+    /// For a `fovea` tower.
     Frames(SeenFrames),
 }
 
-/// Images of any size, cut into patches.
+/// Images of any size, divided into patches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenPatches {
-    /// The most patches, whole merge blocks.
+    /// Maximum number of patches, in whole merge blocks.
     pub patches: usize,
-    /// The most images.
+    /// Maximum number of images.
     pub images: usize,
-    /// The most patches of an image.
+    /// Maximum number of patches per image.
     pub largest: usize,
 }
 
-/// Frames of videos, each a row of the text; a still image may be several.
+/// Frames of videos, each a row of the text; a still image may be several frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenFrames {
-    /// The most images that are encoded, each once however many frames it is.
+    /// Maximum number of images that are encoded. Each is encoded once, however many frames show it.
     pub images: usize,
-    /// The most frames.
+    /// Maximum number of frames.
     pub frames: usize,
-    /// The most samples that have frames.
+    /// Maximum number of samples with frames.
     pub videos: usize,
-    /// The most frames of a sample.
+    /// Maximum number of frames per sample.
     pub longest: usize,
-    /// The most frames that are one image.
+    /// Maximum number of frames that show one image.
     pub repeats: usize,
 }
 
 impl SeenFrames {
-    /// The next frame of each sequence, as generation looks at them.
+    /// The next frame of each sequence, for generation.
     pub fn next_of(sequences: usize) -> SeenFrames {
         SeenFrames { images: sequences, frames: sequences, videos: sequences, longest: 1, repeats: sequences }
     }
@@ -112,33 +111,33 @@ impl SeenFrames {
 /// Whether tokens see earlier documents of their row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Documents {
-    /// A row is one sequence.
+    /// Each row is one sequence.
     Joined,
-    /// At most this many documents in the batch, each a segment of its own.
+    /// At most this many documents in the batch, each its own segment.
     Apart { most: usize },
-    /// At most this many trees of at most `longest` tokens each: examples behind a prefix that they share. The input
-    /// `intervals` names the rows that each token sees.
+    /// At most this many trees of at most `longest` tokens each: examples after a shared prefix. The input `intervals` has the
+    /// rows that each token sees.
     Trees { most: usize, longest: usize },
 }
 
-/// A batch of images. Results are `loss`, the weighted sum over images, `weight`, the sum of their weights,
-/// and, where nothing is drawn, `class_logits` [B, C].
+/// A batch of images. Results are `loss`, the weighted sum over images, `weight`, the sum of their weights, and, without
+/// dropout, `class_logits` [B, C].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ImageForm {
-    /// Images of the batch, B.
+    /// Number of images in the batch, B.
     pub images: usize,
-    /// Whether random drops are applied: dropout and drop path.
+    /// Whether dropout and drop path are applied.
     pub dropout: bool,
-    /// The share of a target that is spread over all classes.
+    /// Fraction of a target that is spread over all classes.
     pub smoothing: f64,
-    /// Images are mixed with others of the batch: inputs `mix_with`, `mix_share` and `mix_box` say with which and how.
+    /// Whether images are mixed with others of the batch, as the inputs `mix_with`, `mix_share` and `mix_box` say.
     pub mix: bool,
-    /// Extents of a table of images on the device, from which pixels are cut: the input `parts` says which.
+    /// The extents of a table of images on the device from which pixels are cropped, as the input `parts` says.
     pub table: Option<[usize; 3]>,
 }
 
 impl ImageForm {
-    /// Images as they are, for evaluation.
+    /// Unmodified images, for evaluation.
     pub fn plain(images: usize) -> ImageForm {
         ImageForm { images, dropout: false, smoothing: 0.0, mix: false, table: None }
     }

@@ -1,4 +1,4 @@
-//! Images as a graph gets them: bytes or parts of a table, what is dropped of them and what they are mixed with.
+//! The image inputs of a graph: pixels as bytes or as crops of a table, and the inputs of dropout and mixing.
 //!
 //! B images of Y rows and X columns of pixels.
 
@@ -13,29 +13,29 @@ pub const CHANNELS: usize = 3;
 /// The slot that holds all images of a small set, u8 [images, rows, columns, 3].
 pub const TABLE: &str = "images";
 
-/// The inputs that the host writes before a run, but for the labels.
+/// The inputs that the host writes before a run, except for the labels.
 pub struct Inputs<'g> {
-    /// u8 [B, Y, X, 3], from the top row, red, green and blue together.
+    /// u8 [B, Y, X, 3], top row first, red, green and blue interleaved.
     pub pixels: Tensor<'g>,
-    /// A row of it is the sample's number and 0.
+    /// The coordinates of dropout; each row is the sample's index and 0.
     pub draw: Option<Draw<'g>>,
     pub mix: Option<Mix<'g>>,
 }
 
-/// Image i becomes `share` of itself and the rest of image `with`: by pixel values, or by the box of pixels that is
-/// the other's where the box is not empty.
+/// Mixing: image i becomes `share` of itself plus the rest of image `with`, or, where the box `cut` is not empty, itself with
+/// the other's pixels in the box.
 #[derive(Clone, Copy)]
 pub struct Mix<'g> {
     /// i32 [B].
     pub with: Tensor<'g>,
     /// f32 [B].
     pub share: Tensor<'g>,
-    /// i32 [B, 4]: first row, row behind the last, first column, column behind the last.
+    /// i32 [B, 4]: first row, end row (exclusive), first column, end column (exclusive).
     pub cut: Tensor<'g>,
 }
 
 impl<'g> Inputs<'g> {
-    /// Inputs of images of `sides` rows and columns of pixels; `draws` says whether the model has something to drop.
+    /// Inputs of images of `sides` rows and columns of pixels; `draws` says whether the model has dropout.
     pub fn new(b: &'g Builder, sides: [usize; 2], form: &ImageForm, draws: bool) -> Self {
         let n = form.images;
         let pixels = match form.table {
@@ -43,7 +43,7 @@ impl<'g> Inputs<'g> {
             Some([images, rows, columns]) => {
                 let dims = [images, rows, columns, CHANNELS];
                 let parts = b.input("parts", DType::I32, &[n, PART]);
-                // The model behind it draws what it draws of pixels.
+                // Random numbers of the model must not depend on the kind of input.
                 b.uncounted(|| {
                     let table = b.read(b.slot(TABLE, Class::Const, DType::U8, &dims, Init::Data));
                     table.resample(parts, sides)
@@ -79,7 +79,7 @@ mod tests {
         oracle::run(&b.finish(), &values).results.into_iter().collect()
     }
 
-    /// An image of 4 x 4 whose red is the pixel's number, green 100 and blue 255, in patches of 2 x 2.
+    /// A 4 x 4 image whose red is the pixel's index, green 100 and blue 255, in patches of 2 x 2.
     #[test]
     fn pixels_are_normalised_and_cut_by_rows() {
         let b = Builder::new();
@@ -92,7 +92,8 @@ mod tests {
         assert!((y[1] - (100.0 / 255.0 - 0.5)).abs() < 1e-6 && (y[2] - 1.5).abs() < 1e-6, "{y:?}");
     }
 
-    /// Two images of 2 x 2, all 0 and all 255: the first is blended with the second, which gets a column of the first.
+    /// Two 2 x 2 images, all 0 and all 255: the first is blended with the second, and a column of the first is pasted into the
+    /// second.
     #[test]
     fn images_are_blended_or_pasted_and_their_classes_with_them() {
         let b = Builder::new();
@@ -117,7 +118,7 @@ mod tests {
         assert!(close(&results["y"][..12], &[0.25; 12]), "{:?}", results["y"]);
         let columns: Vec<f64> = results["y"][12..].iter().step_by(3).copied().collect();
         assert!(close(&columns, &[1.0, 0.0, 1.0, 0.0]), "{columns:?}");
-        // ln 2 of the first; of the second half of each class: lse - 0.5 ln 3 = ln 4 - 0.5 ln 3, twice.
+        // ln 2 for the first image; for the second, half of each class: lse - 0.5 ln 3 = ln 4 - 0.5 ln 3, counted twice.
         let wanted = 2f64.ln() + 2.0 * (4f64.ln() - 0.5 * 3f64.ln());
         assert!(close(&results["loss"], &[wanted]) && results["weight"] == [3.0], "{:?}", results["loss"]);
     }

@@ -1,7 +1,7 @@
-//! Models: a config in, a graph and a table of weight names out. One file a model, and its row below.
+//! Models: a config in, a graph and a table of weight names out. One file per model, and its row below.
 //!
-//! No model mentions precision, recomputation, sharding, fusion or adapters: those are rewrites of its graph. This
-//! crate opens no file and knows no device.
+//! No model mentions precision, recomputation, sharding, fusion or adapters: those are rewrites of its graph. This crate opens
+//! no file and knows no device.
 #![forbid(unsafe_code)]
 
 pub mod bdh;

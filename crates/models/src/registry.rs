@@ -1,4 +1,4 @@
-//! The trait that a family of models implements in its own file, and the macro that makes the table of families in `lib.rs`.
+//! The trait that each model family implements in its own file, and the macro that builds the table of families in `lib.rs`.
 
 use flatout_ir::Graph;
 use flatout_settings::{Key, Leaf, Setting, leaves};
@@ -8,51 +8,51 @@ use crate::form::Form;
 use crate::library::{Described, Published};
 pub use crate::{Model, ModelKind};
 
-/// The section `model` of a run that begins from a model.
+/// The section `model` of a run that starts from an existing model.
 pub struct Asked<'a> {
-    /// Where that model is, for sentences.
+    /// Location of that model, for error messages.
     pub whence: &'a str,
-    /// The value of a key, and whether it is said beside `model.from` or above it.
+    /// The value of a key, and whether it is set in the layer of `model.from` or in a later one.
     pub value: &'a dyn Fn(&str) -> Option<(Value, bool)>,
 }
 
-/// The questions that every family of models answers.
+/// The interface of a model family.
 pub trait Family {
-    /// Tokens of its vocabulary, where it reads text.
+    /// The size of its vocabulary, if it reads text.
     fn vocab(&self) -> Option<usize>;
 
-    /// Pixels of the images it reads: rows and columns.
+    /// The size of the images it reads: rows and columns.
     fn image_sides(&self) -> Option<[usize; 2]>;
 
-    /// Whether it reads images, and how many pixels they are wide.
+    /// The width of the images it reads, if any.
     fn image_size(&self) -> Option<usize> {
         self.image_sides().map(|[_, width]| width)
     }
 
-    /// The mean and the deviation that images are normalised by, of values from 0 to 1.
+    /// The mean and the deviation that images are normalised by, for values from 0 to 1.
     fn normalisation(&self) -> Option<[[f64; 3]; 2]> {
         None
     }
 
-    /// Initial weights come from there.
+    /// The source of the initial weights.
     fn from(&self) -> Option<&String>;
 
     #[allow(clippy::wrong_self_convention, reason = "the key is named `from`")]
     fn from_mut(&mut self) -> &mut Option<String>;
 
-    /// How many classes it tells apart, where it does.
+    /// Number of classes that it distinguishes, if any.
     fn classes(&self) -> Option<usize>;
 
-    /// The scope of the head of classes, where it has one.
+    /// The scope of the head of classes, if it has one.
     fn class_head(&self) -> Option<&'static str>;
 
-    /// Tokens of a row of text or of an image.
+    /// Number of tokens of a row of text or of an image.
     fn tokens(&self) -> usize;
 
-    /// Makes room for `tokens` tokens a row, where positions are no weights of the model.
+    /// Makes room for `tokens` tokens per row, where positions are not weights of the model.
     fn set_context(&mut self, tokens: usize);
 
-    /// Whether positions rotate something.
+    /// Whether it has rotary positions.
     fn rotates(&self) -> bool;
 
     /// Number of trained values.
@@ -61,38 +61,37 @@ pub trait Family {
     /// Whether such a model exists; otherwise one sentence that names the key.
     fn validate(&self) -> Result<(), String>;
 
-    /// The graph in a form that the model has.
+    /// The graph in one of the model's forms.
     fn build(&self, form: Form) -> Graph;
 
     /// The form of the smallest graph that has all parameters.
     fn least(&self) -> Form;
 
-    /// The model as another library's files have it, or a sentence that says that none has.
+    /// The model in another library's format, or a sentence that says that there is none.
     fn published(&self) -> Result<&dyn Published, String>;
 
     /// The dimensions in words.
     fn dimensions(&self) -> String;
 
-    /// Whether its head of classes goes with its weights to a run that begins from them.
+    /// Whether a run that starts from its weights also takes its head of classes.
     fn brings_head(&self) -> bool {
         false
     }
 
-    /// Whether the pooling is its own, because its library's head has no other: what a recipe says of it is put aside.
+    /// Whether the pooling belongs to the model, because its library's head has no other: the recipe's setting is then ignored.
     fn brings_pooling(&self) -> bool {
         self.brings_head()
     }
 
-    /// The sizes of the input that a run which begins from this model has: keys with their values, `None` for a key
-    /// without one.
+    /// The input sizes of a run that starts from this model: keys with their values, `None` for a key without one.
     fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String>;
 
-    /// Takes over the means and deviations that a `preprocessor_config.json` says.
+    /// Takes over the means and deviations of a `preprocessor_config.json`.
     fn normalise(&mut self, _processor: &Value) -> Result<(), String> {
         Ok(())
     }
 
-    /// Reads a parsed `config.json`, where it describes a model of this family.
+    /// Reads a parsed `config.json`, if it describes a model of this family.
     fn read(_config: &Value) -> Option<Result<Described, String>>
     where
         Self: Sized,
@@ -101,7 +100,7 @@ pub trait Family {
     }
 }
 
-/// Makes the kinds and the models of the table, written with their kind as `kind` beside their keys.
+/// Defines the kinds and the models of the table. A model is written with its kind as `kind` beside its keys.
 macro_rules! models {
     ($($name:ident($config:ty) = $text:literal),* $(,)?) => {
         flatout_settings::choice! {
@@ -125,14 +124,14 @@ macro_rules! models {
                 }
             }
 
-            /// A model of this kind by its defaults.
+            /// A model of this kind with default values.
             pub fn model(self) -> Model {
                 match self {
                     $(ModelKind::$name => Model::$name(<$config>::default()),)*
                 }
             }
 
-            /// Reads a parsed `config.json` of another library, where it describes a model of this kind.
+            /// Reads another library's parsed `config.json`, if it describes a model of this kind.
             pub fn read(self, config: &serde_json::Value) -> Option<Result<library::Described, String>> {
                 match self {
                     $(ModelKind::$name => <$config as registry::Family>::read(config),)*
@@ -148,7 +147,7 @@ macro_rules! models {
             }
         }
 
-        /// A model answers whatever its family does.
+        /// A model implements its family's trait.
         impl std::ops::Deref for Model {
             type Target = dyn registry::Family;
             fn deref(&self) -> &Self::Target {
@@ -182,7 +181,7 @@ impl Default for Model {
 }
 
 impl ModelKind {
-    /// The kinds that have such a key.
+    /// The kinds with a key for which `is_wanted` holds.
     pub fn with(is_wanted: impl Fn(&Leaf) -> bool) -> Vec<ModelKind> {
         let has = |kind: &ModelKind| leaves(kind.keys()).iter().any(&is_wanted);
         ModelKind::ALL.iter().copied().filter(has).collect()
@@ -190,7 +189,7 @@ impl ModelKind {
 }
 
 impl Model {
-    /// The keys of all kinds, each once; a name that kinds mean differently once a meaning.
+    /// The keys of all kinds, each once; a name with several meanings appears once per meaning.
     pub fn keys() -> Vec<Key> {
         let mut keys = vec![Key {
             name: "kind",

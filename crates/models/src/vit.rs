@@ -1,7 +1,7 @@
-//! The vision transformer: patches and a class token, pre-norm blocks, final norm, a head of classes. DINOv2, DeiT, the towers of
-//! CLIP and SigLIP and timm's ViT are values of its config.
+//! The vision transformer: patches and a class token, pre-norm blocks, final norm, a head of classes. DINOv2, DeiT, the towers
+//! of CLIP and SigLIP and timm's ViT are values of its config.
 //!
-//! B images, G patches of an image, M learned positions a side, N tokens an image, T = B N, D width, H heads, K head size.
+//! B images, G patches per image, M learned positions per side, N tokens per image, T = B N, D width, H heads, K head size.
 
 mod config;
 
@@ -28,9 +28,9 @@ pub struct Weights {
     patch: Linear,
     /// [D]
     cls: Option<SlotId>,
-    /// Of tokens before the patches, and of a grid [.. + M M, D].
+    /// Positions of tokens before the patches, then those of the grid: [.. + M M, D].
     positions: SlotId,
-    /// The matrix [G, M M] of another grid, where images have one.
+    /// The matrix [G, M M] that resamples positions for images with another grid.
     resampling: Option<SlotId>,
     registers: Option<SlotId>,
     input_norm: Option<Norm>,
@@ -43,7 +43,7 @@ pub struct Weights {
 pub struct Block {
     attn_norm: Norm,
     attn: Attention,
-    /// Learned factors on what each half adds.
+    /// Learned factors on the output of each half.
     attn_scale: Option<SlotId>,
     ffn_norm: Norm,
     ffn: FeedForward,
@@ -89,7 +89,7 @@ fn norm_spec(c: &VitConfig) -> NormSpec {
     NormSpec { eps: c.norm_eps as f32, center: true, weight: NormWeight::Plain, bias: true }
 }
 
-/// States [T, D] behind the last block, before the norm, of normalised patches [B G, P P 3]; `draw` has a row an image.
+/// States [T, D] after the last block, before the norm, of normalised patches [B G, P P 3]; `draw` has one row per image.
 pub fn apply<'g>(
     b: &'g Builder,
     c: &VitConfig,
@@ -104,7 +104,7 @@ pub fn apply<'g>(
     x
 }
 
-/// Class token, registers and patches of every image, with the positions that they have.
+/// Class token, registers and patches of every image, with their positions.
 pub fn embed<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, patches: Tensor<'g>) -> Tensor<'g> {
     let (d, count) = (c.width, c.patches().iter().product::<usize>());
     let n = patches.dims()[0] / count;
@@ -118,7 +118,7 @@ pub fn embed<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, patches: Tensor<'g>
         let of_prefix = (placed > 0).then(|| table.slice(0, 0, placed));
         (of_prefix, matrix.map_or(of_grid, |matrix| matrix.product(of_grid, false, false)))
     });
-    // Rows of tokens before the patches with their positions, those of all from a place on.
+    // Tokens with their positions, which begin at row `from` of the positions.
     let place = |tokens: Tensor<'g>, from: usize| {
         let rows = tokens.dims()[0];
         let own = of_prefix.filter(|_| from < placed);
@@ -160,7 +160,7 @@ impl Block {
         }
     }
 
-    /// x [T, D] to [T, D]; the number of the layer says how likely an image skips it.
+    /// x [T, D] to [T, D]; the layer's number determines the probability that an image skips it.
     pub fn apply<'g>(
         &self,
         b: &'g Builder,
@@ -173,7 +173,7 @@ impl Block {
         self.halves(b, c, layer, x, draw, |x| self.attn.apply(b, x, layer, None, &sight, Mask::Full))
     }
 
-    /// The same without anything drawn, and the keys and values [T, H, K] that it attended to.
+    /// The block without dropout, and the keys and values [T, H, K] that it attended to.
     pub fn apply_keeping<'g>(
         &self,
         b: &'g Builder,
@@ -191,13 +191,13 @@ impl Block {
         (x, kept.expect("both halves were applied"))
     }
 
-    /// Keys and values [T, H, K] of x [T, D], and nothing else of the block.
+    /// Keys and values [T, H, K] of x [T, D], without the rest of the block.
     pub fn keys_values<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> [Tensor<'g>; 2] {
         let normed = b.scope("attn_norm", || self.attn_norm.apply(b, x));
         b.scope("attn", || self.attn.keys_values(b, normed))
     }
 
-    /// The block over rows x [R, D] of queries, which attend to the keys and values of others and not to each other.
+    /// The block over query rows x [R, D], which attend to the given keys and values and not to one another.
     pub fn look<'g>(
         &self,
         b: &'g Builder,
@@ -213,7 +213,7 @@ impl Block {
         })
     }
 
-    /// Both halves of the block, the first by `attend` of the normed rows.
+    /// Both halves of the block; `attend` is the first half for normed rows.
     fn halves<'g>(
         &self,
         b: &'g Builder,
@@ -225,7 +225,7 @@ impl Block {
     ) -> Tensor<'g> {
         let norm = |name: &str, norm: &Norm, x: Tensor<'g>| b.scope(name, || norm.apply(b, x));
         let share = layer as f64 / (c.layers - 1).max(1) as f64;
-        // The residual branch of a half: scaled by what is learned, and left out for some images.
+        // The residual branch of a half: with its learned scale, and dropped for some images.
         let branch = |y: Tensor<'g>, scale: Option<SlotId>| {
             let y = scale.map_or(y, |scale| y * row(b.read(scale)));
             draw.map_or(y, |draw| draw.drop_path(y, share * c.drop_path))
@@ -239,7 +239,7 @@ impl Block {
     }
 }
 
-/// The input of a head for every image, [B, D] or [B, 2 D]. The norm is by tokens, so only those that are read are normed.
+/// The head's input for every image, [B, D] or [B, 2 D]. The norm is per token, so only tokens that are read are normed.
 pub fn pool<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, x: Tensor<'g>) -> Tensor<'g> {
     let (tokens, d) = (c.tokens(), c.width);
     let n = x.dims()[0] / tokens;
@@ -260,8 +260,8 @@ pub fn pool<'g>(b: &'g Builder, c: &VitConfig, w: &Weights, x: Tensor<'g>) -> Te
     }
 }
 
-/// The graph over a batch of images, of the size that the config says. Without classes there is no head, and the result is
-/// `features`, what a head would read.
+/// The graph over a batch of images of the config's size. Without classes there is no head, and the result is `features`, the
+/// head's input.
 pub fn build(c: &VitConfig, form: Form) -> Graph {
     let Form::Images(form) = form else { panic!("{form:?}: a vision transformer reads images") };
     let b = Builder::new();

@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formatting of numbers for people.
 
-/// A count with separators: 4096 is 4,096.
+/// A count with thousands separators: 4096 becomes 4,096.
 pub fn count(n: u64) -> String {
     let digits = n.to_string();
     let mut out = String::new();
@@ -13,7 +13,7 @@ pub fn count(n: u64) -> String {
     out
 }
 
-/// Rows and columns of an image: its width, and its height where that is another.
+/// The size of an image: its width, and its height if that differs.
 pub(crate) fn pixels([height, width]: [usize; 2]) -> String {
     if height == width { width.to_string() } else { format!("{width} x {height}") }
 }

@@ -1,6 +1,6 @@
-//! Adapters beside the weights of a decoder, in compiled plans, against the plain decoder with the weights they make: of
-//! V = W + s B A and g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV,
-//! dB = s dV A^T and dm = sum(dW V) / ||V||, the norm being a constant.
+//! Adapters on a decoder's weights, in compiled plans, against the plain decoder with the adapted weights: of V = W + s B A and
+//! g = m / ||V|| by rows, a gradient dW of the plain weight g V gives dV = g dW, dA = s B^T dV, dB = s dV A^T and dm = sum(dW
+//! V) / ||V||, the norm being a constant.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -30,7 +30,7 @@ fn adapter(weight: &str, rank: usize, dora: bool) -> Adapter {
     Adapter { name: "default".into(), weight: weight.into(), rank, scale: 1.5, dropout: 0.0, dora }
 }
 
-/// Values of a slot by its path alone.
+/// Values of a slot, drawn by its path.
 fn drawn(path: &str, n: usize, std: f64) -> Vec<f64> {
     let stream = path.bytes().fold(7_u64, |h, b| h.wrapping_mul(31).wrapping_add(b as u64));
     (0..n as u64).map(|k| (random::normal(5, stream, k) as f64 * std) as f32 as f64).collect()
@@ -152,12 +152,12 @@ fn frozen(g: &Graph) -> BTreeSet<String> {
     g.slots.iter().filter(|s| s.class == Class::Weight).map(|s| s.path.clone()).collect()
 }
 
-/// Compiled plans with all values, the norms derived.
+/// Compiled plans with all values set and the norms derived.
 fn compiled(g: &Graph, options: &Options) -> Interpreter {
     compiled_with(g, options, &values(g))
 }
 
-/// The same with these values of the plain graph.
+/// `compiled` with these values of the plain graph.
 fn compiled_with(g: &Graph, options: &Options, values: &HashMap<String, Vec<f64>>) -> Interpreter {
     let program = Program { role: Role::GRAD, graph: g.clone() };
     let mut run = Interpreter::new(compile(&[program], &paper(), options).expect("plans"));
@@ -199,12 +199,12 @@ fn compare(adapters: &[Adapter], options: Options, bound: f64) {
     compare_in(&build(&small::decoder(), LOSS), adapters, options, bound);
 }
 
-/// Loss and gradients of adapters, against those of the plain graph with the weights they make; gives the plans.
+/// Compares loss and gradients of adapters with those of the plain graph with the adapted weights; returns the plans.
 fn compare_in(g: &Graph, adapters: &[Adapter], options: Options, bound: f64) -> PlanSet {
     compare_with(g, &values(g), g, adapters, options, bound)
 }
 
-/// The same, where the plain graph is another one: a table and a head that are tied in `g` and apart there.
+/// `compare_in` with another plain graph, for a table and a head that are tied in `g` and separate there.
 fn compare_with(
     plain: &Graph,
     values: &HashMap<String, Vec<f64>>,
@@ -235,7 +235,7 @@ fn compare_with(
             assert!(off < bound, "{path} is off by {off:e} with {options:?}");
         }
     }
-    // An update moves every tensor of every adapter, and the norms follow.
+    // An update changes every tensor of every adapter, and the norms follow.
     run.set("apply.lr", &[1e-2]);
     run.run(Role::Apply);
     for adapter in adapters.iter().filter(|a| a.dora) {
@@ -246,7 +246,7 @@ fn compare_with(
     run.plans
 }
 
-/// Whole and partial sets of merged products, of different ranks.
+/// Complete and partial sets of merged products, of different ranks.
 fn cases(dora: bool) -> [Vec<Adapter>; 3] {
     let of =
         |weights: &[(&str, usize)]| weights.iter().map(|(w, r)| adapter(w, *r, dora)).collect::<Vec<_>>();
@@ -282,14 +282,14 @@ fn choices() -> [Options; 8] {
 }
 
 #[test]
-fn lora_has_the_gradients_of_the_weight_it_makes() {
+fn lora_has_the_gradients_of_the_adapted_weight() {
     for options in choices() {
         cases(false).iter().for_each(|adapters| compare(adapters, options.clone(), 1e-4));
     }
 }
 
 #[test]
-fn dora_has_the_gradients_of_the_weight_it_makes_with_a_constant_norm() {
+fn dora_has_the_gradients_of_the_adapted_weight_with_a_constant_norm() {
     for options in choices() {
         cases(true).iter().for_each(|adapters| compare(adapters, options.clone(), 1e-4));
     }
@@ -310,7 +310,7 @@ fn several_adapters_of_one_weight_add_up() {
     compare(&two, Options::default(), 1e-4);
 }
 
-/// Adapters beside the table of tokens and the head, of which each knows only its own place where the two are one slot.
+/// Adapters of the token table and of the head, which stay independent if both are one slot.
 #[test]
 fn both_ends_of_a_decoder_have_adapters() {
     let ends = [adapter("embed.weight", 3, false), adapter("layers.1.attn.wo", 2, false)];
@@ -331,9 +331,9 @@ fn both_ends_of_a_decoder_have_adapters() {
     }
 }
 
-/// The head's adapter leaves logits in chunks: no plan has them all.
+/// With an adapter of the head, logits are still computed in chunks: no plan has all of them.
 #[test]
-fn a_heads_adapter_keeps_no_logits() {
+fn a_heads_adapter_does_not_materialise_logits() {
     let g = build(&DecoderConfig { vocab: 4096, ..small::decoder() }, loss(24));
     let options = |adapters: Vec<Adapter>| Options { adapters, freeze: frozen(&g), ..Options::default() };
     let plans = |adapters: Vec<Adapter>| {
@@ -354,13 +354,13 @@ fn many_rows() -> (Graph, Vec<Adapter>) {
     (build(&config, loss(24)), weights.map(|weight| adapter(&weight, 8, true)).into())
 }
 
-/// How many products compute what adapters add to them.
+/// Number of products that also compute what adapters add to them.
 fn joined(plans: &PlanSet) -> usize {
     plans.done.iter().filter(|p| p.pass == "joined_products" && p.role == Role::GRAD).map(|p| p.count).sum()
 }
 
 #[test]
-fn with_many_rows_what_adapters_add_is_part_of_the_product() {
+fn with_many_rows_adapters_join_the_product() {
     let (g, dora) = many_rows();
     let with = |f: &dyn Fn(&mut Adapter)| {
         let mut all = dora.clone();
@@ -373,7 +373,7 @@ fn with_many_rows_what_adapters_add_is_part_of_the_product() {
     let of_some: Vec<Adapter> = dora.iter().filter(|a| !a.weight.ends_with("wk")).cloned().collect();
     let mut two = lora.clone();
     two.push(Adapter { name: "style".into(), scale: 0.5, ..lora[0].clone() });
-    // Of q, k and v, and of o, whose frozen weight is not made anew with LoRA: to copy it takes more than is saved.
+    // Of q, k and v, and of o. With LoRA o's frozen weight is not rewritten: copying it would cost more than the fusion saves.
     let cases = [(dora, 2), (lora, 1), (mixed, 2), (of_one_rank_each, 1), (of_some, 1), (two, 0)];
     for recompute in [Recompute::None, Recompute::Cheap, Recompute::Wide, Recompute::Full] {
         for precision in [Precision::F32, Precision::BF16] {
@@ -410,9 +410,9 @@ fn dropout_draws_the_same_however_products_are_merged() {
     assert!(relative(&gradients(0.5, true), &gradients(0.0, true)) > 1e-2);
 }
 
-/// Dropout inside an adapter's products is the dropout beside them, but for the rounding of what is kept.
+/// Dropout fused into an adapter's products equals separate dropout, except for rounding.
 #[test]
-fn thin_products_drop_the_same() {
+fn thin_products_match_separate_dropout() {
     let model = DecoderConfig { width: 16, head_size: Some(8), ..small::decoder() };
     let g = build(&model, LOSS);
     let weights = ["layers.0.attn.wq", "layers.0.attn.wo", "layers.1.attn.wq", "layers.1.attn.wo"];
@@ -435,7 +435,7 @@ fn thin_products_drop_the_same() {
         let all = adapters.iter().flat_map(|a| run.get(&gradient_path(&a.a()))).collect::<Vec<_>>();
         (counts, all)
     };
-    // Nothing flows to what the first of them reads.
+    // The first of them has no gradient for its input.
     let (thin, plain) = (gradients(None), gradients(Some("thin_products")));
     assert_eq!((thin.0, plain.0), ((0, 11), (11, 0)));
     assert!(relative(&thin.1, &plain.1) < 1e-2);
@@ -443,7 +443,7 @@ fn thin_products_drop_the_same() {
 
 /// Nothing below the first adapter is differentiated, no frozen weight has a gradient, and frozen matrices are bf16.
 #[test]
-fn only_what_leads_to_an_adapter_is_computed() {
+fn only_gradients_that_reach_adapters_are_computed() {
     let g = build(&small::decoder(), LOSS);
     let adapters: Vec<Adapter> = ["wq", "wk", "wv", "wo"]
         .iter()
@@ -482,7 +482,7 @@ fn only_what_leads_to_an_adapter_is_computed() {
     assert_eq!(bytes["parameters"], 0, "{bytes:?}");
     assert!(bytes["adapters"] > 0 && bytes["optimizer"] > 0 && bytes["gradients"] > 0, "{bytes:?}");
 
-    // q, k and v: one product for what their adapters see, one for their Bs; norms run once an update, a launch a weight.
+    // q, k and v: one product for the inputs of their Bs, one for their Bs; norms run once per update, one launch per weight.
     let count = |role: Role, layer: &str, kernel: &str| {
         let launches = &plans.plan(role).expect("a plan").launches;
         launches.iter().filter(|l| l.path.starts_with(layer) && l.kernel == kernel).count()
@@ -493,9 +493,9 @@ fn only_what_leads_to_an_adapter_is_computed() {
     assert_eq!(count(Role::Apply, "layers.1", "product"), 0);
 }
 
-/// Beyond LoRA's, DoRA moves two passes over the adapted outputs through memory: the gradient of its magnitudes reads them and
-/// their gradients, and its factors are in the weights. It keeps the outputs that nothing else keeps: those of attention's
-/// last product.
+/// Compared with LoRA, DoRA needs two more passes over the adapted outputs: the gradient of its magnitudes reads them and their
+/// gradients, and its factors are in the weights. It keeps the outputs that nothing else keeps: those of attention's last
+/// product.
 #[test]
 fn dora_moves_and_keeps_little_more_than_lora() {
     const TOKENS: usize = 1024;
@@ -536,7 +536,7 @@ fn dora_moves_and_keeps_little_more_than_lora() {
     assert!(kept < 1.3 * outputs, "{kept} bytes more are kept, and the last outputs are {outputs}");
 }
 
-/// A base that is stored as codes has the losses, gradients and updates of a base of their values, to the bit.
+/// A base stored as codes has the losses, gradients and updates of a base with the decoded values, to the bit.
 fn computes_as_its_values(g: &Graph, codes: Codes, options: &Options) {
     let mut stored = compiled(g, options);
     let quantised: Vec<String> =
@@ -567,16 +567,16 @@ fn computes_as_its_values(g: &Graph, codes: Codes, options: &Options) {
     assert!(sums(&stored) == sums(&plain), "after an update: {options:?}");
 }
 
-/// Everything but adapters is frozen; without any, everything but norms.
+/// Freezes everything except adapters; without adapters, everything except norms.
 fn frozen_beside(g: &Graph, adapters: &[Adapter]) -> BTreeSet<String> {
     let mut freeze = frozen(g);
     freeze.retain(|path| !adapters.is_empty() || !path.contains("norm"));
     freeze
 }
 
-/// In every form of the plans, beside LoRA and DoRA, and with nothing beside the base but norms that are trained.
+/// For all variants of the plans, with LoRA and DoRA, and with only norms trained beside the base.
 #[test]
-fn a_base_in_four_bits_computes_as_its_values_do() {
+fn an_nf4_base_computes_like_its_decoded_values() {
     let g = build(&small::decoder(), LOSS);
     let narrow = Options { precision: Precision::BF16, ..Options::default() };
     let choices = || {
@@ -600,9 +600,9 @@ fn even_decoder() -> Graph {
     build(&config, Form::Loss(LossForm::rows(2, 16)))
 }
 
-/// The same of eight bits, whether products multiply the codes or what is dequantised.
+/// The same for an E4M3 base, whether products multiply codes or dequantised values.
 #[test]
-fn a_base_in_eight_bits_computes_as_its_values_do() {
+fn an_fp8_base_computes_like_its_decoded_values() {
     let g = even_decoder();
     let eight = |scaling| Options { precision: Precision::FP8, fp8_scaling: scaling, ..Options::default() };
     let eight_bits = || {
@@ -624,10 +624,10 @@ fn a_base_in_eight_bits_computes_as_its_values_do() {
     }
 }
 
-/// Weights in eight bits take two bytes a value where products multiply the codes both ways, one where they are dequantised, and
-/// nothing keeps them otherwise.
+/// Weights in eight bits take two bytes per value where products multiply the codes along rows and columns, one where they are
+/// dequantised, and have no further copy.
 #[test]
-fn a_base_in_eight_bits_is_there_once() {
+fn an_fp8_base_is_stored_once() {
     let g = even_decoder();
     let linear = base::linear(&g);
     let plans = |precision: Precision, base: Base| {
@@ -645,7 +645,7 @@ fn a_base_in_eight_bits_is_there_once() {
         rows.chain(columns).map(|slot| slot.ty.elements()).sum()
     };
     let (multiplied, dequantised) = (plans(Precision::FP8, base()), plans(Precision::BF16, base()));
-    // What the first layer's queries are made of has no gradient: these weights are not read along columns.
+    // The input of the first layer's queries has no gradient, so these weights are not read along columns.
     let first: usize = g.slot(g.find_slot("layers.0.attn.wq").expect("a weight")).ty.elements();
     assert!(eight_bits(&multiplied) <= 2 * values && eight_bits(&multiplied) + 2 * first >= 2 * values);
     assert_eq!(eight_bits(&dequantised), values);
@@ -667,9 +667,9 @@ fn a_base_in_eight_bits_is_there_once() {
     assert!(in_eight_bits(&multiplied) > 10 && in_eight_bits(&dequantised) == 0);
 }
 
-/// No more than one weight is there in full at a time, and none of them between the passes.
+/// At most one weight at a time is in memory in full, and none between the passes.
 #[test]
-fn a_base_in_four_bits_leaves_no_copy() {
+fn an_nf4_base_has_no_full_copy() {
     let config = DecoderConfig { layers: 6, width: 64, ffn: 192, ..small::decoder() };
     let g = build(&config, LOSS);
     for precision in [Precision::F32, Precision::BF16] {
@@ -687,7 +687,7 @@ fn a_base_in_four_bits_leaves_no_copy() {
         for (at, launch) in panels {
             let view = launch.outs[0].as_ref().expect("somebody reads it");
             largest = largest.max(view.span_bytes());
-            // Who reads it is the next launch.
+            // The next launch reads it.
             let reads = |l: &flatout_ir::Launch| l.ins.iter().any(|input| input.offset == view.offset);
             assert!(reads(made[at + 1].1), "{}", launch.path);
         }
@@ -697,7 +697,7 @@ fn a_base_in_four_bits_leaves_no_copy() {
         let linear: usize = small.held(0).iter().filter(|p| p.codes().is_some()).map(|p| p.elements()).sum();
         let [small, plain] = [&small, &plain].map(|plans| plans.categories()["frozen"]);
         let saved = linear * bytes - linear * 33 / 64;
-        // Slots begin at multiples of 64 bytes, of which there are five more a weight.
+        // Slots begin at multiples of 64 bytes, and there are five more per weight.
         assert!(plain - small <= saved && plain - small > saved - 42 * 5 * 64 - 2048, "{small} of {plain}");
     }
 }

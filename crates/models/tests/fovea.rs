@@ -1,5 +1,4 @@
-//! The decoder that looks at frames, its plans run launch by launch with the oracle, against the oracle on the graph no pass has
-//! touched.
+//! Plans of the decoder that looks at frames, run launch by launch with the oracle, against the oracle on the unmodified graph.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -35,7 +34,7 @@ fn model(mode: Look) -> DecoderConfig {
     model
 }
 
-/// Two frames and three tokens, then a still as three frames and two tokens, with room for more of everything.
+/// Two frames and three tokens, then a still image as three frames and two tokens, with spare capacity everywhere.
 fn graph(mode: Look) -> Graph {
     let seen = SeenFrames { images: 4, frames: 6, videos: 3, longest: 3, repeats: 3 };
     let documents = Documents::Apart { most: 3 };
@@ -43,7 +42,7 @@ fn graph(mode: Look) -> Graph {
     build(&model(mode), Form::Loss(form))
 }
 
-/// Values of every slot by its path, so that graphs with the same paths have the same.
+/// Values of every slot, drawn by its path, so that graphs with the same paths have the same values.
 fn values(g: &Graph, mode: Look) -> HashMap<String, Vec<f64>> {
     let mut values = HashMap::new();
     for slot in &g.slots {
@@ -102,7 +101,7 @@ fn compare(mode: Look, options: &Options, bound: f64) {
     for (path, value) in &want {
         let got = run.get(path);
         let off = length(got.iter().zip(value).map(|(a, b)| a - b));
-        // A shift that all keys share changes no probability, so its gradient is rounding; the text's keys turn.
+        // A shift shared by all keys changes no probability, so its gradient is rounding error; the text's keys rotate.
         let size = match path.contains("vision") && path.ends_with("wk_bias") {
             true => length(want[&path.replace("wk_bias", "wq_bias")].iter().copied()),
             false => length(value.iter().copied()),
@@ -143,7 +142,7 @@ fn bf16_stays_within_its_rounding() {
     }
 }
 
-/// The plan that reads a frame of every sequence over a cache keeps states whatever type products have.
+/// The plan that reads a frame of every sequence over a cache stores states, whatever the precision of products.
 #[test]
 fn states_are_kept_in_every_precision() {
     let seen = Some(ImageExtents::Frames(SeenFrames::next_of(2)));
@@ -159,11 +158,11 @@ fn states_are_kept_in_every_precision() {
     }
 }
 
-/// Recomputation takes the uses of a block for layers of their own.
+/// Recomputation treats each use of a block as a separate layer.
 #[test]
 fn every_use_of_a_block_is_a_layer() {
     let g = graph(Look::Fine);
-    // Reading a weight has the weight's own path.
+    // The read of a weight has the weight's own path.
     let computed = g.nodes.iter().filter(|node| !matches!(node.op, Op::Read { .. }));
     let layers: BTreeSet<&str> = layers_of(computed).into_iter().collect();
     let uses = ["vision.patches.", "vision.coarse.", "vision.fine.", "coarse.", ""];
@@ -172,7 +171,7 @@ fn every_use_of_a_block_is_a_layer() {
     assert_eq!(layers, wanted.iter().map(String::as_str).collect());
 }
 
-/// A text draws the same beside frames as alone, and a graph without frames has no tower.
+/// A text draws the same random numbers with and without frames, and a graph without frames has no tower.
 #[test]
 fn a_text_has_the_same_keys_beside_frames() {
     let (beside, alone) = (graph(Look::Fine), {

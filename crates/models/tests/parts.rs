@@ -1,5 +1,5 @@
-//! Models as parts of a larger graph: weights that are declared once and applied several times, and two models side by
-//! side, each against the oracle on what it should come to.
+//! Models as parts of a larger graph: weights that are declared once and applied several times, and two models side by side,
+//! each compared with the oracle.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ use flatout_models::{objectives, vit};
 
 use crate::small;
 
-/// Values of every slot by its path alone, so that graphs with the same paths have the same.
+/// Values of every slot, drawn by its path, so that graphs with the same paths have the same values.
 fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
     let value = |path: &str, n: usize, init: Init| -> Vec<f64> {
         let stream = path.bytes().fold(7_u64, |h, b| h.wrapping_mul(31).wrapping_add(b as u64));
@@ -38,7 +38,7 @@ fn values(g: &Graph) -> HashMap<String, Vec<f64>> {
     slots.collect()
 }
 
-/// Sums of gradients and loss, by the oracle on the plain graph and by a compiled plan, which agree.
+/// Sums of gradients and loss, by the oracle on the plain graph and by a compiled plan, which must agree.
 fn gradients(g: &Graph) -> HashMap<String, Vec<f64>> {
     let want = oracle::run(&differentiate(g).graph, &values(g)).writes;
     let programs = [Program { role: Role::GRAD, graph: g.clone() }];
@@ -55,7 +55,7 @@ fn gradients(g: &Graph) -> HashMap<String, Vec<f64>> {
     want
 }
 
-/// The distance of two vectors, relative to the second's length.
+/// The distance of two vectors, relative to the second's norm.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
     assert_eq!(a.len(), b.len());
     let square = |x: f64| x * x;
@@ -77,14 +77,14 @@ fn pass(b: &Builder) -> Pass<'_> {
     }
 }
 
-/// The loss of states x [10, D] under a head of its own.
+/// The loss of states x [10, D] under a separate head.
 fn next_token<'g>(b: &'g Builder, c: &DecoderConfig, x: Tensor<'g>) {
     let head = b.param("head", &[c.vocab, c.width], Init::Normal { std: 0.3 });
     let form = Form::Loss(LossForm::rows(2, 5));
     objectives::next_token::results(b, form, x, head, Cap::NONE);
 }
 
-/// One block twice, with the same weights or with copies of them under other names.
+/// A block applied twice, with the same weights or with copies of them under other names.
 fn twice(shares: bool) -> Graph {
     let (b, c) = (Builder::new(), small::decoder());
     let x = b.input("x", DType::F32, &[10, c.width]);
@@ -112,7 +112,7 @@ fn a_block_is_applied_twice_with_the_same_weights() {
         assert!(g.nodes.iter().any(|node| node.path == format!("{scope}.attn")), "{scope}");
     }
     let shared = gradients(&g);
-    // A shared weight's gradient is the sum of those of two weights of the same values.
+    // A shared weight's gradient is the sum of those of two separate weights with the same values.
     let apart = twice(false);
     let mut same = values(&apart);
     for slot in apart.slots.iter().filter(|slot| slot.path.starts_with("copied")) {
@@ -127,7 +127,7 @@ fn a_block_is_applied_twice_with_the_same_weights() {
     }
 }
 
-/// A tower's states as rows before those of a text, in one graph under scopes of their own.
+/// A tower's states as rows before those of a text, in one graph under separate scopes.
 #[test]
 fn a_tower_and_a_decoder_share_a_graph() {
     let (b, c) = (Builder::new(), small::decoder());
@@ -138,7 +138,7 @@ fn a_tower_and_a_decoder_share_a_graph() {
     let pass = pass(&b);
     let seeing = b.scope("vision", || vit::weights(&b, &tower));
     let reading = decoder::weights(&b, &DecoderConfig { tied: true, ..c.clone() });
-    // Two images of two tokens each, and three tokens of text behind each.
+    // Two images of two tokens each, and three tokens of text after each.
     let seen = b.scope("vision", || vit::apply(&b, &tower, &seeing, patches, None)).reshape(&[2, 2, c.width]);
     let table = b.read(reading.embed);
     let text = b.scope("embed", || table.gather(tokens)).reshape(&[2, 3, c.width]);

@@ -1,4 +1,4 @@
-//! Plans of the decoder, run launch by launch with the oracle, against the oracle on the graph no pass has touched.
+//! Plans of the decoder, run launch by launch with the oracle, against the oracle on the unmodified graph.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ fn small() -> DecoderConfig {
     DecoderConfig { dropout: 0.1, ..small::decoder() }
 }
 
-/// Biases, centred norms, learned positions: the other end of the options.
+/// Biases, centred norms, learned positions: the opposite choices.
 fn gpt2() -> DecoderConfig {
     DecoderConfig {
         kv_heads: None,
@@ -52,14 +52,14 @@ fn gemma() -> DecoderConfig {
 }
 
 const ROWS: usize = 2;
-/// Three texts in the room of four, with a token of nobody between them.
+/// Three texts, with capacity for four, and a token outside texts between them.
 const CLASSES: Form = Form::Classes { tokens: 10, texts: 4, longest: 5, dropout: true };
 const LOSS: Form = Form::Loss(LossForm { dropout: true, ..LossForm::rows(ROWS, 5) });
 
 /// The loss at four of ten tokens.
 const ANSWERS: Form = Form::Loss(LossForm { read: Some(4), dropout: true, ..LossForm::rows(ROWS, 5) });
 
-/// The same, with the last block at these four tokens alone behind its attention.
+/// The loss at four of ten tokens, with the last block only at these tokens after its attention.
 const TRIMMED: Form =
     Form::Loss(LossForm { read: Some(4), trims_last: true, dropout: true, ..LossForm::rows(ROWS, 5) });
 
@@ -140,8 +140,8 @@ fn compare(config: &DecoderConfig, form: Form, options: &Options, bound: f64) {
     run.run(Role::GRAD);
     for (path, value) in &want {
         let mut off = relative(&run.get(path), value);
-        // A vector added to every key moves a query's scores alike: without rotation its gradient is 0, and what is
-        // left is rounding, to be held against the gradient of the queries' vector.
+        // A vector added to every key shifts a query's scores equally: without rotation its gradient is 0 up to rounding, which
+        // is compared with the gradient of the queries' vector.
         if path.ends_with("wk_bias") && config.positions != Positions::Rope {
             let size = |x: &[f64]| x.iter().map(|x| x * x).sum::<f64>().sqrt();
             off = size(&run.get(path)) / size(&want[&path.replace("wk_bias", "wq_bias")]);
@@ -218,12 +218,12 @@ fn every_option_of_the_model_compiles_to_its_gradients() {
     }
 }
 
-/// In f64, with what is dropped: a last block that leaves rows out is no other model.
+/// In f64, with dropout: a trimmed last block does not change the model.
 #[test]
-fn a_last_block_at_the_rows_that_are_read_gives_the_gradients_of_one_at_every_row() {
+fn a_trimmed_last_block_has_the_same_gradients() {
     for config in [small(), gpt2(), gemma(), DecoderConfig { layers: 1, ..small() }] {
         let [whole, trimmed] = [ANSWERS, TRIMMED].map(|form| build(&config, form));
-        // Their slots lie in another order, which values are drawn by; and the row that is none counts nothing.
+        // Their slots are in another order, by which values are drawn; and the row that is -1 is ignored.
         let mut values = values(&whole);
         values.get_mut("weights").expect("an input")[2] = 0.0;
         values.get_mut("targets").expect("an input")[2] = -1.0;
@@ -232,7 +232,7 @@ fn a_last_block_at_the_rows_that_are_read_gives_the_gradients_of_one_at_every_ro
         assert_eq!(want.len(), got.len());
         for (path, want) in &want {
             let off = relative(&got[path], want);
-            // The gradient of a vector that all keys share is rounding alone without rotation.
+            // Without rotation the gradient of a vector that all keys share is only rounding.
             let is_zero = want.iter().all(|x| x.abs() < 1e-12);
             assert!(off < 1e-12 || is_zero, "{path} is off by {off:e}");
         }
@@ -262,7 +262,7 @@ fn bf16_stays_within_its_rounding() {
     }
 }
 
-/// Extents that 8-bit products take: multiples of 16.
+/// Extents that 8-bit products support: multiples of 16.
 fn even(config: DecoderConfig) -> DecoderConfig {
     let kv_heads = config.kv_heads.map(|_| 1);
     DecoderConfig {
@@ -277,8 +277,8 @@ fn even(config: DecoderConfig) -> DecoderConfig {
     }
 }
 
-/// A rounding to 3 bits of mantissa is off by 3% in the mean, to 2 bits by 6%, and every product of the two layers has
-/// two such operands.
+/// Rounding to 3 bits of mantissa has an error of 3% on average, to 2 bits of 6%, and every product of the two layers has two
+/// such operands.
 #[test]
 fn fp8_stays_within_its_rounding() {
     let form = Form::Loss(LossForm::rows(ROWS, 8));
@@ -309,17 +309,17 @@ fn recomputing_more_keeps_less() {
     assert!(cheap * 10 < none * 8, "cheap keeps {cheap} of {none} bytes");
     assert!(full * 10 < none * 5, "full keeps {full} of {none} bytes");
     assert!(full < wide && wide < cheap, "{full}, {wide}, {cheap}");
-    // Layer by layer from the one to the other.
+    // Layer by layer from one to the other.
     assert_eq!(of_layers(Recompute::Full, Some(8)), full);
     let steps: Vec<usize> = (0..8).map(|layers| of_layers(Recompute::Wide, Some(layers))).collect();
     assert!(steps[0] == cheap && steps.is_sorted_by(|more, less| more > less), "{steps:?}");
-    // The last layer's values are read at once: running it again frees nothing.
+    // The last layer's values are read immediately, so recomputing it frees nothing.
     let steps: Vec<usize> = (0..8).map(|layers| of_layers(Recompute::Full, Some(layers))).collect();
     assert!(steps[0] == cheap && steps[7] <= full);
     assert!(steps.is_sorted_by(|more, less| more > less), "{steps:?}");
 }
 
-/// Inputs lie side by side, and every area they land in is as large and is counted in the arena.
+/// Inputs are contiguous, and every landing area has their size and is counted in the arena.
 #[test]
 fn landings_are_planned_memory() {
     let programs = [
@@ -346,7 +346,7 @@ fn landings_are_planned_memory() {
 
 /// Tables of learned values are embeddings: two layers read each, and Muon leaves them to AdamW.
 #[test]
-fn tables_of_values_belong_to_no_layer() {
+fn value_tables_belong_to_no_layer() {
     let graph = build(&DecoderConfig { value_embeddings: 1, tied: false, ..small() }, LOSS);
     let tables: Vec<_> = graph.slots.iter().filter(|slot| slot.path.starts_with("value_embed")).collect();
     assert_eq!(tables.len(), 1);

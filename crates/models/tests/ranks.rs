@@ -1,5 +1,5 @@
-//! Training on several ranks, run launch by launch with the oracle on an arena a rank, against the graph no pass has touched
-//! over all rows and AdamW written down.
+//! Training on several ranks, run launch by launch with the oracle on one arena per rank, against the unmodified graph over all
+//! rows and AdamW written as formulas.
 
 use std::collections::HashMap;
 use std::panic::catch_unwind;
@@ -72,7 +72,7 @@ fn weights(g: &Graph) -> HashMap<String, Vec<f64>> {
     slots.map(drawn).collect()
 }
 
-/// The tensors that plans have beside the model's weights.
+/// The tensors of plans besides the model's weights.
 fn adapters(plans: &PlanSet) -> HashMap<String, Vec<f64>> {
     let beside = plans.held(0).into_iter().filter(|piece| piece.class == Class::Weight);
     let beside = beside.filter(|piece| piece.path.starts_with(adapter::SCOPE)).enumerate();
@@ -84,14 +84,14 @@ fn adapters(plans: &PlanSet) -> HashMap<String, Vec<f64>> {
     beside.map(drawn).collect()
 }
 
-/// The state that training ends in, and loss and norm of every update.
+/// The final state of training, and loss and norm of every update.
 #[derive(Debug, PartialEq)]
 struct Trained {
     told: Vec<[f64; 2]>,
     weights: HashMap<String, Vec<f64>>,
 }
 
-/// Without any pass: gradients of all rows at once by the oracle, then the formula.
+/// The reference without passes: gradients of all rows at once by the oracle, then the formula.
 fn plain(c: &DecoderConfig, rows: usize, how: &Update) -> Trained {
     let g = graph(c, rows);
     let all: Vec<usize> = (0..rows).collect();
@@ -127,8 +127,8 @@ fn plain(c: &DecoderConfig, rows: usize, how: &Update) -> Trained {
     Trained { told, weights }
 }
 
-/// By compiled plans, a micro-batch a row, each rank with the rows of its lanes. Exchanges that run where they stand give the
-/// bits of those that run at the last moment that a join allows.
+/// Trains with compiled plans, one row per micro-batch, each rank with the rows of its lanes. Exchanges at their place in the
+/// plan give the same bits as exchanges at the last moment that a join allows.
 fn on_ranks(c: &DecoderConfig, rows: usize, options: &Options) -> Trained {
     let program = Program { role: Role::GRAD, graph: graph(c, 1) };
     let plans = compile(&[program], &paper(), options).expect("plans");
@@ -155,7 +155,7 @@ fn interpreted(c: &DecoderConfig, rows: usize, options: &Options, mut run: Inter
         run.run(Role::Derive);
     }
     let (ranks, each) = (options.mesh.ranks(), lanes_a_rank(options));
-    // Where lanes are not kept apart, a rank is one.
+    // Without separate lanes, each rank is one lane.
     let lanes = each * ranks;
     let rows_a_lane = rows / lanes;
     assert_eq!(rows_a_lane * lanes, rows);
@@ -225,7 +225,7 @@ fn options(mesh: Mesh, lanes: usize) -> Options {
 }
 
 #[test]
-fn ranks_make_the_update_of_all_rows() {
+fn ranks_compute_the_update_of_all_rows() {
     let (c, how) = (&config(), Update::default());
     for (ranks, rows) in [(2, 4), (3, 6), (4, 4), (8, 8)] {
         let want = plain(c, rows, &how);
@@ -245,7 +245,7 @@ fn ranks_make_the_update_of_all_rows() {
     close(&on_ranks(c, 4, &bf16), &plain(c, 4, &how), 5e-2, "2 ranks in bf16");
 }
 
-/// Magnitudes of 8-bit tensors are those of all ranks: what scales are made of is the same on each, and the update is that of
+/// Magnitudes of 8-bit tensors are maxima over all ranks, so every rank computes the same scales, and the update equals that of
 /// all rows within the rounding of 8 bits.
 #[test]
 fn ranks_share_the_scales_of_8_bit_floats() {
@@ -268,7 +268,7 @@ fn ranks_share_the_scales_of_8_bit_floats() {
 
 /// The same bits for every number of ranks that divides the lanes, and for every mesh of them.
 #[test]
-fn bits_do_not_depend_on_how_many_ranks_have_the_lanes() {
+fn bits_do_not_depend_on_the_number_of_ranks() {
     let c = &config();
     let one = on_ranks(c, 8, &options(Mesh::ONE, 8));
     close(&one, &plain(c, 8, &Update::default()), 1e-5, "eight lanes on one rank");
@@ -277,7 +277,7 @@ fn bits_do_not_depend_on_how_many_ranks_have_the_lanes() {
     }
 }
 
-/// A decoder large enough that ranks divide its matrices, of three units: embedding and two layers.
+/// A decoder large enough for its matrices to be sharded, with three units: embedding and two layers.
 fn dividable() -> DecoderConfig {
     DecoderConfig { width: 32, head_size: Some(8), ffn: 80, context: 4, dropout: 0.1, ..small::decoder() }
 }
@@ -286,7 +286,7 @@ fn shared(mesh: Mesh, lanes: usize, buckets: usize) -> Options {
     Options { shard: Shard::Optimizer, buckets, ..options(mesh, lanes) }
 }
 
-/// The levels at which ranks have shares of something.
+/// The levels of sharding.
 const LEVELS: [Shard; 3] = [Shard::Optimizer, Shard::Gradients, Shard::Parameters];
 
 fn plans_of(c: &DecoderConfig, options: &Options) -> PlanSet {
@@ -295,10 +295,10 @@ fn plans_of(c: &DecoderConfig, options: &Options) -> PlanSet {
     compile(&programs.map(|(role, graph)| Program { role, graph }), &paper(), options).expect("plans")
 }
 
-/// Ranks that have shares make the update of all rows, at every level, in any number of buckets and on any mesh; and where a rank
-/// has one micro-batch, all levels have the same bits.
+/// Sharded ranks compute the update of all rows, at every level, with any number of buckets and on any mesh; with one
+/// micro-batch per rank, all levels have the same bits.
 #[test]
-fn ranks_with_shares_make_the_update_of_all_rows() {
+fn sharded_ranks_compute_the_update_of_all_rows() {
     let (c, how) = (&dividable(), Update::default());
     for (mesh, rows) in [
         (Mesh::new(1, 2), 4),
@@ -345,8 +345,8 @@ fn ranks_with_shares_make_the_update_of_all_rows() {
     }
 }
 
-/// Muon's matrices are dealt out layer by layer: ranks that have shares have the bits of one that has everything, where layers are as many
-/// as ranks, more, or fewer, and merged weights or not.
+/// Muon's matrices are divided by layer: sharded ranks have the same bits as one rank, whether there are as many layers as
+/// ranks, more, or fewer, and whether weights are merged or not.
 #[test]
 fn ranks_have_whole_layers_of_matrices() {
     let c = &DecoderConfig { layers: 3, ..dividable() };
@@ -374,10 +374,10 @@ fn ranks_have_whole_layers_of_matrices() {
     }
 }
 
-/// A table of learned values that two layers read is divided as others are: the sum of both gradients has the bits of one rank.
+/// A table of learned values that two layers read is sharded like others: the sum of both gradients has the bits of one rank.
 #[test]
-fn tables_that_two_layers_read_are_divided() {
-    // Of fewer tokens the table would be too small to be worth it.
+fn tables_shared_by_two_layers_are_divided() {
+    // With fewer tokens the table would be too small to be sharded.
     let c = &DecoderConfig { value_embeddings: 1, tied: false, vocab: 2048, ..dividable() };
     let two = Mesh::new(1, 2);
     for name in [Name::AdamW, Name::Muon] {
@@ -397,10 +397,10 @@ fn tables_that_two_layers_read_are_divided() {
     }
 }
 
-/// Where ranks add their gradients in every micro-batch, they have lanes that lie side by side at a time: the bits of one rank for
-/// every number of ranks and every mesh.
+/// Where ranks add their gradients in every micro-batch, they compute neighbouring lanes at the same time: the same bits as one
+/// rank, for every number of ranks and every mesh.
 #[test]
-fn ranks_in_step_have_the_bits_of_one_rank() {
+fn ranks_that_sum_every_batch_have_the_bits_of_one_rank() {
     let c = &dividable();
     let one = on_ranks(c, 8, &options(Mesh::ONE, 8));
     for mesh in [Mesh::new(1, 2), Mesh::new(1, 4), Mesh::new(2, 2), Mesh::new(1, 8), Mesh::new(4, 2)] {
@@ -411,9 +411,9 @@ fn ranks_in_step_have_the_bits_of_one_rank() {
     }
 }
 
-/// 8-bit copies of weights are made of what was gathered.
+/// 8-bit copies of weights are quantised from gathered weights.
 #[test]
-fn ranks_with_shares_quantise_whole_weights() {
+fn sharded_ranks_quantise_gathered_weights() {
     let c = &DecoderConfig {
         width: 32,
         head_size: Some(16),
@@ -432,8 +432,8 @@ fn ranks_with_shares_quantise_whole_weights() {
     }
 }
 
-/// Of a frozen base each rank has its share, which layers gather as they do what is trained; norms of adapted rows are made of whole
-/// weights wherever a plan makes them.
+/// Each rank has its share of a frozen base, which layers gather like trained weights; plans compute norms of adapted rows from
+/// gathered weights.
 #[test]
 fn a_frozen_base_is_divided_beside_adapters() {
     let wide = DecoderConfig {
@@ -480,9 +480,9 @@ fn a_frozen_base_is_divided_beside_adapters() {
     }
 }
 
-/// Bytes a trained parameter a rank, by what holds it.
+/// Bytes per trained parameter and rank, by category.
 #[test]
-fn shares_take_their_part_of_the_memory() {
+fn shards_divide_the_memory() {
     let c =
         &DecoderConfig { width: 512, head_size: Some(64), ffn: 1024, layers: 3, vocab: 512, ..dividable() };
     let parameters: usize =
@@ -518,14 +518,15 @@ fn shares_take_their_part_of_the_memory() {
     }
 }
 
-/// A decoder of which a layer is small beside all of them.
+/// A decoder in which one layer is small compared with all of them.
 fn eight_layers(tied: bool) -> DecoderConfig {
     DecoderConfig { width: 256, head_size: Some(64), ffn: 512, layers: 8, vocab: 512, tied, ..dividable() }
 }
 
-/// Gradients that are added as they are made take the memory of few layers, and are computed where they are sent from.
+/// Gradients that are added in every micro-batch take the memory of few layers, and are computed in the buffers that they are
+/// sent from.
 #[test]
-fn gradients_in_step_are_made_where_they_are_sent_from() {
+fn scattered_gradients_are_computed_in_the_send_buffer() {
     for tied in [false, true] {
         let c = &eight_layers(tied);
         for precision in [Precision::F32, Precision::BF16] {
@@ -550,10 +551,10 @@ fn gradients_in_step_are_made_where_they_are_sent_from() {
     }
 }
 
-/// Layers' weights are gathered for the forward pass and again for the backward pass, each beside the layer before it, and of
-/// gathered weights a plan has those of two layers at most.
+/// Layers' weights are gathered for the forward pass and again for the backward pass, each while the previous layer runs, and a
+/// plan holds the gathered weights of at most two layers.
 #[test]
-fn weights_are_gathered_beside_the_layer_before() {
+fn weight_gathers_overlap_the_previous_layer() {
     for (precision, element) in [(Precision::F32, 4), (Precision::BF16, 2)] {
         let c = &eight_layers(true);
         let mesh = Mesh::new(1, 4);
@@ -569,7 +570,7 @@ fn weights_are_gathered_beside_the_layer_before() {
                 .map(|(at, until)| (at, until, plan.launches[at].outs[0].as_ref().expect("all").span_bytes()))
                 .collect()
         };
-        // Eight layers each way, and the embedding twice: as a head it is read by one pass that makes its gradient too.
+        // Eight layers each way, and the embedding twice: as a head it is read by one pass that also computes its gradient.
         assert_eq!(gathers(&plans, Role::GRAD).len(), 2 * c.layers + 2);
         assert_eq!(gathers(&plans, Role::Eval).len(), c.layers + 2);
         assert_eq!(gathers(&plans, Role::Apply).len(), 1, "chunks of the norm");
@@ -589,7 +590,7 @@ fn weights_are_gathered_beside_the_layer_before() {
             .map(|slot| slot.ty.elements())
             .sum();
         assert!(layer >= element * matrices && layer < element * matrices + element * 4 * 4096);
-        // Above gradients that are exchanged as they are made, a plan has two layers more.
+        // Compared with gradients exchanged in every micro-batch, a plan has two more layers in memory.
         let bytes = |plans: &PlanSet| plans.transient_bytes;
         let [gathered, whole] =
             [of(false, Shard::Parameters), of(false, Shard::Gradients)].map(|p| bytes(&p));
@@ -600,9 +601,10 @@ fn weights_are_gathered_beside_the_layer_before() {
     }
 }
 
-/// One rank that exchanges with itself makes the update of one that does not, to the bit; without that it has no exchange.
+/// A rank that exchanges with itself computes the update of one that does not, to the bit; without that option there is no
+/// exchange.
 #[test]
-fn one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not() {
+fn a_rank_exchanging_with_itself_has_the_same_bits() {
     let c = &config();
     for precision in [Precision::F32, Precision::BF16] {
         let plain = Options { precision, ..options(Mesh::ONE, 1) };
@@ -618,9 +620,9 @@ fn one_rank_that_exchanges_with_itself_has_the_bits_of_one_that_does_not() {
     }
 }
 
-/// Which exchange lies in which plan; and without shares there is nothing of them.
+/// The exchanges of each plan; without shards there are none of them.
 #[test]
-fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read() {
+fn shards_are_exchanged_by_updates_and_gathered_by_readers() {
     let c = &dividable();
     let average = |o: Options| Options { update: Update { average: Some(0.9), ..Update::default() }, ..o };
     let mesh = Mesh::new(1, 4);
@@ -632,7 +634,7 @@ fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read(
         };
         let cut = buckets.min(3);
         let exchanges = [OpKind::ReduceScatter, OpKind::AllGather, OpKind::AllReduce];
-        // Chunks of the norm are gathered too; what is small and the region of vectors are added everywhere.
+        // Chunks of the norm are gathered too; small values and the region of vectors are added on every rank.
         assert_eq!(exchanges.map(|kind| count(Role::Apply, kind)), [cut, cut + 1, 2]);
         for role in [Role::Derive, Role::Average] {
             assert_eq!(exchanges.map(|kind| count(role, kind)), [0, cut, 0]);
@@ -650,7 +652,7 @@ fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read(
                 .map(|kind| plan.launches.iter().filter(|launch| launch.op.kind() == kind).count())
         };
         assert_eq!(count(Role::GRAD), [3, 0, 0]);
-        // Groups add their shares of buckets, and what is small and vectors over both axes.
+        // Groups add their shares of buckets; small values and vectors are added over both axes.
         assert_eq!(count(Role::Apply), [0, 4, if replicas == 0 { 2 } else { 4 + replicas }]);
         let grad = plans.plan(Role::GRAD).expect("gradients");
         let is_product = |at: usize| grad.launches[at].op.kind() == OpKind::Product;
@@ -669,9 +671,9 @@ fn shares_are_exchanged_where_they_are_updated_and_gathered_where_they_are_read(
     assert!(refused.contains("`shard=optimizer` cannot run with `fuse.optimizer=off`"), "{refused}");
 }
 
-/// Evaluation reads averages that were gathered, and training goes on with the weights that `derive` brings back.
+/// Evaluation reads gathered averages, and training continues with the weights that `derive` restores.
 #[test]
-fn averages_are_gathered_for_evaluation_and_weights_come_back() {
+fn averages_are_gathered_for_evaluation_and_weights_restored() {
     let c = &dividable();
     for precision in [Precision::F32, Precision::BF16] {
         let how = Update { average: Some(0.9), ..Update::default() };
@@ -710,7 +712,7 @@ fn averages_are_gathered_for_evaluation_and_weights_come_back() {
             run.run(Role::GRAD);
             let gradients =
                 |path: &str| -> Vec<Vec<f64>> { [0, 1].map(|rank| run.get_at(rank, path)).into() };
-            // Both ranks have the same row: what they add is twice what one has.
+            // Both ranks have the same row, so their sum is twice that of one.
             let gradients = match run.plans.slot("region.0.grads.shard") {
                 Some(_) => gradients("region.0.grads.shard").concat().iter().map(|x| 0.5 * x).collect(),
                 None => gradients("region.0.grads").swap_remove(0),
@@ -724,9 +726,9 @@ fn averages_are_gathered_for_evaluation_and_weights_come_back() {
     }
 }
 
-/// A launch behind a join needs it: without one, the plans are refused and late exchanges give other numbers.
+/// Joins are needed: without one, the plan check fails and late exchanges give other results.
 #[test]
-fn a_join_that_is_missing_is_noticed() {
+fn a_missing_join_is_detected() {
     let c = &dividable();
     let options = shared(Mesh::new(1, 2), 2, 2);
     let program = Program { role: Role::GRAD, graph: graph(c, 1) };
@@ -746,10 +748,10 @@ fn a_join_that_is_missing_is_noticed() {
     }
 }
 
-/// Without overlap every exchange is joined by the next compute launch, and bits are the same; with it, a bucket is gathered
-/// while the next is updated.
+/// Without overlap the next compute launch joins every exchange, with the same bits; with overlap, a bucket is gathered while
+/// the next is updated.
 #[test]
-fn exchanges_run_beside_launches_that_do_not_wait_for_them() {
+fn exchanges_overlap_launches_that_do_not_join_them() {
     let c = &dividable();
     for (mesh, rows) in
         [(Mesh::new(1, 2), 2), (Mesh::new(1, 4), 4), (Mesh::new(2, 2), 4), (Mesh::new(1, 8), 8)]

@@ -60,23 +60,23 @@ def train(
     track: str | track.Tracker | None = None,
     **keys: Any,
 ) -> Run:
-    """Trains a recipe, embedded or a TOML file, and gives the run.
+    """Trains a recipe, embedded or a TOML file, and returns the run.
 
-    Every key of ``flatout.schema()`` is a keyword by its last part where that is unambiguous, as ``lr=1e-3``, or is in settings by
-    its whole name, as ``{"train.steps": 100}`` or ``{"train": {"steps": 100}}``; ``**{"train.steps": 100}`` is the same.
+    Every key of ``flatout.schema()`` can be given as a keyword by its last part where that is unambiguous, as ``lr=1e-3``, or in
+    settings by its full name, as ``{"train.steps": 100}`` or ``{"train": {"steps": 100}}``; ``**{"train.steps": 100}`` is the same.
 
-    run: the directory; the next free one under ``runs`` where not given.
-    resume: whether to go on with a run that is there already.
-    presets: names or files laid over the recipe, as ``--with`` does.
+    run: the directory; by default the next free one under ``runs``.
+    resume: whether to continue a run that exists already.
+    presets: names or files of presets that override the recipe, as with ``--with``.
     max_time: seconds, or a timedelta, before which the run saves and stops.
-    on_event: called with each event of the run as it comes, a dictionary as in ``events.jsonl``. An exception in it ends the run,
-        which saves as it does on Ctrl-C, and comes out unchanged; where the run could not save, that is its ``__cause__``.
+    on_event: called with each event of the run as it happens, a dictionary as in ``events.jsonl``. An exception in it ends the run,
+        which saves as on Ctrl-C, and is raised unchanged; if the run could not be saved, that error is its ``__cause__``.
         Training waits for it, for the display and for the tracker at every event.
-    progress: whether to show how far the run is; where not given, in a notebook and on a terminal.
+    progress: whether to show the progress of the run; by default in a notebook and on a terminal.
     track: ``"wandb"``, or a tracker of ``flatout.track``.
 
-    Ctrl-C saves at the end of the update, then raises KeyboardInterrupt; ``flatout.resume`` goes on. A second one does not wait.
-    Bad input raises UserError before any work, and a machine that cannot go on raises Error.
+    Ctrl-C saves at the end of the update, then raises KeyboardInterrupt; ``flatout.resume`` continues. A second Ctrl-C does not wait.
+    Bad input raises UserError before any work, and a machine that cannot continue raises Error.
     """
     listeners = _listeners(on_event, progress, track)
     words = overrides({**settings, **keys}, one_process="flatout train")
@@ -107,7 +107,8 @@ def resume(
 ) -> Run:
     """Continues a run exactly where it stopped: a Run, its directory, or its name under ``runs``.
 
-    Keys that may change are those that ``flatout resume`` takes, such as ``{"train.steps": 200}``; the rest is as in ``train``.
+    The keys that may change are those that ``flatout resume`` accepts, such as ``{"train.steps": 200}``; the other
+    arguments are as in ``train``.
     """
     listeners = _listeners(on_event, progress, track)
     words = overrides({**settings, **keys}, one_process="flatout resume")
@@ -129,11 +130,11 @@ def plan(
     presets: str | Sequence[str] = (),
     **keys: Any,
 ) -> dict[str, Any]:
-    """Memory to the byte, arithmetic and time of a recipe, running nothing: what ``flatout plan --json`` prints.
+    """Plans memory to the byte, arithmetic and time of a recipe without running it; the same as ``flatout plan --json``.
 
-    gpu: plan for this GPU instead of what is here, as ``"h200"`` or ``"rtx3090"``.
-    gpus, nodes, link, net: for several GPUs of a node, several nodes, and how they are linked.
-    ranks: for several processes on CPUs.
+    gpu: plan for this GPU instead of this machine's, as ``"h200"`` or ``"rtx3090"``.
+    gpus, nodes, link, net: the number of GPUs per node, the number of nodes, and the links between them.
+    ranks: the number of processes on CPUs.
     """
     for name, count in (("gpus", gpus), ("nodes", nodes), ("ranks", ranks)):
         if count is not None and not 1 <= count <= 1024:
@@ -152,12 +153,12 @@ def plan(
 
 
 def recipes() -> dict[str, str]:
-    """The embedded recipes by name, each with its one sentence."""
+    """The embedded recipes by name, each with its description."""
     return {row["name"]: row["description"] for row in json.loads(_native.recipes_json())["recipes"]}
 
 
 def schema(word: str = "") -> list[dict[str, Any]]:
-    """Every key that can be set, or those that have the word in their name or their line."""
+    """Every key that can be set, or those that have the word in their name or description."""
     name, words = word.lower(), word.lower().replace("_", " ")
     keys = json.loads(_native.schema_json())
     return [key for key in keys if name in key["path"] or words in key["doc"].lower()]
@@ -172,7 +173,7 @@ def _seconds(time: Duration | None) -> float | None:
 
 
 class _Listeners:
-    """Everyone who hears of a run: the caller's function, a display and a tracker."""
+    """All listeners of a run: the caller's function, a display and a tracker."""
 
     def __init__(self, on_event, shown: track.Guarded, tracker: track.Guarded) -> None:
         self.on_event, self.shown, self.tracker = on_event, shown, tracker
@@ -192,7 +193,7 @@ class _Listeners:
         pass
 
     def __exit__(self, *raised: object) -> None:
-        # Ctrl-C while the display ends must not keep the tracker from sending what it has.
+        # Ctrl-C while the display ends must not keep the tracker from sending its data.
         try:
             self.shown.end()
         finally:

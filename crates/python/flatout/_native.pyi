@@ -1,4 +1,4 @@
-"""The native half, from `crates/python/src`."""
+"""Types of the native module, built from `crates/python/src`."""
 
 import os
 from collections.abc import Callable, Sequence

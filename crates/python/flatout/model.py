@@ -1,4 +1,4 @@
-"""Models that are used: logits and texts of a run or of a folder in the Hugging Face layout."""
+"""Inference: logits and texts from a run or a folder in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Tokens = Union[Sequence[int], npt.NDArray[np.integer]]
 
-    class How(TypedDict, total=False):
+    class GenerateOptions(TypedDict, total=False):
         """Keywords of `Model.generate`."""
 
         max_tokens: int
@@ -34,13 +34,13 @@ __all__ = ["Model", "Tokenizer"]
 
 
 class Model:
-    """A model that is asked: of a run (a Run, its directory or its name under ``runs``, or ``RUN@step``), or of a folder in the Hugging
+    """A model for inference: of a run (a Run, its directory or its name under ``runs``, or ``RUN@step``), or of a folder in the Hugging
     Face layout.
 
-    device: ``"cpu"``, ``"cuda"`` or ``"auto"``, which takes a GPU where there is one. Other switches are keywords, as
+    device: ``"cpu"``, ``"cuda"`` or ``"auto"``, which uses a GPU if there is one. Other switches are keywords, as
     ``precision="fp32"``.
 
-    The first call of a kind compiles its plan and loads the weights; later ones of the same sizes use them again.
+    The first call of a kind compiles its plan and loads the weights; later calls of the same sizes reuse them.
     """
 
     def __init__(self, path: str | os.PathLike[str], device: str = "auto", **keys: Any) -> None:
@@ -49,27 +49,27 @@ class Model:
 
     @property
     def checkpoint(self) -> str:
-        """Where the weights are from."""
+        """The path of the weights."""
         return os.fspath(self._native.checkpoint)
 
     @property
     def step(self) -> int | None:
-        """Updates made, of a run."""
+        """The number of updates, for a run."""
         return self._native.step
 
     @property
     def context(self) -> int:
-        """The most tokens that the model was made for."""
+        """The context length of the model."""
         return self._native.context
 
     @property
     def vocab_size(self) -> int | None:
-        """The number of logits a token has."""
+        """The number of logits per token."""
         return self._native.vocab
 
     @property
     def device(self) -> str:
-        """The device that it computes on."""
+        """The device on which it computes."""
         return self._native.device
 
     @property
@@ -81,11 +81,11 @@ class Model:
         return found
 
     def logits(self, tokens: Tokens | Sequence[Tokens]) -> Any:
-        """Every logit of rows of tokens, as ``flatout logits`` computes them, in f32.
+        """All logits of rows of tokens in f32, the same as those of ``flatout logits``.
 
-        Rows of one length, also as an array of two axes, give an array [rows, tokens, vocabulary]; a single row gives [tokens,
-        vocabulary]; rows of several lengths give a list of such arrays. The values are not copied on their way to NumPy where one run of
-        the plan gives them all.
+        Rows of equal length, also as a two-dimensional array, give an array [rows, tokens, vocabulary]; a single row gives [tokens,
+        vocabulary]; rows of different lengths give a list of such arrays. The values are not copied on their way to NumPy if a single
+        run of the plan computes them all.
         """
         rows = _rows(tokens)
         lengths = {len(row) for row in rows}
@@ -100,15 +100,15 @@ class Model:
         return found
 
     @overload
-    def generate(self, **how: Unpack[How]) -> str: ...
+    def generate(self, **options: Unpack[GenerateOptions]) -> str: ...
     @overload
-    def generate(self, prompts: str, **how: Unpack[How]) -> str: ...  # type: ignore[overload-overlap]
+    def generate(self, prompts: str, **options: Unpack[GenerateOptions]) -> str: ...  # type: ignore[overload-overlap]
     @overload
-    def generate(self, prompts: Sequence[str], **how: Unpack[How]) -> list[str]: ...
+    def generate(self, prompts: Sequence[str], **options: Unpack[GenerateOptions]) -> list[str]: ...
     @overload
-    def generate(self, prompts: Sequence[Sequence[int]], **how: Unpack[How]) -> list[npt.NDArray[np.uint32]]: ...
+    def generate(self, prompts: Sequence[Sequence[int]], **options: Unpack[GenerateOptions]) -> list[npt.NDArray[np.uint32]]: ...
     @overload
-    def generate(self, prompts: Sequence[int], **how: Unpack[How]) -> npt.NDArray[np.uint32]: ...
+    def generate(self, prompts: Sequence[int], **options: Unpack[GenerateOptions]) -> npt.NDArray[np.uint32]: ...
     def generate(
         self,
         prompts: Any = "",
@@ -122,14 +122,16 @@ class Model:
         at_once: int = 16,
         on_text: Callable[[int, str], object] | None = None,
     ) -> Any:
-        """Continues prompts, many at a time, with the text or the tokens that ``flatout generate`` gives.
+        """Continues prompts, many at a time, with the same text or tokens as ``flatout generate``.
 
-        A text gives a text and a list of texts a list: the prompt and what follows it. With ``chat=True`` prompts are questions, written
-        in the model's chat template, and only answers come back. Rows of tokens give arrays of the tokens that follow.
+        A text gives a text, and a list of texts a list: each prompt with its continuation. With ``chat=True`` prompts are questions,
+        which are put into the model's chat template, and only the answers are returned. Rows of tokens give arrays of the tokens that
+        follow.
 
-        temperature: 0 takes the likeliest token every time.
-        on_text: called with the number of a prompt and each piece of text that is added to it, as it comes. An exception in it
-            ends the call and comes out unchanged; so does KeyboardInterrupt.
+        temperature: 0 selects the likeliest token every time.
+        at_once: the most prompts in a batch.
+        on_text: called with the index of a prompt and each piece of text that is added to it, as it is generated. An exception in it,
+            like KeyboardInterrupt, ends the call and is raised unchanged.
         """
         if not (math.isfinite(temperature) and temperature >= 0):
             raise UserError(f"temperature is {temperature} and must be a number of at least 0")
@@ -147,7 +149,7 @@ class Model:
         else:
             rows = _rows(prompts)
         if chat and texts is None:
-            raise UserError("chat=True asks questions, and rows of tokens are none: give texts")
+            raise UserError("chat=True needs questions as texts, and these are rows of tokens: give texts")
         made, written = self._native.generate(
             texts, rows, chat, max_tokens, temperature, top_k, top_p, seed, at_once, on_text
         )
@@ -164,14 +166,14 @@ class Model:
 
 
 def _array(values: _native.Array) -> Any:
-    """Values as NumPy sees them, where they lie."""
+    """Values as a NumPy array, without a copy."""
     import numpy
 
     return numpy.asarray(values)
 
 
 def _is_row(tokens: Any) -> bool:
-    """Whether these are tokens, and not rows of them."""
+    """Whether this is a row of tokens, and not a list of rows."""
     if getattr(tokens, "ndim", None) is not None:
         return tokens.ndim == 1
     return len(tokens) > 0 and not hasattr(tokens[0], "__len__")

@@ -1,4 +1,4 @@
-"""How far a run is: one line on a terminal, one block with the loss in a notebook."""
+"""Progress of a run: a line on a terminal, a block with the loss curve in a notebook."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any, TextIO
 
 from .run import Event, Run, card
 
-# Seconds between two drawings.
+# Seconds between two updates of the display.
 LINE_EVERY = 0.1
 BLOCK_EVERY = 1.0
-# A block is drawn from the whole log: at most this share of the time is spent on that.
+# A block is drawn from the whole log: at most this share of the time is spent on drawing.
 BLOCK_SHARE = 0.05
 
 
 class Line:
-    """One line that is written over on a terminal, with warnings and evaluations above it."""
+    """A line on a terminal that is overwritten, with warnings and evaluations above it."""
 
     def __init__(self, out: TextIO) -> None:
         self.out = out
@@ -63,7 +63,7 @@ class Line:
 
 
 class Block:
-    """A block of HTML in a notebook that is drawn again as the run goes on."""
+    """A block of HTML in a notebook that is updated during the run."""
 
     def __init__(self) -> None:
         self.run: Run | None = None
@@ -98,7 +98,7 @@ class Block:
 
 
 def display(wanted: bool | None) -> Line | Block | None:
-    """The display for this place: a block in a notebook, a line on a terminal, and elsewhere a line where it is wanted."""
+    """The display for this process: a block in a notebook, a line on a terminal, and elsewhere a line if it is requested."""
     if wanted is False:
         return None
     if in_notebook():
@@ -127,5 +127,5 @@ def number(loss: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """A text that moves no cursor, whatever it comes from."""
+    """Escapes control characters, so that a text cannot control the terminal."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,4 +1,4 @@
-"""Runs that are read back: their events, settings, losses and checkpoints, while they are trained or afterwards."""
+"""Reads runs during and after training: their events, settings, losses and checkpoints."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 Event = dict[str, Any]
 
-# Seconds between looks at a log that is followed.
+# Seconds between two polls of a log that is followed.
 FOLLOW_EVERY = 0.2
 
 
 class Run(os.PathLike):
-    """A run by its directory, or by its name under ``runs``. Reading needs no lock, and nothing is changed."""
+    """A run, given by its directory or its name under ``runs``. It is only read, without a lock."""
 
     path: pathlib.Path
 
@@ -41,16 +41,16 @@ class Run(os.PathLike):
     def events(self, kind: str | None = None, *, follow: bool = False) -> Iterator[Event]:
         """The events of the log, or those of a kind, as dictionaries, in the order they were written.
 
-        The log is read as the iteration goes. With ``follow=True`` it waits for more as long as a process trains the run. A line that is
-        only half written yet is not an event. ``start``, ``step``, ``eval``, ``sample``, ``saved``, ``resume``, ``warning``, ``spike`` and
-        ``end`` are the kinds; events of steps that a resumed run made again are there twice, and ``steps`` has the ones that count.
+        The log is read during the iteration. With ``follow=True`` it waits for more as long as a process trains the run. A partially
+        written line is not an event yet. The kinds are ``start``, ``step``, ``eval``, ``sample``, ``saved``, ``resume``, ``warning``,
+        ``spike`` and ``end``. Steps that a resumed run repeated have several events; ``steps`` has the valid ones.
         """
         log = self.path / "events.jsonl"
         waiting = b""
         number = 0
         position = 0
         while True:
-            # Whether the run is over is asked first: what it wrote until then is still read.
+            # This is checked before reading, so that everything written until the end of the run is read.
             is_over = not (follow and _native.is_running(os.fspath(self.path)))
             if log.exists():
                 with open(log, "rb") as file:
@@ -71,7 +71,7 @@ class Run(os.PathLike):
 
     @property
     def steps(self) -> list[Event]:
-        """The step events that count, in order: of a step that was made again after a stop, the last."""
+        """The valid step events in order: for a step that was repeated after a stop, the last."""
         return json.loads(_native.run_steps(os.fspath(self.path)))
 
     @property
@@ -80,7 +80,7 @@ class Run(os.PathLike):
         return [float("nan") if step["loss"] is None else step["loss"] for step in self.steps]
 
     def frame(self, kind: str = "step") -> pandas.DataFrame:
-        """The events of a kind as a pandas data frame, a row each; what lies deeper has names such as ``gpu.power_watts``."""
+        """The events of a kind as a pandas data frame, a row each; nested values have names such as ``gpu.power_watts``."""
         try:
             import pandas
         except ImportError as error:
@@ -91,17 +91,17 @@ class Run(os.PathLike):
 
     @property
     def config(self) -> dict[str, Any]:
-        """Every setting of the run by section, with everything that was resolved."""
+        """All settings of the run by section, with resolved values."""
         return json.loads(_native.run_config(os.fspath(self.path)))
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The run on one line, as ``flatout runs --json`` has it: state, step, losses, speed."""
+        """A summary of the run, as in ``flatout runs --json``: state, step, losses, speed."""
         return json.loads(_native.run_summary(os.fspath(self.path)))
 
     @property
     def status(self) -> str:
-        """``done``, ``stopped`` (after saving), ``failed``, ``running`` or ``crashed`` (its process ended without a word)."""
+        """``done``, ``stopped`` (after saving), ``failed``, ``running`` or ``crashed`` (its process ended without an ``end`` event)."""
         return self.summary["state"]
 
     @property
@@ -114,9 +114,9 @@ class Run(os.PathLike):
 
     @property
     def samples(self) -> list[dict[str, Any]]:
-        """Samples in the order of their steps: those of evaluations that count, and the text that the command line has the model write
-        at the end. Texts have ``step``, ``prompt`` and ``text``; predictions of classes have ``predicted``, ``probability``, ``truth`` and
-        ``is_right``, and ``image`` where the model saw one.
+        """Samples in the order of their steps: those of valid evaluations, and the text that ``flatout train`` generates at the end of a
+        run. Texts have ``step``, ``prompt`` and ``text``; predictions of classes have ``predicted``, ``probability``, ``truth`` and
+        ``is_right``, and ``image`` where the input is an image.
         """
         found: list[dict[str, Any]] = []
         for event in self.events():
@@ -124,7 +124,7 @@ class Run(os.PathLike):
             if kind == "sample":
                 found.append({name: value for name, value in event.items() if name != "event"})
             elif kind in ("resume", "step"):
-                # The run stands before this step, or after the one it resumed from: samples of later steps will be made again.
+                # The run is before this step, or after the one it resumed from: samples of later steps are void.
                 counts = event["step"] if kind == "resume" else event["step"] - 1
                 while found and found[-1]["step"] > counts:
                     found.pop()
@@ -134,7 +134,7 @@ class Run(os.PathLike):
         return sorted(found, key=lambda sample: sample["step"])
 
     def plot(self, name: str = "loss") -> str:
-        """A plot of the run as SVG: ``loss``, ``lr``, ``grad_norm``, ``throughput``, or what else ``report.md`` has."""
+        """A plot of the run as SVG: ``loss``, ``lr``, ``grad_norm``, ``throughput``, or another plot of ``report.md``."""
         return _native.run_plot(os.fspath(self.path), name)
 
     def _repr_html_(self) -> str:
@@ -142,8 +142,8 @@ class Run(os.PathLike):
 
 
 def card(run: Run) -> str:
-    """A run as a small block of HTML: where it stands, and its loss. What comes from the run is escaped, and the picture is an image,
-    whose style and names stay its own."""
+    """A run as a small block of HTML: its state and its loss curve. Texts from the run are escaped, and the plot is embedded as an
+    image, so that its styles and ids do not affect the page."""
     summary = run.summary
     number = lambda value, how: "" if value is None else format(value, how)
     of = f" / {summary['steps']:,}" if summary["steps"] is not None else ""
@@ -168,7 +168,7 @@ def card(run: Run) -> str:
 
 
 def flat(event: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """An event with the values of tables in it under joined names."""
+    """An event with nested values under joined names."""
     found: dict[str, Any] = {}
     for name, value in event.items():
         if isinstance(value, dict):
@@ -182,7 +182,7 @@ def _event(line: bytes, log: pathlib.Path, number: int) -> Event:
     try:
         event = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{log} line {number} is no event: {error}") from error
+        raise UserError(f"{log} line {number} is not an event: {error}") from error
     if not isinstance(event, dict):
-        raise UserError(f"{log} line {number} is no event: it is no table")
+        raise UserError(f"{log} line {number} is not an event: it is not an object")
     return event

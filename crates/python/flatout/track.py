@@ -1,6 +1,6 @@
-"""Trackers that hear of a run as it goes: Weights & Biases, through its own package.
+"""Trackers, which receive the events of a run: Weights & Biases, through its own package.
 
-A tracker has ``begin(run)``, ``event(event)`` and ``end()``. One that fails is a warning, and the run goes on without it.
+A tracker has ``begin(run)``, ``event(event)`` and ``end()``. If it fails, there is a warning, and the run continues without it.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from ._native import UserError
 from .run import Event, Run, flat
 
 
-# Fields of samples, in the order that a table has them.
+# Fields of samples, in the order of the columns of a table.
 COLUMNS = ("step", "prompt", "text", "image", "predicted", "probability", "truth", "is_right")
 
 
 class Tracker(Protocol):
-    """Somebody who is told of a run."""
+    """A receiver of the events of a run."""
 
     def begin(self, run: Run) -> None:
-        """The run has its settings and is about to start, or to go on."""
+        """The run has its settings and is about to start or to resume."""
 
     def event(self, event: Event) -> None:
-        """An event, as ``Run.events`` gives them."""
+        """An event, as from ``Run.events``."""
 
     def end(self) -> None:
-        """Nothing more follows."""
+        """The run has ended, and no more events follow."""
 
 
 class Wandb:
@@ -55,7 +55,7 @@ class Wandb:
         init = {"project": "flatout", "name": run.path.name, **self._init}
         config = {**flat(run.config), "run_dir": os.fspath(run.path), **init.pop("config", {})}
         self._run = self._wandb.init(config=config, **init)
-        # A run that went back to a checkpoint goes on from there: the axis is the step, and not the number of calls.
+        # A run that went back to a checkpoint repeats steps: the axis is the step, and not the number of calls.
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -99,7 +99,7 @@ class Wandb:
 
 
 def wandb(run: Run | str | os.PathLike[str], *, follow: bool = False, **init: Any) -> None:
-    """Sends a run that was trained to Weights & Biases; with ``follow=True`` one that is being trained, to its end.
+    """Sends a trained run to Weights & Biases; with ``follow=True`` one that is being trained, until its end.
 
     Keywords are those of ``wandb.init``: ``flatout.track.wandb(run, project="words", mode="offline")``.
     """
@@ -123,7 +123,7 @@ def numbers(event: Event, prefix: str) -> dict[str, float]:
 
 
 def named(wanted: str | Tracker | None) -> Tracker | None:
-    """The tracker that is asked for, by name or itself."""
+    """The requested tracker, given by name or as an object."""
     if wanted == "wandb":
         return Wandb()
     if isinstance(wanted, str):
@@ -132,7 +132,7 @@ def named(wanted: str | Tracker | None) -> Tracker | None:
 
 
 class Guarded:
-    """A tracker or a display, where there is one, whose failures are warnings: after the first it is left alone."""
+    """Wraps a tracker or a display, if there is one, and turns its first failure into a warning; it is not called again."""
 
     def __init__(self, name: str, tracker: Tracker | None) -> None:
         self._name = name
@@ -154,9 +154,9 @@ class Guarded:
             getattr(self._tracker, what)(*given)
         except Exception as error:
             self._tracker = None
-            message = f"the {self._name} failed, and the run goes on without it: {error!r}"
+            message = f"the {self._name} failed, and the run continues without it: {error!r}"
             try:
                 warnings.warn(message, stacklevel=2)
             except Exception:
-                # Warnings may be errors in this process. One that ended the run would cost more than it tells.
+                # Warnings may be errors in this process, and a warning must not end the run.
                 logging.getLogger("flatout").warning(message)

@@ -1,4 +1,4 @@
-"""Values of Python as the words that the command line takes."""
+"""Converts Python values to overrides as on the command line."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from ._native import UserError
 
-# Options of the command line that start processes, which are no keys.
+# Options of the command line that start processes, which are not keys.
 RANKS = ("ranks", "gpus", "share_gpu", "nodes", "node", "address", "join_timeout")
 
 
 def overrides(keys: Mapping[str, Any], one_process: str | None = None) -> list[str]:
-    """Keys as ``key=value``, those of tables in them by their joined names. `one_process` is the command that several processes are asked of, where Python takes one."""
+    """Keys as ``key=value``, nested ones with joined names. Where Python uses one process only, `one_process` is the command that starts
+    several."""
     for name in RANKS:
         if one_process is not None and name in keys:
             raise UserError(
@@ -25,7 +26,7 @@ def overrides(keys: Mapping[str, Any], one_process: str | None = None) -> list[s
 
 
 def joined(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every key of nested tables with its whole name."""
+    """Every key of nested mappings with its full name."""
     for key, value in keys.items():
         if isinstance(value, Mapping):
             yield from joined(value, f"{prefix}{key}.")
@@ -34,14 +35,14 @@ def joined(keys: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def word(key: str, value: Any) -> str:
-    """One value."""
+    """A value as text."""
     if value is None:
         return "none"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, (str, os.PathLike)):
         return os.fspath(value)
-    # Classes made of these, as NumPy's float64 is, may write themselves in other ways.
+    # Subclasses, such as NumPy's float64, may have another representation.
     if isinstance(value, int):
         return int.__repr__(value)
     if isinstance(value, float):
@@ -49,7 +50,7 @@ def word(key: str, value: Any) -> str:
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(element(key, one) for one in value) + "]"
     if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        # One that Python has no number for, as NumPy's longdouble, gives itself.
+        # `item` returns the value itself where Python has no such number, as for NumPy's longdouble.
         held = value.item()
         if type(held) is not type(value):
             return word(key, held)
@@ -57,7 +58,7 @@ def word(key: str, value: Any) -> str:
 
 
 def element(key: str, value: Any) -> str:
-    """A value inside a list, as TOML writes it."""
+    """A value inside a list, in TOML's syntax."""
     if isinstance(value, (str, os.PathLike)):
         return quoted(os.fspath(value))
     if isinstance(value, Mapping):
@@ -66,5 +67,5 @@ def element(key: str, value: Any) -> str:
 
 
 def quoted(text: str) -> str:
-    """A text in quotation marks. TOML has the escapes of JSON but for halves of characters, and wants one more character escaped."""
+    """A text in quotation marks. TOML has the escapes of JSON except surrogates, and requires DEL to be escaped too."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -1,17 +1,17 @@
-//! Numbers that NumPy takes as they lie: an array is a view of memory that this library filled.
+//! Arrays that NumPy reads without a copy: views of memory that this library filled.
 
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// Memory for one array, alive as long as a view of it is. NumPy reads its shape, type and place from `__array_interface__`, so that the
-/// library needs nothing of NumPy's own.
+/// The memory of an array, which lives as long as a view of it. NumPy reads its shape, type and address from
+/// `__array_interface__`, so the library does not depend on NumPy.
 #[pyclass(frozen, module = "flatout._native")]
 pub struct Array {
-    /// Never looked at again from here: views may write to it.
+    /// Never accessed again from here, because views may write to it.
     _memory: Memory,
-    place: usize,
+    address: usize,
     shape: Vec<usize>,
-    /// NumPy's name of the type.
+    /// NumPy's name of the element type.
     kind: &'static str,
 }
 
@@ -28,7 +28,7 @@ impl Array {
             "an array has as many values as its shape says"
         );
         Array {
-            place: values.as_mut_ptr().expose_provenance(),
+            address: values.as_mut_ptr().expose_provenance(),
             _memory: Memory::Logits(values),
             shape,
             kind: "<f4",
@@ -38,7 +38,7 @@ impl Array {
     pub fn of_tokens(mut values: Vec<u32>) -> Array {
         let shape = vec![values.len()];
         Array {
-            place: values.as_mut_ptr().expose_provenance(),
+            address: values.as_mut_ptr().expose_provenance(),
             _memory: Memory::Tokens(values),
             shape,
             kind: "<u4",
@@ -50,12 +50,12 @@ impl Array {
 impl Array {
     #[getter]
     fn __array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let told = PyDict::new(py);
-        told.set_item("version", 3)?;
-        told.set_item("shape", pyo3::types::PyTuple::new(py, &self.shape)?)?;
-        told.set_item("typestr", self.kind)?;
+        let interface = PyDict::new(py);
+        interface.set_item("version", 3)?;
+        interface.set_item("shape", pyo3::types::PyTuple::new(py, &self.shape)?)?;
+        interface.set_item("typestr", self.kind)?;
         let is_read_only = false;
-        told.set_item("data", (self.place, is_read_only))?;
-        Ok(told)
+        interface.set_item("data", (self.address, is_read_only))?;
+        Ok(interface)
     }
 }

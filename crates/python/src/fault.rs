@@ -1,4 +1,4 @@
-//! The two exceptions: bad input, which the caller can put right, and a machine that could not go on.
+//! The two exceptions: bad input, which the caller can correct, and a machine that could not continue.
 
 use flatout_train::Failure;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -15,10 +15,10 @@ pyo3::create_exception!(
     flatout,
     Error,
     PyRuntimeError,
-    "The machine could not go on: a full disk, a lost GPU, a damaged file."
+    "The machine could not continue: a full disk, a lost GPU, a damaged file."
 );
 
-/// The exception of a failure, with its sentence.
+/// Converts a failure to an exception with its sentence.
 pub fn raised(failure: Failure) -> PyErr {
     let sentence = failure.to_string();
     match failure {

@@ -1,7 +1,7 @@
-//! The native half of the Python module: runs, plans and models, with the GIL released while they work.
+//! The native part of the Python package: runs, plans and models, with the GIL released while they work.
 //!
-//! This crate knows how Python calls and interrupts; what a run, a plan or a model is, it asks the crates below. The other half is
-//! the package in `flatout/`, which turns words of Python into the words that the command line takes.
+//! This crate handles Python's calls and interrupts; runs, plans and models come from the crates below. The other part is the
+//! package in `flatout/`, which converts Python values to overrides as on the command line.
 #![cfg(feature = "module")]
 
 mod array;
@@ -47,7 +47,7 @@ mod _native {
     }
 }
 
-/// Trains a recipe and gives the directory of its run.
+/// Trains a recipe and returns the directory of its run.
 #[pyfunction]
 #[pyo3(signature = (recipe, presets, overrides, run, resume, max_seconds, on_begin, on_event))]
 #[allow(clippy::too_many_arguments)]
@@ -68,7 +68,7 @@ fn train_recipe(
     train::train(py, Order { begin, max_time: time_limit(max_seconds)? }, on_begin, on_event)
 }
 
-/// Continues a run and gives its directory.
+/// Continues a run and returns its directory.
 #[pyfunction]
 fn resume(
     py: Python<'_>,
@@ -129,7 +129,7 @@ fn schema_json() -> String {
     json!(config::schema()).to_string()
 }
 
-/// The directory that the word for a run means: itself, or the run of that name under `runs`.
+/// The directory of a run that is given by its path or by its name under `runs`.
 #[pyfunction]
 fn named(run: PathBuf) -> PyResult<PathBuf> {
     let dir = run::named(&run);
@@ -139,27 +139,27 @@ fn named(run: PathBuf) -> PyResult<PathBuf> {
     }
 }
 
-/// The settings of a run with everything that was resolved.
+/// The resolved settings of a run.
 #[pyfunction]
 fn run_config(dir: PathBuf) -> PyResult<String> {
     let config = run::config(&dir).map_err(|error| raised(error.into()))?;
     Ok(json!(config).to_string())
 }
 
-/// A run on one line, as `runs --json` prints it.
+/// The summary of a run, as `runs --json` prints it.
 #[pyfunction]
 fn run_summary(py: Python<'_>, dir: PathBuf) -> PyResult<String> {
     let read = py.detach(|| History::read(&dir).map(|history| json!(history.summary()).to_string()));
     read.map_err(|error| raised(error.into()))
 }
 
-/// Whether a process trains the run at this moment.
+/// Whether a process is training the run now.
 #[pyfunction]
 fn is_running(dir: PathBuf) -> bool {
     run::is_running(&dir)
 }
 
-/// A plot of the run's report as SVG, by its name there.
+/// A plot of the run's report as SVG, by its name.
 #[pyfunction]
 fn run_plot(py: Python<'_>, dir: PathBuf, name: &str) -> PyResult<String> {
     let drawn = py.detach(|| {
@@ -171,7 +171,7 @@ fn run_plot(py: Python<'_>, dir: PathBuf, name: &str) -> PyResult<String> {
     drawn.map_err(|error| raised(error.into()))
 }
 
-/// The step events that count: none that a resumed run has made again, in order.
+/// The valid step events in order, without those of steps that a resumed run repeated.
 #[pyfunction]
 fn run_steps(py: Python<'_>, dir: PathBuf) -> PyResult<String> {
     let log = dir.join("events.jsonl");

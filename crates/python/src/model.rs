@@ -1,4 +1,4 @@
-//! A model that is used: a thread of its own has the device and the plans, and does one request after another.
+//! A model for inference: its own thread holds the device and the plans and processes one request after another.
 
 use std::panic::resume_unwind;
 use std::path::{Path, PathBuf};
@@ -21,25 +21,25 @@ use pyo3::prelude::*;
 use crate::array::Array;
 use crate::fault::{Error, raised};
 use crate::process;
-use crate::wait::{Speaker, conversation, wait};
+use crate::wait::{Reporter, wait, worker_channel};
 
-/// A request, done on the thread of the model.
+/// A request, which runs on the thread of the model.
 type Job = Box<dyn FnOnce(&mut Engine) + Send>;
 
-/// Tokens that a generator is opened for at least, so that prompts of other lengths find room in it.
+/// The least capacity in tokens of a generator, so that prompts of other lengths fit too.
 const LEAST_TOKENS: usize = 256;
 
 /// A run's model or one in the Hugging Face layout.
 #[pyclass(frozen, module = "flatout._native")]
 pub struct Model {
     jobs: Sender<Job>,
-    /// Threads that wait for an answer.
+    /// Threads that wait for a result.
     waiting: Mutex<Vec<ThreadId>>,
     facts: Facts,
     vocabulary: Option<Vocabulary>,
 }
 
-/// Known of a model before it is asked anything.
+/// Properties of a model that are known once it is opened.
 #[derive(Clone)]
 struct Facts {
     checkpoint: PathBuf,
@@ -59,7 +59,7 @@ struct Engine {
     generator: Option<Opened>,
 }
 
-/// A generator, and what it was opened for.
+/// A generator, with the capacity and the mode it was opened for.
 struct Opened {
     generator: Generator,
     room: Room,
@@ -70,11 +70,11 @@ struct Opened {
 impl Model {
     #[new]
     fn new(py: Python<'_>, path: PathBuf, overrides: Vec<String>) -> PyResult<Model> {
-        let (speaker, said) = conversation::<(), (Facts, Option<Vocabulary>)>();
+        let (reporter, events) = worker_channel::<(), (Facts, Option<Vocabulary>)>();
         let (jobs, requests) = channel::<Job>();
         let work = move || {
             let mut engine = None;
-            speaker.conclude(|_| {
+            reporter.run(|_| {
                 let (opened, facts, vocabulary) = Engine::open(path, overrides)?;
                 engine = Some(opened);
                 Ok((facts, vocabulary))
@@ -84,35 +84,35 @@ impl Model {
         };
         let spawned = thread::Builder::new().name("model".into()).stack_size(16 << 20).spawn(work);
         spawned.map_err(|error| raised(Failure::io("the thread of the model")(error)))?;
-        let (facts, vocabulary) = wait(py, said, &|| {}, &mut |()| Ok(()))?;
+        let (facts, vocabulary) = wait(py, events, &|| {}, &mut |()| Ok(()))?;
         Ok(Model { jobs, waiting: Mutex::default(), facts, vocabulary })
     }
 
-    /// Where its weights are from.
+    /// The path of its weights.
     #[getter]
     fn checkpoint(&self) -> &Path {
         &self.facts.checkpoint
     }
 
-    /// Updates made, of a run.
+    /// The number of updates, for a run.
     #[getter]
     fn step(&self) -> Option<u64> {
         self.facts.step
     }
 
-    /// The most tokens that the model was made for.
+    /// The context length of the model.
     #[getter]
     fn context(&self) -> usize {
         self.facts.context
     }
 
-    /// The number of its logits.
+    /// The number of logits per token.
     #[getter]
     fn vocab(&self) -> Option<usize> {
         self.facts.vocab
     }
 
-    /// The device it computes on.
+    /// The device on which it computes.
     #[getter]
     fn device(&self) -> &str {
         &self.facts.device
@@ -129,17 +129,17 @@ impl Model {
         let shape = (rows.len(), rows.first().map_or(0, Vec::len));
         let stopped = Arc::new(AtomicBool::new(false));
         let flag = Arc::clone(&stopped);
-        let (values, vocab) = self.ask(
+        let (values, vocab) = self.call(
             py,
-            move |engine, _: &Speaker<(), _>| engine.logits(&rows, &flag),
+            move |engine, _: &Reporter<(), _>| engine.logits(&rows, &flag),
             &|| stopped.store(true, Ordering::Relaxed),
             &mut |()| Ok(()),
         )?;
         Ok(Array::of_logits(values, vec![shape.0, shape.1, vocab]))
     }
 
-    /// Continues texts or rows of tokens. Gives the tokens that follow each, and the texts where texts were given. `on_text` is
-    /// called with the number of a prompt and each piece of its text as it comes.
+    /// Continues texts or rows of tokens. Returns the tokens that follow each, and the texts where texts were given. `on_text` is
+    /// called with the index of a prompt and each piece of its text as it is generated.
     #[pyo3(signature = (texts, rows, is_chat, max_tokens, temperature, top_k, top_p, seed, at_once, on_text))]
     #[allow(clippy::too_many_arguments)]
     fn generate(
@@ -156,20 +156,20 @@ impl Model {
         at_once: usize,
         on_text: Option<Bound<'_, PyAny>>,
     ) -> PyResult<(Vec<Array>, Option<Vec<String>>)> {
-        let how = Sampling { temperature, top_k, top_p, seed, max_tokens };
+        let sampling = Sampling { temperature, top_k, top_p, seed, max_tokens };
         let stopped = Arc::new(AtomicBool::new(false));
-        let wanted = Wanted {
+        let request = GenerateRequest {
             texts,
             rows,
             is_chat,
-            how,
+            sampling,
             at_once,
             streams: on_text.is_some(),
             stopped: Arc::clone(&stopped),
         };
-        let Written { tokens, texts } = self.ask(
+        let Written { tokens, texts } = self.call(
             py,
-            move |engine, told| engine.generate(wanted, told),
+            move |engine, reporter| engine.generate(request, reporter),
             &|| stopped.store(true, Ordering::Relaxed),
             &mut |(prompt, piece): TextChunk| match &on_text {
                 Some(on_text) => on_text.call1((prompt, piece)).map(drop),
@@ -181,48 +181,48 @@ impl Model {
 }
 
 impl Model {
-    /// Has the model's thread do something and waits for it.
-    fn ask<M: Send + 'static, T: Send + 'static>(
+    /// Runs work on the model's thread and waits for it.
+    fn call<M: Send + 'static, T: Send + 'static>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Engine, &Speaker<M, T>) -> Result<T, Failure> + Send + 'static,
+        work: impl FnOnce(&mut Engine, &Reporter<M, T>) -> Result<T, Failure> + Send + 'static,
         stop: &dyn Fn(),
         take: &mut dyn FnMut(M) -> PyResult<()>,
     ) -> PyResult<T> {
         process::prepare().map_err(raised)?;
         let here = thread::current().id();
         let waiting = || self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        // The model waits for the function that hears its text, and would wait for ever.
+        // The model waits for the callback that receives its text, so this would be a deadlock.
         if waiting().contains(&here) {
-            let sentence = "a model cannot be asked from inside its own on_text: open it a second time";
+            let sentence = "a model cannot be called from inside its own on_text: open it a second time";
             return Err(raised(UserError(sentence.into()).into()));
         }
         waiting().push(here);
-        let answer = self.answer(py, work, stop, take);
+        let answer = self.run_job(py, work, stop, take);
         waiting().retain(|thread| *thread != here);
         answer
     }
 
-    fn answer<M: Send + 'static, T: Send + 'static>(
+    fn run_job<M: Send + 'static, T: Send + 'static>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Engine, &Speaker<M, T>) -> Result<T, Failure> + Send + 'static,
+        work: impl FnOnce(&mut Engine, &Reporter<M, T>) -> Result<T, Failure> + Send + 'static,
         stop: &dyn Fn(),
         take: &mut dyn FnMut(M) -> PyResult<()>,
     ) -> PyResult<T> {
-        let (speaker, said) = conversation();
+        let (reporter, events) = worker_channel();
         let job: Job = Box::new(move |engine| {
-            if !speaker.conclude(|told| work(engine, told)) {
-                // Nobody knows what an interrupted plan left: the next request opens its own.
+            if !reporter.run(|reporter| work(engine, reporter)) {
+                // After a panic the state of the plans is unknown: the next request opens new ones.
                 (engine.logits, engine.generator) = (None, None);
             }
         });
         self.jobs.send(job).map_err(|_| Error::new_err("the thread of the model is gone: open it again"))?;
-        wait(py, said, stop, take)
+        wait(py, events, stop, take)
     }
 }
 
-/// A piece of text that a prompt of this number was continued with.
+/// The index of a prompt, and a piece of text of its continuation.
 type TextChunk = (usize, String);
 
 /// The tokens that follow each prompt, and the texts where texts were given.
@@ -231,18 +231,18 @@ struct Written {
     texts: Option<Vec<String>>,
 }
 
-/// Texts or rows to be continued.
-struct Wanted {
+/// A request to continue texts or rows of tokens.
+struct GenerateRequest {
     texts: Option<Vec<String>>,
     rows: Vec<Vec<u32>>,
     is_chat: bool,
-    how: Sampling,
+    sampling: Sampling,
     at_once: usize,
     streams: bool,
     stopped: Arc<AtomicBool>,
 }
 
-/// Ends a generation from inside: its tokens are given one by one to a function that cannot refuse.
+/// The payload of the unwinding that ends a generation: the callback for its tokens cannot return an error.
 struct Stopped;
 
 impl Engine {
@@ -267,7 +267,7 @@ impl Engine {
         logits::check(&self.loaded, rows)?;
         let vocab = self.loaded.config.model.vocab().expect("a model that was checked reads tokens");
         let tokens = rows[0].len();
-        // A row that is filled up costs more, and a model that stretches its positions by the context would differ.
+        // Padding rows would cost time, and change results of a model that scales its positions by the context.
         if self.logits.as_ref().is_none_or(|open| open.row_tokens() != tokens) {
             self.logits = None;
             self.logits = Some(Logits::new(&mut self.loaded, &self.device, rows.len(), tokens)?);
@@ -276,7 +276,7 @@ impl Engine {
         let mut all: Vec<f32> = vec![];
         open.of(rows, &mut |chunk, mut logits| {
             if stopped.load(Ordering::Relaxed) {
-                return Err(Failure::Environment("the logits were not wanted any more".into()));
+                return Err(Failure::Environment("the computation of the logits was interrupted".into()));
             }
             logits.truncate(chunk.len() * tokens * vocab);
             if all.is_empty() {
@@ -289,8 +289,12 @@ impl Engine {
         Ok((all, vocab))
     }
 
-    fn generate(&mut self, wanted: Wanted, told: &Speaker<TextChunk, Written>) -> Result<Written, Failure> {
-        let Wanted { texts, rows, is_chat, how, at_once, streams, stopped } = wanted;
+    fn generate(
+        &mut self,
+        request: GenerateRequest,
+        reporter: &Reporter<TextChunk, Written>,
+    ) -> Result<Written, Failure> {
+        let GenerateRequest { texts, rows, is_chat, sampling, at_once, streams, stopped } = request;
         let loaded = &self.loaded;
         let vocabulary = loaded.vocabulary.as_ref();
         let (prompts, end) = match (&texts, vocabulary) {
@@ -299,7 +303,7 @@ impl Engine {
                 let sentence = format!("{} has no tokenizer.json: give rows of tokens", self.path.display());
                 return Err(UserError(sentence).into());
             }
-            (Some(texts), Some(vocabulary)) if is_chat => asked(loaded, vocabulary, texts)?,
+            (Some(texts), Some(vocabulary)) if is_chat => question_tokens(loaded, vocabulary, texts)?,
             (Some(texts), Some(vocabulary)) => (encode(vocabulary, loaded.is_run, texts)?, None),
         };
         if loaded.config.model.vocab().is_some() {
@@ -308,7 +312,7 @@ impl Engine {
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
         let room = Room {
             sequences: prompts.len().min(at_once),
-            tokens: longest.saturating_add(how.max_tokens).max(LEAST_TOKENS),
+            tokens: longest.saturating_add(sampling.max_tokens).max(LEAST_TOKENS),
         };
         let fits = |open: &Opened| {
             open.is_chat == is_chat
@@ -328,20 +332,20 @@ impl Engine {
             let vocabulary = Arc::new(vocabulary.clone());
             growing.extend(prompts.iter().map(|prompt| GrowingText::new(vocabulary.clone(), prompt)));
         }
-        let say = |prompt: usize, piece: String| {
+        let report = |prompt: usize, piece: String| {
             if !piece.is_empty() {
-                told.say((prompt, piece));
+                reporter.report((prompt, piece));
             }
         };
-        let made = generator.continue_all(&prompts, how, &mut |prompt, token| {
+        let made = generator.continue_all(&prompts, sampling, &mut |prompt, token| {
             if stopped.load(Ordering::Relaxed) {
                 resume_unwind(Box::new(Stopped));
             }
             if let Some(piece) = growing.get_mut(prompt).and_then(|text| text.push(token)) {
-                say(prompt, piece);
+                report(prompt, piece);
             }
         })?;
-        growing.iter_mut().enumerate().for_each(|(prompt, text)| say(prompt, text.finish()));
+        growing.iter_mut().enumerate().for_each(|(prompt, text)| report(prompt, text.finish()));
         let texts = texts.and(vocabulary).map(|vocabulary| {
             let whole = |(prompt, more): (&Vec<u32>, &Vec<u32>)| match is_chat {
                 true => vocabulary.decode(more).trim().to_string(),
@@ -354,7 +358,7 @@ impl Engine {
 }
 
 /// The tokens of questions in the model's chat template, and the token that ends an answer there.
-fn asked(
+fn question_tokens(
     loaded: &Loaded,
     vocabulary: &Vocabulary,
     texts: &[String],
@@ -378,12 +382,12 @@ impl Tokenizer {
         py.detach(|| self.0.encode(text)).map_err(|error| raised(error.into()))
     }
 
-    /// The text of some tokens; those that begin or end one leave no trace.
+    /// The text of some tokens; those that begin or end a text are omitted.
     fn decode(&self, py: Python<'_>, tokens: Vec<u32>) -> String {
         py.detach(|| self.0.decode(&tokens))
     }
 
-    /// One more than the largest token.
+    /// The size of the vocabulary: one more than the largest token id.
     #[getter]
     fn size(&self) -> usize {
         self.0.size()

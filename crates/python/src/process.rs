@@ -1,4 +1,4 @@
-//! The Python process, made ready for work: threads, environment variables, forks and launchers.
+//! Prepares the Python process: threads, environment variables, forks and launchers.
 
 use std::sync::OnceLock;
 
@@ -6,7 +6,7 @@ use flatout_train::device::{self, kernels};
 use flatout_train::{Failure, UserError};
 use flatout_world::{Flags, Start};
 
-/// Starts the threads that everything shares, once in a process, and refuses what would change numbers in silence.
+/// Starts the shared threads, once per process, and refuses environment variables that would silently change numbers.
 pub fn prepare() -> Result<(), Failure> {
     static STARTED: OnceLock<(u32, Result<(), Failure>)> = OnceLock::new();
     let here = std::process::id();
@@ -22,12 +22,12 @@ pub fn prepare() -> Result<(), Failure> {
 }
 
 fn start() -> Result<(), Failure> {
-    // An interpreter has threads of its own, so that what is set can mostly not be cleared, and is refused.
+    // The interpreter may have other threads, so variables usually cannot be cleared, and are refused.
     kernels::clear_environment().map_err(|sentence| Failure::User(UserError(sentence)))?;
     device::start_threads()
 }
 
-/// Refuses to be one of several ranks: each process of a launcher would train the whole run.
+/// Refuses to run as one of several ranks, because each process of a launcher would train the whole run.
 pub fn check_alone() -> Result<(), Failure> {
     let env = |name: &str| std::env::var(name).ok();
     match flatout_world::place(&Flags::default(), &env, std::os::unix::process::parent_id()) {

@@ -1,4 +1,4 @@
-//! Runs: one is trained or continued on a thread of its own, and its events come back one by one.
+//! Trains or continues a run on its own thread, which sends its events back one by one.
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -20,12 +20,12 @@ use pyo3::prelude::*;
 
 use crate::fault::raised;
 use crate::process;
-use crate::wait::{Speaker, conversation, wait};
+use crate::wait::{Reporter, wait, worker_channel};
 
-/// Of the thread that trains: as much as the main thread of a program has.
+/// Stack size of the training thread, at least that of a program's main thread.
 const STACK_BYTES: usize = 16 << 20;
 
-/// The run that is asked for.
+/// The requested run.
 pub enum Begin {
     Recipe {
         recipe: String,
@@ -46,17 +46,17 @@ pub struct Order {
     pub max_time: Option<Duration>,
 }
 
-/// Heard of a run while it trains.
-enum Heard {
-    /// It has a directory with its settings, and is about to start.
+/// A message from the training thread.
+enum TrainMessage {
+    /// The run has a directory with its settings, and is about to start.
     Begins(PathBuf),
-    /// An event as its log has it.
+    /// An event, as in the log.
     Event(String),
 }
 
-type Told = Speaker<Heard, PathBuf>;
+type TrainReporter = Reporter<TrainMessage, PathBuf>;
 
-/// Trains a run to its end, and gives its directory. `on_begin` is called with the directory, and `on_event` with
+/// Trains a run to its end and returns its directory. `on_begin` is called with the directory, and `on_event` with
 /// every event as a dictionary.
 pub fn train(
     py: Python<'_>,
@@ -67,23 +67,23 @@ pub fn train(
     let loads = py.import("json")?.getattr("loads")?;
     let deadline = order.max_time.and_then(|time| Instant::now().checked_add(time));
     let stop = StopFlag::never().with_deadline(deadline);
-    let (speaker, said) = conversation();
+    let (reporter, events) = worker_channel();
     let flag = stop.clone();
     let work = move || {
-        speaker.conclude(|told| carry_out(&order, &flag, told));
+        reporter.run(|reporter| carry_out(&order, &flag, reporter));
     };
     let spawned = thread::Builder::new().name("train".into()).stack_size(STACK_BYTES).spawn(work);
     spawned.map_err(|error| raised(Failure::io("the thread that trains")(error)))?;
-    wait(py, said, &|| stop.interrupt(), &mut |heard| {
-        match heard {
-            Heard::Begins(dir) => on_begin.call1((dir,)),
-            Heard::Event(line) => on_event.call1((loads.call1((line,))?,)),
+    wait(py, events, &|| stop.interrupt(), &mut |message| {
+        match message {
+            TrainMessage::Begins(dir) => on_begin.call1((dir,)),
+            TrainMessage::Event(line) => on_event.call1((loads.call1((line,))?,)),
         }
         .map(drop)
     })
 }
 
-fn carry_out(order: &Order, stop: &StopFlag, told: &Told) -> Result<PathBuf, Failure> {
+fn carry_out(order: &Order, stop: &StopFlag, reporter: &TrainReporter) -> Result<PathBuf, Failure> {
     process::prepare()?;
     process::check_alone()?;
     match &order.begin {
@@ -96,7 +96,7 @@ fn carry_out(order: &Order, stop: &StopFlag, told: &Told) -> Result<PathBuf, Fai
                     "Python trains one run at a time, and `train.folds` asks for several: give train.fold, too",
                 ));
             }
-            // A machine that cannot run it is found out before a directory is made.
+            // A run that does not fit this machine is refused before a directory is created.
             let device = Device::open(config.switches.compute.backend)?;
             let compiled = compile::compile(&config, &device.target(&config.switches))?;
             let entered = match run {
@@ -108,7 +108,7 @@ fn carry_out(order: &Order, stop: &StopFlag, told: &Told) -> Result<PathBuf, Fai
                 Entered::Existing(run) => (run, false),
             };
             begin_or_continue(&run, is_fresh, &config, Some(compiled), |config, compiled| {
-                through(&run, config, compiled, &device, stop, told)
+                train_entered(&run, config, compiled, &device, stop, reporter)
             })
         }
         Begin::Existing { run, overrides } => {
@@ -123,7 +123,7 @@ fn carry_out(order: &Order, stop: &StopFlag, told: &Told) -> Result<PathBuf, Fai
             let (own, _) = asked_and_resolved(&dir)?;
             let config = own.resumed(overrides)?;
             let device = Device::open(config.switches.compute.backend)?;
-            through(&run, &config, None, &device, stop, told)
+            train_entered(&run, &config, None, &device, stop, reporter)
         }
     }
 }
@@ -132,25 +132,25 @@ fn refused(sentence: &str) -> Failure {
     Failure::User(UserError(sentence.into()))
 }
 
-/// Trains a run that was entered, with all that is kept beside it.
-fn through(
+/// Trains an entered run, with all sinks and its plan.
+fn train_entered(
     run: &Run,
     config: &Config,
     compiled: Option<Compiled>,
     device: &Device,
     stop: &StopFlag,
-    told: &Told,
+    reporter: &TrainReporter,
 ) -> Result<PathBuf, Failure> {
     trainer::train(config, compiled, run, device, stop, &mut Sinks::default().all(), &mut |notice| {
         match notice {
             Notice::Ready(ready) => {
-                told.say(Heard::Begins(ready.run.to_path_buf()));
+                reporter.report(TrainMessage::Begins(ready.run.to_path_buf()));
                 if let Err(error) = kept::write(ready.run, ready.config, ready.compiled) {
                     let message = format!("{} is not written: {error}", kept::PLAN);
-                    told.say(Heard::Event(Event::Warning { message }.to_json()));
+                    reporter.report(TrainMessage::Event(Event::Warning { message }.to_json()));
                 }
             }
-            Notice::Event(event) => told.say(Heard::Event(event.to_json())),
+            Notice::Event(event) => reporter.report(TrainMessage::Event(event.to_json())),
             Notice::Data(_) | Notice::Saving { .. } => {}
         }
     })?;

@@ -1,4 +1,4 @@
-//! A caller that waits for a thread of ours: without the GIL, passing on what the thread says, and awake for signals.
+//! Waits for a worker thread without the GIL, while handling its messages and signals.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -10,29 +10,29 @@ use pyo3::prelude::*;
 
 use crate::fault::{Error, raised};
 
-/// How often signals are looked for.
+/// The interval at which signals are checked.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
 
-/// Causes of an exception that are followed: they may go round in a circle.
+/// The most causes of an exception that are followed, because they may form a cycle.
 const LONGEST_CHAIN: usize = 100;
 
-/// What a thread tells the caller that waits for it.
+/// A message from a worker thread to the waiting caller, or its result.
 pub enum WorkerEvent<M, T> {
     Message(M),
     Done(Result<T, Failure>),
 }
 
-/// The thread's side: messages are handed over one by one, so that the work is at most a message ahead of the caller. A
-/// caller that has gone hears nothing more.
-pub struct Speaker<M, T>(SyncSender<WorkerEvent<M, T>>);
+/// The worker's end of the channel. It is unbuffered, so that the work is at most one message ahead of the caller. Messages to a
+/// caller that has gone are dropped.
+pub struct Reporter<M, T>(SyncSender<WorkerEvent<M, T>>);
 
-impl<M, T> Speaker<M, T> {
-    pub fn say(&self, message: M) {
+impl<M, T> Reporter<M, T> {
+    pub fn report(&self, message: M) {
         let _ = self.0.send(WorkerEvent::Message(message));
     }
 
-    /// Does the work and says how it ended, also where it panicked. Gives whether it did not.
-    pub fn conclude(self, work: impl FnOnce(&Self) -> Result<T, Failure>) -> bool {
+    /// Runs the work and sends its result, also after a panic. Returns false if it panicked.
+    pub fn run(self, work: impl FnOnce(&Self) -> Result<T, Failure>) -> bool {
         let worked = catch_unwind(AssertUnwindSafe(|| work(&self)));
         let is_sound = worked.is_ok();
         let _ = self.0.send(WorkerEvent::Done(worked.unwrap_or_else(|payload| Err(panicked(&*payload)))));
@@ -42,29 +42,29 @@ impl<M, T> Speaker<M, T> {
 
 fn panicked(payload: &(dyn Any + Send)) -> Failure {
     let text = payload.downcast_ref::<String>().map(String::as_str);
-    let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no words");
+    let text = text.or(payload.downcast_ref::<&str>().copied()).unwrap_or("no message");
     Failure::Environment(format!("a bug of flatout ended the work: {text}"))
 }
 
-/// Both ends of a conversation.
-pub fn conversation<M, T>() -> (Speaker<M, T>, Receiver<WorkerEvent<M, T>>) {
+/// Both ends of an unbuffered channel.
+pub fn worker_channel<M, T>() -> (Reporter<M, T>, Receiver<WorkerEvent<M, T>>) {
     let (sender, receiver) = sync_channel(0);
-    (Speaker(sender), receiver)
+    (Reporter(sender), receiver)
 }
 
-/// Waits until the work is done. `take` gets every message with the GIL held. Where it raises, or a signal's handler does, `stop`
-/// asks the work to end, and the exception comes out, unchanged, when it has; where the work failed to end well, that is its cause. A
-/// second signal does not wait for that: the thread ends by itself.
+/// Waits until the work is done. `take` is called with every message, with the GIL held. If it or a signal handler raises, `stop`
+/// asks the work to end, and the exception is raised unchanged once it has; if the work then fails, that error becomes its cause.
+/// A second signal does not wait for the thread, which ends by itself.
 pub fn wait<M: Send, T: Send>(
     py: Python<'_>,
-    mut said: Receiver<WorkerEvent<M, T>>,
+    mut events: Receiver<WorkerEvent<M, T>>,
     stop: &dyn Fn(),
     take: &mut dyn FnMut(M) -> PyResult<()>,
 ) -> PyResult<T> {
     let mut trouble: Option<PyErr> = None;
     loop {
-        let heard = &mut said;
-        match py.detach(move || heard.recv_timeout(SIGNALS_EVERY)) {
+        let receiver = &mut events;
+        match py.detach(move || receiver.recv_timeout(SIGNALS_EVERY)) {
             Ok(WorkerEvent::Message(message)) => {
                 if trouble.is_none()
                     && let Err(error) = take(message)
@@ -96,8 +96,8 @@ pub fn wait<M: Send, T: Send>(
     }
 }
 
-/// The exception of the caller with the failure of the work as its cause, or, where it has causes of its own, as the first of
-/// them: a traceback shows them all.
+/// The caller's exception with the failure of the work as its cause, or, if it has causes already, at the end of their chain, so
+/// that a traceback shows them all.
 fn caused(py: Python<'_>, trouble: PyErr, failure: PyErr) -> PyErr {
     let mut first = trouble.clone_ref(py);
     for _ in 0..LONGEST_CHAIN {

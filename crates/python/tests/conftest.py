@@ -1,4 +1,4 @@
-"""A small run that tests look at, and the program beside the module."""
+"""Shared fixtures: a small run, and the command line program."""
 
 import json
 import os
@@ -31,14 +31,14 @@ def words(keys):
 
 
 def program(*arguments, cwd=None, code=0):
-    """The command line's standard output; its sentence where it is to fail."""
+    """Runs the command line and returns its standard output, or its error sentence where a failure is expected."""
     done = subprocess.run([BINARY, *map(str, arguments)], cwd=cwd, capture_output=True, text=True)
     assert done.returncode == code, done.stderr
     return done.stdout if code == 0 else done.stderr.strip().removeprefix("flatout: ")
 
 
 def python(script, cwd, **environment):
-    """A Python of its own that runs a script: signals and forks are a process's."""
+    """Runs a script in a separate Python process, for tests of signals and forks."""
     return subprocess.Popen(
         [sys.executable, "-c", script],
         cwd=cwd,
@@ -56,7 +56,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def heard():
-    """The events that the small run told while it was trained."""
+    """The events that were received while the small run was trained."""
     return []
 
 
@@ -68,6 +68,6 @@ def small(folder, heard):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder of the test's own, where it works."""
+    """A folder for the test, as its working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

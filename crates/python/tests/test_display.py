@@ -1,4 +1,4 @@
-"""How far a run is, on a terminal and in a notebook that is executed."""
+"""Tests the progress display on a terminal and in an executed notebook."""
 
 import io
 import json
@@ -52,7 +52,7 @@ def test_a_terminal_shows_a_line_and_a_pipe_nothing(here):
 
 
 class Screen(io.StringIO):
-    """A standard error that is closed at a word."""
+    """A standard error that fails when a word is written."""
 
     def __init__(self, word):
         super().__init__()
@@ -65,7 +65,7 @@ class Screen(io.StringIO):
 
 
 class Ends:
-    """A tracker that counts its ends."""
+    """A tracker that counts the calls of `end`."""
 
     ends = 0
 
@@ -88,7 +88,7 @@ def test_a_display_that_fails_is_a_warning(here, small, monkeypatch, word):
     assert run.status == "done" and run.losses == small.losses and tracker.ends == 1
 
 
-def test_the_exception_of_the_run_comes_out_whatever_the_display_does(here, monkeypatch):
+def test_the_exception_of_the_run_is_raised_whatever_the_display_does(here, monkeypatch):
     class Bad(progress.Line):
         how = OSError
 

@@ -1,4 +1,4 @@
-"""Every snippet of the guide runs, in its order and in one folder."""
+"""Runs every snippet of the guide, in order and in one folder."""
 
 import re
 

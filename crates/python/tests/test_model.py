@@ -1,4 +1,4 @@
-"""Logits and texts of models: the command line's numbers, arrays without copies, exceptions and Ctrl-C."""
+"""Tests inference: the same numbers as the command line, arrays without copies, exceptions and Ctrl-C."""
 
 import gc
 import json
@@ -26,8 +26,8 @@ def tensors(path):
     size = struct.unpack("<Q", data[:8])[0]
     head, body = json.loads(data[8 : 8 + size]), data[8 + size :]
     return {
-        name: np.frombuffer(body[slice(*told["data_offsets"])], np.float32).reshape(told["shape"])
-        for name, told in head.items()
+        name: np.frombuffer(body[slice(*entry["data_offsets"])], np.float32).reshape(entry["shape"])
+        for name, entry in head.items()
         if name != "__metadata__"
     }
 
@@ -49,7 +49,7 @@ def test_logits_are_the_command_lines(model, small, here):
 
 def test_logits_are_not_copied(model):
     logits = model.logits([[1, 2, 3]])
-    # The memory belongs to what Rust allocated, of which the array is a view.
+    # The array is a view of memory that Rust allocated.
     assert not logits.flags.owndata and logits.flags.c_contiguous and logits.flags.writeable
     again = model.logits([[1, 2, 3]])
     logits -= logits.max(axis=-1, keepdims=True)
@@ -58,7 +58,7 @@ def test_logits_are_not_copied(model):
     assert model.generate([[1, 2]], max_tokens=0)[0].shape == (0,)
 
 
-def test_many_rows_are_computed_in_portions(model):
+def test_many_rows_are_computed_in_batches(model):
     rows = np.arange(300 * 32).reshape(300, 32) % model.vocab_size
     logits = model.logits(rows)
     assert logits.shape == (300, 32, model.vocab_size)
@@ -70,9 +70,9 @@ def test_texts_are_the_command_lines(model, small, how):
     prompts = ["once", "the actor", ""]
     flags = [word for name, value in how.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     asked = [word for prompt in prompts for word in ("--prompt", prompt)]
-    told = program("generate", small.path, "backend=cpu", *asked, "--max-tokens", "12", *flags, "--json")
-    assert model.generate(prompts, max_tokens=12, **how) == json.loads(told)["texts"]
-    assert model.generate(prompts[1], max_tokens=12, **how) == json.loads(told)["texts"][1]
+    printed = program("generate", small.path, "backend=cpu", *asked, "--max-tokens", "12", *flags, "--json")
+    assert model.generate(prompts, max_tokens=12, **how) == json.loads(printed)["texts"]
+    assert model.generate(prompts[1], max_tokens=12, **how) == json.loads(printed)["texts"][1]
 
 
 def test_questions_are_answered_as_the_command_line_answers(here):
@@ -82,9 +82,9 @@ def test_questions_are_answered_as_the_command_line_answers(here):
     run = flatout.train("base.toml", small, run="base", backend="cpu", progress=False)
     questions = ["How much is the red bell?", "Where are the bells?"]
     asked = [word for question in questions for word in ("--prompt", question)]
-    told = program("generate", run.path, "backend=cpu", "--chat", *asked, "--temperature", "0", "--max-tokens", "9", "--json")
+    printed = program("generate", run.path, "backend=cpu", "--chat", *asked, "--temperature", "0", "--max-tokens", "9", "--json")
     model = flatout.Model(run, device="cpu")
-    assert model.generate(questions, chat=True, temperature=0, max_tokens=9) == json.loads(told)["texts"]
+    assert model.generate(questions, chat=True, temperature=0, max_tokens=9) == json.loads(printed)["texts"]
 
 
 def test_tokens_are_continued_as_texts_are(model):
@@ -98,7 +98,7 @@ def test_tokens_are_continued_as_texts_are(model):
     assert made[0][0] == greedy or greedy == tokenizer.eos
 
 
-def test_pieces_come_as_they_are_written(model):
+def test_pieces_arrive_as_they_are_generated(model):
     prompts, pieces = ["once", "the actor"], {0: "", 1: ""}
 
     def heard(prompt, piece):
@@ -108,7 +108,7 @@ def test_pieces_come_as_they_are_written(model):
     assert all(text == prompts[number] + pieces[number] and pieces[number] for number, text in enumerate(texts))
 
 
-def test_an_exception_in_a_callback_comes_out(model):
+def test_an_exception_in_a_callback_is_raised(model):
     mine = KeyError("enough")
 
     def stop(prompt, piece):
@@ -117,16 +117,16 @@ def test_an_exception_in_a_callback_comes_out(model):
     with pytest.raises(KeyError) as raised:
         model.generate(["once"] * 4, max_tokens=20, on_text=stop)
     assert raised.value is mine
-    assert model.generate("once", max_tokens=3, temperature=0).startswith("once"), "the model can still be asked"
+    assert model.generate("once", max_tokens=3, temperature=0).startswith("once"), "the model still works"
 
 
-def test_a_model_is_not_asked_from_its_own_callback(model):
+def test_a_model_is_not_called_from_its_own_callback(model):
     with pytest.raises(flatout.UserError, match="from inside its own on_text"):
         model.generate("once", max_tokens=5, on_text=lambda *_: model.generate("the"))
     assert model.generate("once", max_tokens=3, temperature=0).startswith("once")
 
 
-def test_several_threads_ask_one_model(model):
+def test_several_threads_use_one_model(model):
     alone = {prompt: model.generate(prompt, max_tokens=8, temperature=0) for prompt in ("once", "the actor", "")}
     found = {}
 
@@ -161,7 +161,7 @@ except KeyboardInterrupt:
     assert (process.returncode, out) == (7, "True\n"), err
 
 
-def test_a_model_says_what_it_is(model, small):
+def test_a_model_has_its_properties(model, small):
     assert (model.step, model.context, model.device) == (20, 32, "cpu")
     assert model.checkpoint == str(small.checkpoints[20])
     tokenizer = model.tokenizer
@@ -174,7 +174,7 @@ def test_a_checkpoint_is_named_by_its_step(small):
     assert flatout.Model(small, device="cpu").step == last
 
 
-def test_what_is_wrong_is_a_sentence(model, small, here):
+def test_bad_input_is_an_error_sentence(model, small, here):
     for call, match in [
         (lambda: flatout.Model("nowhere"), "nowhere"),
         (lambda: flatout.Model(small, device="tpu"), "tpu"),

@@ -1,4 +1,4 @@
-"""Runs that are read back, while they are written, torn and damaged."""
+"""Tests reading runs: complete, while they are written, truncated and damaged."""
 
 import base64
 import json
@@ -11,7 +11,7 @@ from conftest import python
 import flatout
 
 
-def test_a_run_says_where_it_stands(small):
+def test_a_run_has_its_state_and_results(small):
     assert (small.status, small.summary["step"], small.summary["recipe"]) == ("done", 20, "tiny")
     assert small.config["model"]["width"] == 32 and small.config["switches"]["backend"] == "cpu"
     assert list(small.checkpoints) and all(path.is_dir() for path in small.checkpoints.values())
@@ -20,7 +20,7 @@ def test_a_run_says_where_it_stands(small):
     assert repr(small) == f"flatout.Run({str(small.path)!r})"
 
 
-def test_a_frame_has_a_row_a_step(small):
+def test_a_frame_has_a_row_per_step(small):
     frame = small.frame()
     assert list(frame["step"]) == list(range(1, 21)) and list(frame["loss"]) == small.losses
     assert "event" not in frame and list(small.frame("eval")["step"]) == [10, 20]
@@ -33,7 +33,7 @@ def test_a_frame_without_pandas_is_a_sentence(small, monkeypatch):
         small.frame()
 
 
-def test_half_a_line_is_not_an_event(small, here):
+def test_a_partial_line_is_not_an_event(small, here):
     shutil.copytree(small.path, here / "copy")
     log = here / "copy/events.jsonl"
     whole = log.read_bytes()
@@ -42,7 +42,7 @@ def test_half_a_line_is_not_an_event(small, here):
         log.write_bytes(whole[:-cut])
         assert list(flatout.Run("copy").events()) == all_events[:-1]
     log.write_bytes(b"nonsense\n" + whole)
-    with pytest.raises(flatout.UserError, match="line 1 is no event"):
+    with pytest.raises(flatout.UserError, match="line 1 is not an event"):
         list(flatout.Run("copy").events())
     log.unlink()
     assert list(flatout.Run("copy").events()) == [] and flatout.Run("copy").losses == []
@@ -61,7 +61,7 @@ flatout.train("tiny", run="run", progress=False, on_event=lambda event: print(ev
     assert followed[-1] == "end"
 
 
-def test_samples_are_those_that_count(small, here):
+def test_samples_of_undone_steps_are_left_out(small, here):
     assert small.samples == []
     shutil.copytree(small.path, here / "copy")
     sample = lambda step, text: {"event": "sample", "step": step, "prompt": "once", "text": text}
@@ -89,7 +89,7 @@ def test_the_block_of_a_notebook_is_escaped(small, here):
         small.plot("nothing")
 
 
-def test_what_is_no_run_is_a_sentence(here):
+def test_a_missing_run_is_an_error_sentence(here):
     for wrong in ("nowhere", here):
         with pytest.raises(flatout.UserError, match="there is no run in"):
             flatout.Run(wrong)

@@ -1,4 +1,4 @@
-"""Trackers: an offline run of Weights & Biases, read back by its own messages, and trackers that fail."""
+"""Tests trackers: offline runs of Weights & Biases, read back with its own messages, and trackers that fail."""
 
 import json
 import struct
@@ -73,7 +73,7 @@ def check(folder, run, project):
     assert summary["status"] == "done"
 
 
-def test_a_run_is_tracked_as_it_is_trained(here):
+def test_a_run_is_tracked_during_training(here):
     script = """
 import json, os, flatout
 flatout.train("tiny", json.loads(os.environ["SMALL"]), run="run", progress=False, track="wandb")
@@ -95,7 +95,7 @@ def table(folder, row, name):
     return [dict(zip(held["columns"], data)) for data in held["data"]]
 
 
-def test_samples_arrive_with_their_evaluation_and_all_at_the_end(here):
+def test_samples_are_sent_with_their_evaluation_and_all_at_the_end(here):
     keys = {**SMALL, "samples.prompts": ["once", "the actor"], "samples.max_tokens": 3}
     heard = []
     run = flatout.train("tiny", keys, run="run", progress=False, on_event=heard.append, track=flatout.track.Wandb(dir=str(here)))
@@ -109,7 +109,7 @@ def test_samples_arrive_with_their_evaluation_and_all_at_the_end(here):
     assert everything == samples
 
 
-def test_predictions_are_samples_with_columns_of_their_own(here):
+def test_predictions_are_samples_with_their_own_columns(here):
     tracker = flatout.track.Wandb(dir=str(here))
     keys = {"train.steps": 2, "eval.every": 2, "eval.rows": 8, "data.synthetic_rows": 400, "samples.count": 3, "backend": "cpu"}
     run = flatout.train("vision-tiny", keys, run="run", progress=False, track=tracker)
@@ -145,7 +145,7 @@ def test_a_tracker_that_fails_is_a_warning(here, small):
             run = flatout.train("tiny", run=f"run-{at}", progress=False, track=tracker, **SMALL)
         assert run.status == "done" and run.losses == small.losses
         after = tracker.calls
-        assert {"begin": 1, "start": 2}.get(at, after) == after, "it is left alone"
+        assert {"begin": 1, "start": 2}.get(at, after) == after, "it is not called again"
 
 
 def test_a_warning_that_is_an_error_does_not_end_the_run(here, caplog):
@@ -159,7 +159,7 @@ def test_a_warning_that_is_an_error_does_not_end_the_run(here, caplog):
     assert "the tracker failed" in caplog.text and "the line is dead" in caplog.text
 
 
-def test_a_package_that_is_not_there_is_a_sentence(here, monkeypatch):
+def test_a_missing_package_is_an_error_sentence(here, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ImportError, match="pip install wandb"):
         flatout.train("tiny", progress=False, track="wandb", **SMALL)

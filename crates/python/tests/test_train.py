@@ -1,4 +1,4 @@
-"""Training in process: the same runs as the command line's, events as they come, Ctrl-C and exceptions as Python has them."""
+"""Tests training in the process: the same runs as from the command line, events as they happen, Ctrl-C and exceptions."""
 
 import enum
 import os
@@ -24,13 +24,13 @@ def test_the_run_is_the_command_lines(small, folder):
     assert (small.path / "plan.json").exists() and (small.path / "report.md").exists()
 
 
-def test_events_come_as_they_are_logged(small, heard):
+def test_events_arrive_as_they_are_logged(small, heard):
     assert heard == list(small.events())
     assert [event["event"] for event in heard][0] == "start" and heard[-1]["event"] == "end"
     assert len(small.losses) == 20
 
 
-def test_a_run_gets_a_directory_of_its_own(here):
+def test_every_run_gets_its_own_directory(here):
     for number in (1, 2):
         run = flatout.train("tiny", progress=False, steps=2, **{k: v for k, v in SMALL.items() if k != "train.steps"})
         assert run.path.name == f"tiny-{number}" and run.path.parent.name == "runs"
@@ -68,7 +68,7 @@ def test_numbers_of_numpy_are_numbers():
 
 
 def test_any_text_arrives_in_a_list(here):
-    # A character beyond 16 bits, and all that TOML wants escaped.
+    # A character outside the 16-bit range, and all characters that TOML requires to be escaped.
     text = 'once \U0001f600 \u00e9 "quoted" \\ \n\t\x00\x1f\x7f'
     groups = [{"paths": ["embed"], "lr": numpy.float64(1e-4), "name": text}]
     config = flatout.train("tiny", {**SMALL, "train.steps": 1, "train.groups": groups}, progress=False).config
@@ -92,10 +92,10 @@ def test_any_text_arrives_in_a_list(here):
     ],
 )
 def test_bad_input_is_the_command_lines_sentence(here, recipe, keys):
-    said = program("train", recipe, *words(keys), cwd=here, code=2)
+    sentence = program("train", recipe, *words(keys), cwd=here, code=2)
     with pytest.raises(flatout.UserError) as raised:
         flatout.train(recipe, progress=False, **keys)
-    assert str(raised.value) == said
+    assert str(raised.value) == sentence
     assert isinstance(raised.value, ValueError) and not (here / "runs").exists()
 
 
@@ -124,7 +124,7 @@ def test_folds_are_several_runs(here):
     assert not (here / "classes/runs").exists()
 
 
-def test_an_exception_ends_the_run_cleanly_and_comes_out_unchanged(small, here):
+def test_an_exception_ends_the_run_cleanly_and_is_raised_unchanged(small, here):
     class Enough(Exception):
         pass
 
@@ -141,7 +141,7 @@ def test_an_exception_ends_the_run_cleanly_and_comes_out_unchanged(small, here):
     assert run.status == "stopped" and 5 <= run.summary["step"] <= 7
     assert list(run.checkpoints) == [run.summary["step"]]
     assert flatout.resume(run, progress=False).status == "done"
-    assert run.losses == small.losses, "it went on as if nothing had happened"
+    assert run.losses == small.losses, "it continued as if it had not been interrupted"
 
 
 LONG = """
@@ -202,7 +202,7 @@ except KeyboardInterrupt:
     assert time.monotonic() - began < 5
 
 
-def test_time_that_is_up_stops_the_run(here):
+def test_a_time_limit_stops_the_run(here):
     began = time.monotonic()
     run = flatout.train("tiny", run="run", max_time=4, progress=False, **{**SMALL, "train.steps": 1000000})
     assert run.status == "stopped" and time.monotonic() - began < 10
@@ -274,7 +274,7 @@ def test_variables_that_change_numbers_are_refused_or_cleared(here):
     assert "flatout.UserError: NVIDIA_TF32_OVERRIDE changes what" in err, err
 
 
-def test_a_machine_that_cannot_go_on_is_an_error(here):
+def test_a_machine_that_cannot_continue_raises_an_error(here):
     process = python(
         "import resource, json, os, flatout\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))\n"
@@ -286,7 +286,7 @@ def test_a_machine_that_cannot_go_on_is_an_error(here):
     assert out.startswith("True step 20 could not be saved") and "File too large" in out, err
 
 
-def test_a_save_that_fails_after_a_stop_is_told(here):
+def test_a_save_that_fails_after_a_stop_is_reported(here):
     script = """
 import json, os, resource, signal, flatout
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))

@@ -1,4 +1,4 @@
-"""Types: the package by mypy, what a user writes with it, and the stub of the native half against the library."""
+"""Tests types: the package and code that uses it with mypy, and the stub of the native module against the library."""
 
 import ast
 import inspect
@@ -33,18 +33,18 @@ def test_the_package_is_typed():
 
 def test_what_users_write_is_checked(here):
     (here / "use.py").write_text(USE)
-    said = mypy(str(here / "use.py")).stdout
-    assert 'Revealed type is "' in said and "dict[" in said, said
-    assert set(re.findall(r"use.py:(\d+): error", said)) == {"7", "9"} and "'often'" in said and "warmth" in said, said
+    output = mypy(str(here / "use.py")).stdout
+    assert 'Revealed type is "' in output and "dict[" in output, output
+    assert set(re.findall(r"use.py:(\d+): error", output)) == {"7", "9"} and "'often'" in output and "warmth" in output, output
 
 
 def test_the_stub_is_the_librarys():
     stub = ast.parse((ROOT / "crates/python/flatout/_native.pyi").read_text())
-    told = {node.name: node for node in stub.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-    assert {name for name in dir(_native) if not name.startswith("__")} == set(told)
-    functions = [(_native, node) for node in told.values() if isinstance(node, ast.FunctionDef)]
+    nodes = {node.name: node for node in stub.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    assert {name for name in dir(_native) if not name.startswith("__")} == set(nodes)
+    functions = [(_native, node) for node in nodes.values() if isinstance(node, ast.FunctionDef)]
     for owner in (_native.Model, _native.Tokenizer):
-        methods = [node for node in told[owner.__name__].body if isinstance(node, ast.FunctionDef) and node.name != "__new__"]
+        methods = [node for node in nodes[owner.__name__].body if isinstance(node, ast.FunctionDef) and node.name != "__new__"]
         assert {name for name in vars(owner) if not name.startswith("__")} == {node.name for node in methods}
         functions += [(owner, node) for node in methods if not node.decorator_list]
     for owner, node in functions:

@@ -1,5 +1,5 @@
-//! A run read back from its directory: what it was, how far it came and the curves it left, over all the processes that
-//! worked on it. Reading needs no lock, and a run may be read while it is written.
+//! Reads a run back from its directory: its config, its progress and its curves, over all the processes that worked on it.
+//! Reading needs no lock, and a run may be read while it is written.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use flatout_train::run;
 use flatout_train::run::events::{self, End, Event, Start, Status, Step};
 
 choice! {
-    /// Where a run stands.
+    /// The state of a run.
     pub enum State {
         /// Its last step was made.
         Done = "done",
@@ -27,7 +27,7 @@ choice! {
         Failed = "failed",
         /// A process holds it.
         Running = "running",
-        /// Its process ended without a word.
+        /// Its process ended without an `end` event.
         Crashed = "crashed",
     }
 }
@@ -37,12 +37,12 @@ choice! {
     pub enum Axis {
         Step = "step",
         Tokens = "tokens",
-        /// From the start, over all processes, without what lay between them.
+        /// Training time over all processes, without the time between them.
         Time = "time",
     }
 }
 
-/// A step line that counts, and the time training had taken by then.
+/// A step of the log that was not undone by a resume, and the training time up to it.
 #[derive(Clone, Debug)]
 pub struct Made {
     pub step: Step,
@@ -54,7 +54,7 @@ pub struct History {
     pub dir: PathBuf,
     pub config: Config,
     pub state: State,
-    /// The first and the newest time it was started.
+    /// The first and the newest `start` event.
     pub first: Option<Start>,
     pub start: Option<Start>,
     /// How often it was started.
@@ -62,12 +62,12 @@ pub struct History {
     pub steps: Vec<Made>,
     /// Held-out losses by step.
     pub evals: Vec<(u64, f32)>,
-    /// Numbers of evaluations beside the loss, by step.
+    /// Metrics of evaluations besides the loss, by step.
     pub metrics: Vec<(u64, Metrics)>,
     pub warnings: Vec<String>,
-    /// The step of the newest checkpoint it told of.
+    /// The step of the newest checkpoint in the log.
     pub saved: Option<u64>,
-    /// How the newest process ended, where it said so.
+    /// The `end` event of the newest process, if it wrote one.
     pub end: Option<End>,
 }
 
@@ -79,17 +79,17 @@ pub struct Summary {
     pub recipe: String,
     pub state: State,
     pub step: u64,
-    /// Of the whole run, where it is known.
+    /// Updates of the whole run, where they are known.
     pub steps: Option<u64>,
     pub loss: Option<f32>,
     pub eval_loss: Option<f32>,
-    /// Of the newest evaluation, where classes are learned: `eval.metric`, or accuracy where that is the loss.
+    /// The metric of the newest evaluation that the run is judged by, as [`History::judged_by`] has it.
     pub metric: Option<Metric>,
     pub metric_value: Option<f64>,
     pub tokens_per_second: Option<f64>,
     /// Rows, examples or images.
     pub samples_per_second: Option<f64>,
-    /// Seconds since 1970 when it began.
+    /// Unix time of its beginning.
     pub started: Option<f64>,
     /// Training time so far.
     pub seconds: f64,
@@ -112,7 +112,7 @@ impl History {
         Ok(history)
     }
 
-    /// From events alone, taking for granted that no process is at work.
+    /// Builds a history from events alone, assuming that no process is running.
     pub fn of(dir: &Path, config: Config, events: &[Event]) -> History {
         let mut history = History {
             dir: dir.to_path_buf(),
@@ -128,7 +128,7 @@ impl History {
             saved: None,
             end: None,
         };
-        // The clock of the newest process: seconds taken before it, and when it began.
+        // The clock of the newest process: training seconds before it, and its start time.
         let (mut before, mut began, mut begins) = (0.0, f64::NAN, false);
         for event in events {
             match event {
@@ -178,7 +178,7 @@ impl History {
         history
     }
 
-    /// Takes back what was made after a step.
+    /// Drops everything after a step.
     fn keep(&mut self, step: u64) {
         while self.steps.last().is_some_and(|made| made.step.step > step) {
             self.steps.pop();
@@ -189,7 +189,7 @@ impl History {
         self.metrics.retain(|(at, _)| *at <= step);
     }
 
-    /// The folder's own name.
+    /// The name of the folder.
     pub fn name(&self) -> String {
         let path = fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
         path.file_name()
@@ -205,7 +205,7 @@ impl History {
         self.steps.last()
     }
 
-    /// The middle value of a number over the newest steps, which neither the first steps nor a save disturb.
+    /// The median of a number over the newest steps, which neither the first steps nor a save disturb.
     pub fn recent(&self, of: impl Fn(&Step) -> f64) -> Option<f64> {
         const RECENT: usize = 100;
         let newest = self.steps.iter().rev().take(RECENT).map(|made| of(&made.step));
@@ -214,21 +214,21 @@ impl History {
         values.get(values.len() / 2).copied()
     }
 
-    /// A number of every evaluation that has it, by step.
+    /// A metric of every evaluation that has it, by step.
     pub fn judged(&self, metric: Metric) -> Vec<(u64, f64)> {
         let metrics = |step: u64| self.metrics.iter().find(|(at, _)| *at == step).map(|(_, metrics)| metrics);
         let judged = |(step, loss): &(u64, f32)| Some((*step, metric.of(*loss, metrics(*step))?));
         self.evals.iter().filter_map(judged).filter(|(_, value)| !value.is_nan()).collect()
     }
 
-    /// Whether answers are compared.
+    /// Whether the run learns preferences, and so has rewards.
     pub fn has_rewards(&self) -> bool {
         let of_step =
             |made: &Made| made.step.metrics.as_ref().is_some_and(|metrics| metrics.rewards().is_some());
         self.steps.iter().any(of_step) || self.metrics.iter().any(|(_, metrics)| metrics.rewards().is_some())
     }
 
-    /// The number that a run of classes, answers or preferences is looked at by.
+    /// The metric that a run with classes, answers or preferences is judged by.
     pub fn judged_by(&self) -> Option<Metric> {
         let metric = self.config.eval.metric;
         let metric = if metric.is_of_classes() { metric } else { Metric::Accuracy };
@@ -240,12 +240,12 @@ impl History {
         }
     }
 
-    /// Whether images are learned, of which nobody counts tokens.
+    /// Whether the run learns from images, which have no count of tokens.
     pub fn is_of_images(&self) -> bool {
         self.config.model.image_size().is_some()
     }
 
-    /// The evaluation that was best, the first of several.
+    /// The best evaluation, the first of equals.
     pub fn best(&self, metric: Metric) -> Option<(u64, f64)> {
         let better =
             |best: (u64, f64), new: (u64, f64)| if metric.is_better(new.1, best.1) { new } else { best };
@@ -289,7 +289,7 @@ impl History {
         self.smoothed_curve(Axis::Step, |step| step.loss as f64, span).last().map(|(_, loss)| *loss)
     }
 
-    /// Held-out losses over an axis. One whose step was not logged lies at the last that was.
+    /// Held-out losses over an axis. An evaluation whose step was not logged is placed at the last logged step before it.
     pub fn eval_curve(&self, axis: Axis) -> Vec<(f64, f64)> {
         let at = |step: u64| {
             let after = self.steps.partition_point(|made| made.step.step <= step);
@@ -312,11 +312,11 @@ fn place(made: &Made, axis: Axis) -> f64 {
     }
 }
 
-/// Updates that a smoothed value looks back on.
+/// Updates that a smoothed value averages over.
 const SMOOTHED_UPDATES: f64 = 20.0;
 
-/// The tokens over which curves of these runs are smoothed, one span for all of them: as many as the run with the
-/// largest updates sees in twenty.
+/// The tokens over which curves of these runs are smoothed, the same for all: those of twenty updates of the run with the largest
+/// updates.
 pub fn smoothing_span<'a>(runs: impl IntoIterator<Item = &'a History>) -> f64 {
     let update = |run: &History| {
         let last = run.last().map(|made| made.step.tokens as f64 / made.step.step.max(1) as f64);
@@ -325,11 +325,11 @@ pub fn smoothing_span<'a>(runs: impl IntoIterator<Item = &'a History>) -> f64 {
     SMOOTHED_UPDATES * runs.into_iter().map(update).fold(1.0, f64::max)
 }
 
-/// A run's directory, and what it holds or why it does not read.
+/// A run's directory, and its history or the reason why it cannot be read.
 pub type ListedRun = (PathBuf, Result<History, UserError>);
 
-/// The runs in a folder, or the one that the folder is, oldest first; those of sweeps and folds lie a folder deeper. A
-/// run that cannot be read is there with the reason.
+/// The runs in a folder, oldest first, or the folder itself if it is a run. Runs of sweeps and folds are one folder deeper. A run
+/// that cannot be read is listed with the reason.
 pub fn list(dir: &Path) -> Result<Vec<ListedRun>, UserError> {
     if run::is_run(dir) {
         return Ok(vec![(dir.to_path_buf(), History::read(dir))]);
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(history(&[start(0.0), end(Status::Done)]).state, State::Done);
         assert_eq!(history(&[start(0.0), end(Status::Failed)]).state, State::Failed);
         assert_eq!(history(&[start(0.0), end(Status::Done), start(1.0)]).state, State::Crashed);
-        assert_eq!(history(&[]).summary().steps, Some(800), "by the config where it never began");
+        assert_eq!(history(&[]).summary().steps, Some(800), "from the config where it never began");
     }
 
     #[test]

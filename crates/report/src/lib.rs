@@ -1,7 +1,7 @@
-//! A run beside its training and afterwards: its history read back, reports, plots, TensorBoard's files, MLflow.
+//! Views of a run during and after training: its history, reports, plots, TensorBoard's files, MLflow.
 //!
-//! Everything here is a function of the run's directory or of its events: none of it asks the process that trains, and
-//! training does not know of it.
+//! Everything here is computed from the run's directory or its events, without contact to the process that trains; training does
+//! not depend on it.
 
 #![forbid(unsafe_code)]
 

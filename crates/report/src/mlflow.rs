@@ -1,8 +1,9 @@
-//! MLflow follows a run: its parameters, every number of its log, and how it ended, on a server that speaks MLflow's REST interface.
+//! Sends a run to MLflow: its parameters, all metrics of its log, and its final state, over MLflow's REST interface.
 //!
-//! A thread reads `events.jsonl` from the place up to which the server was told, and keeps that place in the run's folder. So no step waits,
-//! nothing is kept in memory, and a server that was away, or a run that was killed, goes on where it was. A line that is told twice,
-//! because an answer was lost, is the same point in MLflow's SQL stores: it has the time of its line.
+//! A thread reads `events.jsonl` from the offset up to which it was sent, and keeps that offset in the run's folder. So no step
+//! waits, nothing is buffered in memory, and sending continues where it stopped after a server was away or a run was killed. A
+//! line that is sent twice, because a response was lost, is one point in MLflow's SQL stores, because it has the time of its
+//! line.
 
 mod client;
 mod follow;
@@ -26,16 +27,16 @@ use client::{Client, Credentials};
 use follow::{Follower, Shared, experiment};
 use kept::Kept;
 
-pub use follow::Told;
+pub use follow::Sent;
 
-/// How long the end of a run waits for a server that is behind.
+/// Timeout at the end of a run for sending the rest of the log.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A server that follows a run, as a sink of events; idle where `track.mlflow` names none.
+/// A sink of events that sends a run to an MLflow server; idle where `track.mlflow` names none.
 #[derive(Default)]
 pub struct Mlflow {
     following: Option<Following>,
-    /// Why nobody follows, until it is told.
+    /// Why nothing is sent, until a warning has said so.
     trouble: Option<String>,
 }
 
@@ -53,13 +54,13 @@ impl Following {
         let shared = Arc::new(Shared::default());
         let follower = Follower::new(run, config, server, client);
         let thread = std::thread::Builder::new().name("mlflow".into());
-        let told = Arc::clone(&shared);
-        let thread = thread.spawn(move || follower.follow(&told)).map_err(|error| error.to_string())?;
+        let of_thread = Arc::clone(&shared);
+        let thread = thread.spawn(move || follower.follow(&of_thread)).map_err(|error| error.to_string())?;
         let experiment = experiment(config).to_string();
         Ok(Following { run: run.to_path_buf(), server: server.to_string(), experiment, shared, thread })
     }
 
-    /// Waits until everything is told, or for as long as patience lasts.
+    /// Waits until everything is sent, at most for `patience`, and returns remaining warnings.
     fn finish(self, patience: Duration) -> Option<String> {
         self.shared.close();
         self.thread.thread().unpark();
@@ -75,7 +76,7 @@ impl Following {
             0 => words(),
             _ if self.shared.has_given_up() => words(),
             lines => Some(format!(
-                "MLflow at {} has not got the last {lines} lines of events.jsonl: `flatout runs track {}` sends them",
+                "MLflow at {} has not received the last {lines} lines of events.jsonl: `flatout runs track {}` sends them",
                 self.server,
                 self.run.display()
             )),
@@ -89,11 +90,11 @@ impl Sink for Mlflow {
         let Some(server) = &config.track.mlflow else { return };
         match Following::begin(run, config, server) {
             Ok(following) => self.following = Some(following),
-            Err(why) => self.trouble = Some(format!("MLflow at {server} is told nothing: {why}")),
+            Err(why) => self.trouble = Some(format!("nothing is sent to MLflow at {server}: {why}")),
         }
     }
 
-    /// The log has the event, and the thread reads it there: only what the thread has to say is handed on here. The end of a run waits.
+    /// The thread reads events from the log, so this only returns the thread's warnings. The end of a run waits for the thread.
     fn record(&mut self, event: &Event) -> Option<String> {
         match event {
             Event::End(_) => self.following.take().and_then(|following| following.finish(PATIENCE)),
@@ -105,8 +106,8 @@ impl Sink for Mlflow {
     }
 }
 
-/// Tells a server everything of a run that it was not told yet, of runs that were never followed all of it.
-pub fn tell(run: &Path, config: &Config) -> Result<Told, UserError> {
+/// Sends a server everything of a run that it has not received yet.
+pub fn tell(run: &Path, config: &Config) -> Result<Sent, UserError> {
     let Some(server) = &config.track.mlflow else {
         return Err(UserError(format!(
             "{} names no tracker: give the address of an MLflow server, as track.mlflow=http://localhost:5000",
@@ -115,5 +116,5 @@ pub fn tell(run: &Path, config: &Config) -> Result<Told, UserError> {
     };
     let failed = |why: String| UserError(format!("MLflow at {server}: {why}"));
     let client = Client::new(server, Credentials::of_environment()).map_err(failed)?;
-    Follower::new(run, config, server, client).tell_all().map_err(failed)
+    Follower::new(run, config, server, client).send_all().map_err(failed)
 }

@@ -1,4 +1,4 @@
-//! Curves as a picture: SVG that reads on light and dark pages alike and needs nothing else to be shown.
+//! Draws curves as self-contained SVG that is readable on light and dark pages.
 
 mod areas;
 mod bars;
@@ -16,17 +16,18 @@ pub struct Plot {
     pub y: String,
     pub log_x: bool,
     pub log_y: bool,
-    /// The share of the x axis at its start whose points do not widen the y axis: a loss falls by as much in its first
-    /// steps as in all others. They are drawn as far as they lie within it.
+    /// The share of the x axis at its start whose points do not extend the y axis, because a loss falls as much in its first
+    /// steps as in all others. Their curve is clipped to the axes.
     pub skipped: f64,
     pub series: Vec<Series>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Series {
-    /// In the legend, unless it is empty.
+    /// Its name in the legend, unless empty.
     pub name: String,
-    /// In the order they are joined. A point that is not finite, or not positive on a logarithmic axis, leaves a gap.
+    /// Points in the order in which they are joined. A point that is not finite, or not positive on a logarithmic axis, leaves a
+    /// gap.
     pub points: Vec<(f64, f64)>,
     pub style: Style,
     /// Series of one colour belong together; counted from 0.
@@ -38,7 +39,7 @@ pub enum Style {
     Line,
     /// A thin line behind the others, without an entry in the legend.
     Faint,
-    /// A mark at every point, joined by dashes.
+    /// A marker at every point, joined by dashes.
     Marks,
 }
 
@@ -50,10 +51,10 @@ const TOP: f64 = 56.0;
 const BOTTOM: f64 = 46.0;
 const ACROSS: f64 = WIDTH - LEFT - RIGHT;
 const DOWN: f64 = HEIGHT - TOP - BOTTOM;
-/// About what a letter of the legend takes.
+/// Approximate width of a character in the legend.
 const LETTER: f64 = 6.6;
 
-/// On light and on dark ground, told apart also by those who do not see all colours.
+/// Colours on a light and on a dark background, distinguishable also with colour blindness.
 const COLOURS: [(&str, &str); 8] = [
     ("#0072b2", "#56b4e9"),
     ("#d55e00", "#ff9d5c"),
@@ -80,7 +81,7 @@ impl Plot {
                 svg.raw(&format!(
                     r#"<clipPath id="axes"><path d="M{LEFT} {TOP}h{ACROSS}v{DOWN}h-{ACROSS}z"/></clipPath><g clip-path="url(#axes)">"#
                 ));
-                // Faint curves first, so that the others lie over them.
+                // Faint curves first, so that the others are drawn over them.
                 for is_faint in [true, false] {
                     for series in self.series.iter().filter(|s| (s.style == Style::Faint) == is_faint) {
                         draw(&mut svg, series, &x, &y);
@@ -171,7 +172,7 @@ fn draw(svg: &mut Svg, series: &Series, x: &Scale, y: &Scale) {
     }
 }
 
-/// Of many points within one column of the picture, the first, the lowest, the highest and the last: it looks the same.
+/// Keeps the first, lowest, highest and last of many points within one pixel column, which looks the same.
 fn thinned(spots: impl Iterator<Item = Option<(f64, f64)>>) -> Vec<Option<(f64, f64)>> {
     let mut kept: Vec<Option<(f64, f64)>> = vec![];
     let mut column: Vec<(f64, f64)> = vec![];
@@ -206,9 +207,9 @@ fn thinned(spots: impl Iterator<Item = Option<(f64, f64)>>) -> Vec<Option<(f64, 
     kept
 }
 
-/// An exponential mean over `span` tokens, corrected for its start: a value counts by the tokens it stands for and
-/// fades with those that follow, however many values a run logs and however long it is. `tokens` has what was seen by
-/// each point. Points that are not finite stay as they are.
+/// An exponential moving average over `span` tokens, with bias correction at the start. A value is weighted by the tokens since
+/// the one before and decays with the tokens that follow, so the result does not depend on how often a run logs. `tokens` has the
+/// tokens seen up to each point. Points that are not finite stay as they are.
 pub fn smoothed(points: &[(f64, f64)], tokens: &[f64], span: f64) -> Vec<(f64, f64)> {
     let (mut sum, mut weight, mut before) = (0.0, 0.0, 0.0);
     let mean = |((x, y), seen): (&(f64, f64), &f64)| {
@@ -224,7 +225,7 @@ pub fn smoothed(points: &[(f64, f64)], tokens: &[f64], span: f64) -> Vec<(f64, f
     points.iter().zip(tokens).map(mean).collect()
 }
 
-/// A picture under way.
+/// An SVG document under construction.
 struct Svg(String);
 
 impl Svg {
@@ -298,7 +299,7 @@ mod tests {
         }
     }
 
-    /// The elements that are drawn, each with its class and, for a path, its points.
+    /// The points of all paths of a class.
     fn paths<'a>(svg: &'a str, class: &str) -> Vec<&'a str> {
         let start = format!("<path class=\"{class}\" d=\"");
         svg.lines().filter_map(|line| line.strip_prefix(&start)?.strip_suffix("\"/>")).collect()
@@ -309,7 +310,7 @@ mod tests {
         let a = series("a", &[(0.0, 4.0), (100.0, 2.0)], Style::Line, 0);
         let b = series("b", &[(50.0, 0.0), (100.0, 3.0)], Style::Line, 1);
         let svg = plot(vec![a, b]).to_svg();
-        // Of the height a twentieth is free above and below: 4 is at 1.05/1.1 of it, 0 at 0.05/1.1.
+        // A margin of a twentieth is free above and below: 4 is at 1.05/1.1 of the height, 0 at 0.05/1.1.
         let at = |value: f64| format!("{:.1}", TOP + DOWN * (1.0 - (value / 4.0 + 0.05) / 1.1));
         assert_eq!(paths(&svg, "line c0")[1..], [format!("M64.0 {}L744.0 {}", at(4.0), at(2.0))]);
         assert_eq!(paths(&svg, "line c1")[1..], [format!("M404.0 {}L744.0 {}", at(0.0), at(3.0))]);
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn many_points_look_the_same_in_fewer() {
+    fn downsampling_keeps_spikes() {
         let mut points: Vec<(f64, f64)> = (0..100_000).map(|i| (i as f64, (i % 7) as f64)).collect();
         points[54_321].1 = 100.0;
         let svg = plot(vec![series("a", &points, Style::Line, 0)]).to_svg();
@@ -351,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_text_and_nothing_to_show_is_said() {
+    fn names_are_escaped_and_empty_plots_say_so() {
         let svg = plot(vec![series("<b>&\"", &[(1.0, f64::NAN)], Style::Line, 0)]).to_svg();
         assert!(svg.contains("nothing to show yet"));
         let svg = plot(vec![series("<b>&\"", &[(1.0, 2.0)], Style::Line, 9)]).to_svg();
@@ -359,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn a_logarithmic_axis_leaves_out_what_has_no_place() {
+    fn a_logarithmic_axis_leaves_out_values_that_are_not_positive() {
         let points = [(0.0, 1.0), (1.0, 1.0), (10.0, 2.0), (100.0, 3.0)];
         let svg = Plot { log_x: true, ..plot(vec![series("a", &points, Style::Line, 0)]) }.to_svg();
         let path = paths(&svg, "line c0").pop().unwrap();
@@ -384,7 +385,7 @@ mod tests {
         assert!(mean[101].1 > 3.0 && (mean[199].1 - 2.0).abs() < 1e-6);
         let gap = smoothed(&[(0.0, 1.0), (1.0, f64::NAN), (2.0, 3.0)], &[1.0, 2.0, 3.0], 1.0);
         assert!(gap[1].1.is_nan());
-        // A run that is cut short, and one that logs every second step, read the same where they have the same points.
+        // A shorter run has the same curve, and one that logs every second step nearly the same.
         assert_eq!(smoothed(&points[..120], &tokens[..120], 320.0)[..], mean[..120]);
         let level: Vec<(f64, f64)> = points.iter().step_by(2).copied().collect();
         let seen: Vec<f64> = tokens.iter().step_by(2).copied().collect();

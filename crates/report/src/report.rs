@@ -1,4 +1,4 @@
-//! `report.md`: a run on one page, with its plots beside it. Everything in it is read back from the run's directory.
+//! Writes `report.md`, a run on one page, and its plots. Everything in it is read back from the run's directory.
 
 mod classes;
 
@@ -18,7 +18,7 @@ use flatout_train::run::quoted;
 use flatout_train::switches::{Switches, TABLE};
 use flatout_train::training::trainer::Sink;
 
-/// Warnings that are printed in full; of more, the number.
+/// The most warnings that are printed; of the others, only the number.
 const WARNINGS: usize = 30;
 
 /// Writes the report when a run ends, as a sink of its events.
@@ -52,7 +52,7 @@ pub fn write(dir: &Path) -> Result<(), String> {
     durable::replace(&dir.join("report.md"), page(&history).as_bytes()).map_err(|e| e.to_string())
 }
 
-/// The share of a run at its start that does not widen the axis of the loss.
+/// The share of a run at its start that does not extend the axis of the loss.
 pub const FIRST_STEPS: f64 = 0.02;
 
 /// The plots of a run by the names of their files.
@@ -98,10 +98,8 @@ pub fn plots(history: &History) -> Vec<(&'static str, Plot)> {
         let named = named.keys().enumerate();
         rates = named.map(|(i, name)| series(name, rate(name), Style::Line, i)).collect();
     }
-    let norms = Plot {
-        log_y: true,
-        ..plot("Norm of the gradient", "", both(|step| step.grad_norm as f64, "smoothed"))
-    };
+    let norms =
+        Plot { log_y: true, ..plot("Gradient norm", "", both(|step| step.grad_norm as f64, "smoothed")) };
     let mut plots = vec![
         ("loss", Plot { skipped: FIRST_STEPS, ..plot("Loss", "nats", loss) }),
         ("lr", plot("Learning rate", "", rates)),
@@ -161,7 +159,7 @@ fn page(history: &History) -> String {
     let dir = quoted(&history.dir);
     let _ = writeln!(
         out,
-        "## Next\n\n```\nflatout resume {dir}            goes on from step {}; train.steps=N for a longer run\n\
+        "## Next\n\n```\nflatout resume {dir}            continues from step {}; train.steps=N for a longer run\n\
          flatout generate {dir} --prompt \"...\"\nflatout runs compare {dir} OTHER\ntensorboard --logdir {dir}\n```\n\n\
          [config.toml](config.toml) has every key of this run, [events.jsonl](events.jsonl) every step.",
         history.saved.unwrap_or(0)
@@ -169,11 +167,11 @@ fn page(history: &History) -> String {
     out
 }
 
-/// How the run ended, in a sentence.
+/// The state of the run in a sentence.
 fn standing(history: &History) -> String {
     let (at, total) = (history.last().map_or(0, |made| made.step.step), history.total().unwrap_or(0));
     let took = duration(history.last().map_or(0.0, |made| made.seconds));
-    let lives = match history.starts {
+    let starts = match history.starts {
         0 | 1 => String::new(),
         n => format!(", started {n} times"),
     };
@@ -181,15 +179,15 @@ fn standing(history: &History) -> String {
         Some(Status::Done) => {
             let early = history.end.as_ref().and_then(|end| end.early.as_ref());
             let early = early.map_or(String::new(), |why| format!(" It ended early: {why}."));
-            format!("Done: {} steps in {took}{lives}.{early}", count(at))
+            format!("Done: {} steps in {took}{starts}.{early}", count(at))
         }
         Some(Status::Stopped) => {
-            format!("Stopped after step {} of {}, saved, after {took}{lives}.", count(at), count(total))
+            format!("Stopped after step {} of {}, saved, after {took}{starts}.", count(at), count(total))
         }
         Some(Status::Failed) => {
-            format!("Failed after step {} of {}, after {took}{lives}.", count(at), count(total))
+            format!("Failed after step {} of {}, after {took}{starts}.", count(at), count(total))
         }
-        None => format!("At step {} of {}, after {took}{lives}.", count(at), count(total)),
+        None => format!("At step {} of {}, after {took}{starts}.", count(at), count(total)),
     }
 }
 
@@ -203,7 +201,7 @@ fn table(out: &mut String, title: &str, rows: &Rows) {
     out.push('\n');
 }
 
-/// Text that stays within a cell of a table.
+/// Escapes text for a cell of a table.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
@@ -229,13 +227,13 @@ fn result(history: &History) -> Rows {
             None => rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp()))),
             Some((_, Metrics::Text(metrics))) => {
                 rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));
-                rows.push(("bits a byte", format!("{:.4}", metrics.bits_per_byte)));
+                rows.push(("bits per byte", format!("{:.4}", metrics.bits_per_byte)));
             }
             Some((_, Metrics::Classes(metrics))) => rows.extend(classes::rows(history, metrics)),
             Some((_, Metrics::Answers(metrics))) => {
                 rows.push(("perplexity", format!("{:.3}", (*loss as f64).exp())));
-                rows.push(("answers that are exact", format!("{:.4}", metrics.exact)));
-                rows.push(("learned tokens that are likeliest", format!("{:.4}", metrics.token_accuracy)));
+                rows.push(("exact answers", format!("{:.4}", metrics.exact)));
+                rows.push(("token accuracy", format!("{:.4}", metrics.token_accuracy)));
             }
             Some((_, Metrics::Rewards(metrics))) => {
                 rows.push(("reward accuracy", format!("{:.4}", metrics.reward_accuracy)));
@@ -251,11 +249,11 @@ fn result(history: &History) -> Rows {
     if let Some((loss, floor)) = history.end.as_ref().and_then(|end| Some((end.loss as f64, end.loss_floor?)))
     {
         let above = 100.0 * (loss / floor - 1.0);
-        rows.push(("floor of the loss", format!("{floor:.4}, which the run is {above:.1}% above")));
+        rows.push(("loss floor", format!("{floor:.4}, which the run is {above:.1}% above")));
     }
     if let Some(last) = history.last() {
         let Step { tokens, samples, epoch, .. } = last.step;
-        // A language without end has no epochs.
+        // An endless synthetic language has no epochs.
         let epochs = if epoch > 0.0 { format!(", {epoch:.2} epochs") } else { String::new() };
         let samples = count(samples);
         rows.push((
@@ -267,7 +265,7 @@ fn result(history: &History) -> Rows {
         ));
     }
     if let Some(skipped) = history.end.as_ref().map(|end| end.skipped).filter(|skipped| *skipped > 0) {
-        rows.push(("updates left out", format!("{}, whose gradients were not finite", count(skipped))));
+        rows.push(("skipped updates", format!("{}, whose gradients were not finite", count(skipped))));
     }
     let mut recent = |name, of: fn(&Step) -> f64, say: fn(f64) -> String| {
         if let Some(value) = history.recent(of) {
@@ -315,7 +313,7 @@ fn made_of(history: &History, start: &Start) -> Rows {
         "" => {
             format!("{}, lr {} {}", config.optimizer.name, config.optimizer.lr, config.schedule.name)
         }
-        told => told.to_string(),
+        recorded => recorded.to_string(),
     };
     let batch = count(config.train.batch as u64);
     let mut rows = vec![
@@ -340,11 +338,13 @@ fn made_of(history: &History, start: &Start) -> Rows {
         (
             "a step",
             match &data.layout {
-                None if history.is_of_images() => format!("{batch} images, {} at once", start.micro_batch),
+                None if history.is_of_images() => {
+                    format!("{batch} images in micro-batches of {}", start.micro_batch)
+                }
                 None => format!(
-                    "{batch} rows, {} at once ({} tokens)",
-                    start.micro_batch,
-                    count((config.train.batch * model.tokens()) as u64)
+                    "{batch} rows ({} tokens) in micro-batches of {}",
+                    count((config.train.batch * model.tokens()) as u64),
+                    start.micro_batch
                 ),
                 Some(layout) => format!("{batch} examples: {layout}"),
             },
@@ -353,7 +353,7 @@ fn made_of(history: &History, start: &Start) -> Rows {
         ("loader", start.loader.clone()),
         ("seed", config.train.seed.to_string()),
     ];
-    // Runs of earlier versions do not tell how they loaded.
+    // Logs of earlier versions have no loader.
     rows.retain(|(_, value)| !value.is_empty());
     rows
 }
@@ -380,9 +380,9 @@ fn machine(start: &Start) -> Rows {
                 "{:.2} ms{}",
                 start.predicted_ms,
                 if start.is_calibrated {
-                    ", by the times of this machine's kernels"
+                    ", from timings of this machine's kernels"
                 } else {
-                    " at best, by the roofline"
+                    ", a lower bound by the roofline"
                 }
             ),
         ));
@@ -396,19 +396,19 @@ fn memory(start: &Start) -> String {
         let _ = writeln!(out, "| {name} | {} | {} |", count(n), bytes(n));
     };
     start.memory.iter().filter(|(_, n)| **n > 0).for_each(|(name, n)| row(name, *n));
-    row("**planned, together**", start.arena_bytes);
+    row("**planned in total**", start.arena_bytes);
     if start.driver_bytes > 0 {
-        row("the driver, beside it", start.driver_bytes);
+        row("the driver, in addition", start.driver_bytes);
     }
     out.push('\n');
     out
 }
 
-/// The active switches, and whose choice each was.
+/// The active switches, with the reason for each state.
 fn switches(history: &History, start: &Start) -> String {
     let mut out = String::from("## Switches\n\n| switch | active | why |\n|---|---|---|\n");
     let (set, defaults) = (&history.config.switches, Switches::default());
-    // A value that `auto` chose by the memory there was is fixed from then on: the reason is that of the first start.
+    // A value that `auto` chose by memory is fixed at the first start, which has the reason.
     let chosen = |name: &str| start.auto.get(name).or_else(|| history.first.as_ref()?.auto.get(name));
     for (name, state) in &start.switches {
         let row = TABLE.iter().find(|row| row.name == name);
@@ -416,8 +416,8 @@ fn switches(history: &History, start: &Start) -> String {
         let why = match chosen(name) {
             Some(why) => format!("auto: {}", cell(why)),
             None if is(&defaults) => "the default".into(),
-            None if is(set) => "asked for".into(),
-            None => "what was compiled is".into(),
+            None if is(set) => "set by the user".into(),
+            None => "as compiled".into(),
         };
         let _ = writeln!(out, "| `{name}` | {state} | {why} |");
     }
@@ -425,7 +425,7 @@ fn switches(history: &History, start: &Start) -> String {
     out
 }
 
-/// Each warning once, with how often it came.
+/// Each distinct warning with its number of occurrences.
 fn warnings(history: &History) -> String {
     let mut seen: Vec<(&str, usize)> = vec![];
     for message in &history.warnings {

@@ -1,10 +1,10 @@
-//! The numbers of an event by tag, as trackers show them: TensorBoard's file and MLflow have the same.
+//! The scalars of an event by tag, the same for TensorBoard and MLflow.
 
 use flatout_train::metrics::Metrics;
 use flatout_train::metrics::goal::Metric;
 use flatout_train::run::events::{Event, Step};
 
-/// The step of an event and its numbers; `None` of events without any.
+/// The step of an event and its scalars; `None` for events without any.
 pub fn of(event: &Event) -> Option<(u64, Vec<(String, f64)>)> {
     match event {
         Event::Step(step) => Some((step.step, of_step(step))),
@@ -13,7 +13,7 @@ pub fn of(event: &Event) -> Option<(u64, Vec<(String, f64)>)> {
     }
 }
 
-/// An evaluation's numbers by tag.
+/// An evaluation's scalars by tag.
 fn of_evaluation(loss: f32, metrics: Option<&Metrics>) -> Vec<(String, f64)> {
     let tags = [
         ("eval/loss", Metric::Loss),
@@ -31,13 +31,13 @@ fn of_evaluation(loss: f32, metrics: Option<&Metrics>) -> Vec<(String, f64)> {
     tags.into_iter().filter_map(value).chain(rewards(metrics, "eval")).chain(text).collect()
 }
 
-/// Sums over the pairs of preferences, in an evaluation and in training.
+/// Reward metrics of preference pairs, in an evaluation or in training.
 fn rewards(metrics: Option<&Metrics>, of: &str) -> Vec<(String, f64)> {
     let named = metrics.and_then(Metrics::rewards).map_or(vec![], |rewards| rewards.named());
     named.into_iter().map(|(name, value)| (format!("{of}/{name}"), value)).collect()
 }
 
-/// A step's numbers by tag. Those that are not known are left out; those that are not finite are points that trackers mark.
+/// A step's scalars by tag. Unknown ones are left out; those that are not finite are kept, because trackers mark them.
 fn of_step(step: &Step) -> Vec<(String, f64)> {
     let gpu = step.gpu.clone().unwrap_or_default();
     let throttled = step.gpu.as_ref().map(|gpu| if gpu.throttled.is_empty() { 0.0 } else { 1.0 });

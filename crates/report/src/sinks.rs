@@ -1,4 +1,4 @@
-//! Everyone beside the log who is told the events of a run, whichever program trains it.
+//! All sinks of a run's events besides the log, for every program that trains.
 
 use flatout_train::training::trainer::Sink;
 

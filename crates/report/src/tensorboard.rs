@@ -1,8 +1,7 @@
-//! TensorBoard's event files in a run's root: what the events say, as scalars.
+//! Writes TensorBoard's event files into a run's root, with the scalars of events.
 //!
-//! A process writes one file. Where a run goes on, the new file begins with a restart at the first step to come:
-//! TensorBoard then drops what older files say of that step and later ones, which a killed process may have recorded
-//! before its last checkpoint.
+//! A process writes one file. When a run is resumed, the new file begins with a restart record at the next step: TensorBoard then
+//! drops points of that step and later ones from older files, which a killed process may have written after its last checkpoint.
 
 mod record;
 
@@ -13,11 +12,11 @@ use std::path::{Path, PathBuf};
 use flatout_train::Config;
 use flatout_train::run::events::{Event, now};
 use flatout_train::training::trainer::Sink;
-use record::{Record, What};
+use record::{Content, Record};
 
 use crate::scalars;
 
-/// The mark in the name of every event file.
+/// The part that the names of all event files have.
 const MARK: &str = "tfevents";
 
 /// TensorBoard's file of this process, as a sink of events.
@@ -25,11 +24,11 @@ const MARK: &str = "tfevents";
 pub struct Board {
     /// `None` before the run is opened, and where the file could not be made.
     file: Option<File>,
-    /// The records that are whole: whatever follows is cut off before the next.
+    /// Bytes of complete records: a partial one after them is truncated before the next is written.
     whole_bytes: u64,
-    /// Why nothing can be written at the moment, until it is told.
+    /// Why nothing can be written at the moment, until it is reported.
     trouble: Option<String>,
-    told: bool,
+    is_reported: bool,
 }
 
 impl Sink for Board {
@@ -44,20 +43,20 @@ impl Sink for Board {
         };
     }
 
-    /// A record that cannot be written, as on a full disk, is left out, and the next one tries again. Gives a sentence
-    /// once for each time that trouble begins.
+    /// Writes the record of an event. One that cannot be written, as on a full disk, is left out, and the next one is tried
+    /// again. Returns a warning each time that trouble begins.
     fn record(&mut self, event: &Event) -> Option<String> {
         if let (Some(file), Some((step, bytes))) = (&mut self.file, bytes(event)) {
             match file.write_all(&bytes) {
                 Ok(()) => {
                     self.whole_bytes += bytes.len() as u64;
-                    self.told = false;
+                    self.is_reported = false;
                 }
                 Err(error) => {
-                    // A part of a record would end what readers see of the file.
+                    // Readers would stop at a partial record.
                     let _ = file.set_len(self.whole_bytes);
                     let why = || format!("step {step} is left out of TensorBoard's file: {error}");
-                    self.trouble = (!std::mem::replace(&mut self.told, true)).then(why);
+                    self.trouble = (!std::mem::replace(&mut self.is_reported, true)).then(why);
                 }
             }
         }
@@ -65,22 +64,22 @@ impl Sink for Board {
     }
 }
 
-/// A new file with its first records, and their bytes.
+/// Creates a file with its first records, and returns it with their number of bytes.
 fn begin(run: &Path, step: u64, config: &str) -> io::Result<(File, u64)> {
     let newest = files(run)?.iter().filter_map(|path| seconds(path)).max();
-    // Readers take files in the order of their names, so a later one has a larger number of seconds whatever the clock
-    // says.
+    // Readers take files in the order of their names, so a later file needs a larger number of seconds even if the clock was set
+    // back.
     let time = (now() as u64).max(newest.map_or(0, |seconds| seconds + 1));
     let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let host = if host.trim().is_empty() { "localhost" } else { host.trim() };
     let path = run.join(format!("events.out.{MARK}.{time:010}.{host}.{}", std::process::id()));
     let mut file = OpenOptions::new().append(true).create_new(true).open(path)?;
-    let record = |step, what| Record { time: now(), step, what }.to_bytes();
-    let mut bytes = record(0, What::Version);
+    let record = |step, content| Record { time: now(), step, content }.to_bytes();
+    let mut bytes = record(0, Content::Version);
     if newest.is_some() {
-        bytes.extend(record(step + 1, What::Restart));
+        bytes.extend(record(step + 1, Content::Restart));
     }
-    bytes.extend(record(step, What::Text("config", &format!("```toml\n{config}```"))));
+    bytes.extend(record(step, Content::Text("config", &format!("```toml\n{config}```"))));
     file.write_all(&bytes)?;
     Ok((file, bytes.len() as u64))
 }
@@ -100,16 +99,17 @@ fn seconds(path: &Path) -> Option<u64> {
     name.strip_prefix('.')?.split('.').next()?.parse().ok()
 }
 
-/// The record an event makes, and its step.
+/// The record of an event, and its step.
 fn bytes(event: &Event) -> Option<(u64, Vec<u8>)> {
-    let record = |step: u64, what: What<'_>| Some((step, Record { time: now(), step, what }.to_bytes()));
-    // Also where a process goes back to its own last checkpoint.
+    let record =
+        |step: u64, content: Content<'_>| Some((step, Record { time: now(), step, content }.to_bytes()));
+    // Also when a process goes back to its own last checkpoint.
     if let Event::Resume { step } = event {
-        return record(step + 1, What::Restart);
+        return record(step + 1, Content::Restart);
     }
     let (step, scalars) = scalars::of(event)?;
     let values: Vec<(&str, f32)> = scalars.iter().map(|(tag, value)| (tag.as_str(), *value as f32)).collect();
-    record(step, What::Scalars(&values))
+    record(step, Content::Scalars(&values))
 }
 
 #[cfg(test)]
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn trouble_is_told_once_each_time_it_begins() {
+    fn trouble_is_reported_once_each_time_it_begins() {
         let folder = tempfile::tempdir().unwrap();
         let event = Event::Eval { step: 1, loss: 2.0, metrics: None, averaged: false };
         let mut board = opened(&folder.path().join("none"));
@@ -169,7 +169,7 @@ mod tests {
             board.whole_bytes > before
         };
         assert!(grows(Event::Eval { step: 7, loss: f32::NAN, metrics: None, averaged: false }));
-        assert!(grows(Event::Resume { step: 5 }), "what came after step 5 is void");
+        assert!(grows(Event::Resume { step: 5 }), "content came after step 5 is void");
         assert!(!grows(Event::Warning { message: "a word".into() }));
     }
 }

@@ -1,8 +1,8 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
 pub use flatout_models::words::count;
 
-/// Bytes in the largest unit that leaves a whole number before the point.
+/// Bytes in the largest unit in which they are at least one.
 pub fn bytes(n: u64) -> String {
     let units = ["bytes", "KiB", "MiB", "GiB", "TiB"];
     let mut value = n as f64;
@@ -14,7 +14,7 @@ pub fn bytes(n: u64) -> String {
     if unit == 0 { format!("{n} bytes") } else { format!("{value:.1} {}", units[unit]) }
 }
 
-/// A count in words: 226.5M.
+/// A count with a unit: 226.5M.
 pub fn short(n: u64) -> String {
     match n {
         0..1_000 => n.to_string(),
@@ -24,7 +24,7 @@ pub fn short(n: u64) -> String {
     }
 }
 
-/// Arithmetic in words: 1.66 GFLOP.
+/// Arithmetic with a unit: 1.66 GFLOP.
 pub fn flops(n: f64) -> String {
     let units = [(1e15, "PFLOP"), (1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "KFLOP")];
     match units.into_iter().find(|(unit, _)| n >= *unit) {
@@ -33,7 +33,7 @@ pub fn flops(n: f64) -> String {
     }
 }
 
-/// A duration as people say it.
+/// A duration in the unit that suits it.
 pub fn duration(seconds: f64) -> String {
     match seconds {
         s if s < 10.0 => format!("{s:.1} s"),
@@ -44,7 +44,7 @@ pub fn duration(seconds: f64) -> String {
     }
 }
 
-/// A short time that was measured.
+/// A measured time in milliseconds.
 pub fn milliseconds(ms: f64) -> String {
     if ms < 100.0 { format!("{ms:.2} ms") } else { format!("{ms:.1} ms") }
 }
@@ -61,7 +61,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_read_well() {
+    fn numbers_have_units_that_suit_them() {
         assert_eq!([count(7), count(4096), count(1_234_567)], ["7", "4,096", "1,234,567"]);
         assert_eq!([bytes(512), bytes(1536), bytes(3 << 30)], ["512 bytes", "1.5 KiB", "3.0 GiB"]);
         assert_eq!([short(512), short(826_000), short(226_546_432)], ["512", "826.0K", "226.5M"]);

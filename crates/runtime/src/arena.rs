@@ -1,4 +1,4 @@
-//! The arena of a run on the CPU: allocated once, zeroed, aligned for the widest vectors.
+//! The CPU arena: one zeroed allocation, aligned for the widest vectors.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 
@@ -9,16 +9,16 @@ pub struct Arena {
     layout: Layout,
 }
 
-// SAFETY: the arena owns its memory; who may touch it when is the session's affair, through `&mut`.
+// SAFETY: the arena owns its memory; the session decides who may touch it, through `&mut`.
 unsafe impl Send for Arena {}
-// SAFETY: a shared arena only gives out an address.
+// SAFETY: a shared reference only exposes the address.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// `None` where the system does not give the memory.
+    /// Returns `None` if the system refuses the memory.
     pub fn new(bytes: usize) -> Option<Self> {
         let layout = Layout::from_size_align(bytes.max(ALIGN), ALIGN).ok()?;
-        // SAFETY: the layout is not empty.
+        // SAFETY: the layout has a non-zero size.
         let start = unsafe { alloc_zeroed(layout) };
         (!start.is_null()).then_some(Arena { start, layout })
     }
@@ -28,12 +28,12 @@ impl Arena {
     }
 
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: the arena's own memory, zeroed at first; a session writes it only through `&mut`.
+        // SAFETY: the arena's own memory, zero-initialised; a session writes it only through `&mut`.
         unsafe { std::slice::from_raw_parts(self.start, self.layout.size()) }
     }
 
     pub fn bytes(&mut self) -> &mut [u8] {
-        // SAFETY: as above, borrowed exclusively.
+        // SAFETY: as above, under an exclusive borrow.
         unsafe { std::slice::from_raw_parts_mut(self.start, self.layout.size()) }
     }
 }

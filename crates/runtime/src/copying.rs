@@ -1,39 +1,39 @@
-//! Tensors copied out of a session at one moment, while the session goes on running.
+//! Asynchronous copies of tensors out of a session that keeps running.
 
 use crate::{RuntimeError, cuda};
 
-/// A copy under way, of what the slots held when it was asked for. It owns all it needs: any thread may finish it, after
-/// the session too. Dropping it gives the copy up.
-pub struct Copying(State<cuda::session::snapshot::Coming>);
+/// A pending copy of slots as they were when it was requested. It owns all it needs: any thread may finish it, even after the
+/// session is dropped. Dropping it cancels the copy.
+pub struct Copying(Storage<cuda::session::snapshot::PendingCopy>);
 
-/// A copy that is whole: the slots' elements in row-major order, by the order they were asked in.
-pub struct Copied(State<cuda::session::snapshot::Come>);
+/// A finished copy: each slot's elements in row-major order, slots in the order requested.
+pub struct Copied(Storage<cuda::session::snapshot::FinishedCopy>);
 
-enum State<T> {
-    Here(Vec<Vec<u8>>),
+enum Storage<T> {
+    Host(Vec<Vec<u8>>),
     Pinned(T),
 }
 
 impl Copying {
-    pub(crate) fn here(tensors: Vec<Vec<u8>>) -> Copying {
-        Copying(State::Here(tensors))
+    pub(crate) fn on_host(tensors: Vec<Vec<u8>>) -> Copying {
+        Copying(Storage::Host(tensors))
     }
 
-    pub(crate) fn coming(coming: cuda::session::snapshot::Coming) -> Copying {
-        Copying(State::Pinned(coming))
+    pub(crate) fn pending(pending: cuda::session::snapshot::PendingCopy) -> Copying {
+        Copying(Storage::Pinned(pending))
     }
 
-    /// Whether every byte was here when the copy was asked for: on the CPU, and on a GPU where the system has no pinned
-    /// memory for it. Otherwise it comes beside what the session does next.
+    /// Whether the copy was made synchronously when it was requested: on the CPU, and on a GPU if the system has no pinned
+    /// memory for it. Otherwise it overlaps the session's next work.
     pub fn was_waited_for(&self) -> bool {
-        matches!(self.0, State::Here(_))
+        matches!(self.0, Storage::Host(_))
     }
 
-    /// Waits until every byte is here.
+    /// Waits until every byte has arrived.
     pub fn finish(self) -> Result<Copied, RuntimeError> {
         Ok(Copied(match self.0 {
-            State::Here(tensors) => State::Here(tensors),
-            State::Pinned(coming) => State::Pinned(coming.finish().map_err(cuda::session::late)?),
+            Storage::Host(tensors) => Storage::Host(tensors),
+            Storage::Pinned(pending) => Storage::Pinned(pending.finish().map_err(cuda::session::late)?),
         }))
     }
 }
@@ -41,16 +41,16 @@ impl Copying {
 impl Copied {
     pub fn count(&self) -> usize {
         match &self.0 {
-            State::Here(tensors) => tensors.len(),
-            State::Pinned(come) => come.count(),
+            Storage::Host(tensors) => tensors.len(),
+            Storage::Pinned(finished) => finished.count(),
         }
     }
 
-    /// The bytes of the slot asked for at place `i`.
+    /// The bytes of the `i`-th requested slot.
     pub fn tensor(&self, i: usize) -> &[u8] {
         match &self.0 {
-            State::Here(tensors) => &tensors[i],
-            State::Pinned(come) => come.tensor(i),
+            Storage::Host(tensors) => &tensors[i],
+            Storage::Pinned(finished) => finished.tensor(i),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-/// Seconds by name, in the order in which names first came.
+/// Seconds by name, in order of first appearance.
 #[derive(Clone, Debug)]
 pub struct Laps {
     clock: Instant,
@@ -14,7 +14,7 @@ impl Laps {
         Laps { clock: Instant::now(), laps: vec![] }
     }
 
-    /// Counts the time since the last lap as `name`'s.
+    /// Attributes the time since the last lap to `name`.
     pub fn lap(&mut self, name: &'static str) {
         let seconds = std::mem::replace(&mut self.clock, Instant::now()).elapsed().as_secs_f64();
         self.add(name, seconds);

@@ -1,4 +1,4 @@
-//! Checks of a launch before it may run: the facts that the kernels' unsafe code relies on.
+//! Validates a launch before it may run: establishes the facts that the kernels' unsafe code relies on.
 
 use std::borrow::Cow;
 
@@ -8,43 +8,43 @@ use flatout_ir::types::TensorType;
 use flatout_ir::{Launch, Op, View, bundle};
 
 /// Checks that
-/// * every view lies in the arena at a multiple of its type, and has the layout its kernel asks for;
-/// * the shapes and types are what the operation infers from its inputs, and the scratch holds the kernel's ceiling
-///   for that many cores;
-/// * no output writes an element twice, none overlaps another, the scratch, or an input, unless it lies exactly on an
-///   input the kernel runs in place of.
+/// * every view lies in the arena, aligned to its type, and has the layout its kernel requires;
+/// * the shapes and types are those the operation infers from its inputs, and the workspace holds the kernel's upper bound for
+///   that many cores;
+/// * no output writes an element twice, and none overlaps another output, the workspace or an input, unless it coincides with
+///   an input the operation may run in place of.
 pub fn check(launch: &Launch, row: &KernelRow, arena_bytes: usize, cores: usize) -> Result<(), String> {
     if launch.op.kind() != row.op {
         return Err(format!("kernel {} runs {}, not {}", row.name, row.op.name(), launch.op.name()));
     }
     let named = |what: &'static str, i: usize| format!("{what} {i}");
     for (i, view) in launch.ins.iter().enumerate() {
-        placed(view, arena_bytes).map_err(|why| format!("{} {why}", named("input", i)))?;
-        laid_out(view, row.ins).map_err(|why| format!("{} {why}", named("input", i)))?;
+        check_placement(view, arena_bytes).map_err(|why| format!("{} {why}", named("input", i)))?;
+        check_layout(view, row.ins).map_err(|why| format!("{} {why}", named("input", i)))?;
     }
     for (i, view) in outputs(launch) {
-        placed(view, arena_bytes).map_err(|why| format!("{} {why}", named("output", i)))?;
-        laid_out(view, row.outs).map_err(|why| format!("{} {why}", named("output", i)))?;
+        check_placement(view, arena_bytes).map_err(|why| format!("{} {why}", named("output", i)))?;
+        check_layout(view, row.outs).map_err(|why| format!("{} {why}", named("output", i)))?;
         if !is_injective(view) {
             return Err(format!("output {i} writes an element twice"));
         }
     }
     if let Some(view) = &launch.workspace {
-        placed(view, arena_bytes).map_err(|why| format!("the workspace {why}"))?;
+        check_placement(view, arena_bytes).map_err(|why| format!("the workspace {why}"))?;
         if !view.is_dense() || !view.offset.is_multiple_of(64) {
             return Err("the workspace is not dense at a multiple of 64 bytes".into());
         }
     }
-    typed(launch, row, cores)?;
-    apart(launch, row)
+    check_types(launch, row, cores)?;
+    check_aliasing(launch, row)
 }
 
 fn outputs(launch: &Launch) -> impl Iterator<Item = (usize, &View)> {
     launch.outs.iter().enumerate().filter_map(|(i, view)| Some((i, view.as_ref()?)))
 }
 
-/// In the arena, aligned to its type.
-pub fn placed(view: &View, arena_bytes: usize) -> Result<(), String> {
+/// Checks that a view lies in the arena, aligned to its type.
+pub fn check_placement(view: &View, arena_bytes: usize) -> Result<(), String> {
     if view.dims.len() != view.strides.len() {
         return Err(format!("has {} axes and {} strides", view.dims.len(), view.strides.len()));
     }
@@ -58,7 +58,7 @@ pub fn placed(view: &View, arena_bytes: usize) -> Result<(), String> {
     Ok(())
 }
 
-fn laid_out(view: &View, layout: Layout) -> Result<(), String> {
+fn check_layout(view: &View, layout: Layout) -> Result<(), String> {
     let fits = match layout {
         Layout::Dense => view.is_dense(),
         Layout::Rows => view.has_dense_rows(),
@@ -67,7 +67,7 @@ fn laid_out(view: &View, layout: Layout) -> Result<(), String> {
     if fits { Ok(()) } else { Err(format!("has strides {:?}, which the kernel does not take", view.strides)) }
 }
 
-/// Different indices, different elements: every stride steps over all that the smaller ones cover.
+/// Whether different indices always name different elements: every stride exceeds all that the smaller ones cover.
 fn is_injective(view: &View) -> bool {
     let mut axes: Vec<(usize, usize)> =
         view.strides.iter().zip(&view.dims).filter(|(_, d)| **d > 1).map(|(s, d)| (*s, *d)).collect();
@@ -80,8 +80,8 @@ fn is_injective(view: &View) -> bool {
     })
 }
 
-/// The views have the types the operation gives for its inputs, and there is scratch for them.
-fn typed(launch: &Launch, row: &KernelRow, cores: usize) -> Result<(), String> {
+/// Checks that the views have the types the operation infers from its inputs, and that the workspace is large enough.
+fn check_types(launch: &Launch, row: &KernelRow, cores: usize) -> Result<(), String> {
     let ty = |view: &View| TensorType::new(view.dtype, view.dims.clone());
     if let Op::Reshape { .. } = launch.op {
         let [from] = &launch.ins[..] else { return Err("a copy has one input".into()) };
@@ -121,7 +121,7 @@ fn typed(launch: &Launch, row: &KernelRow, cores: usize) -> Result<(), String> {
     }
 }
 
-fn apart(launch: &Launch, row: &KernelRow) -> Result<(), String> {
+fn check_aliasing(launch: &Launch, row: &KernelRow) -> Result<(), String> {
     for (o, out) in outputs(launch) {
         for (i, input) in launch.ins.iter().enumerate().filter(|(_, input)| overlap(out, input)) {
             let is_same = input.offset == out.offset
@@ -145,7 +145,7 @@ fn apart(launch: &Launch, row: &KernelRow) -> Result<(), String> {
     }
 }
 
-/// Whether running it again leaves what running it once does: no output lies on an input.
+/// Whether running the launch twice leaves the same result as running it once: no output overlaps an input.
 pub fn is_repeatable(launch: &Launch) -> bool {
     outputs(launch).all(|(_, out)| launch.ins.iter().all(|input| !overlap(out, input)))
 }
@@ -154,8 +154,8 @@ fn same_strides(a: &View, b: &View) -> bool {
     (0..a.dims.len()).all(|i| a.dims[i] == 1 || a.strides[i] == b.strides[i])
 }
 
-/// Whether two views may share a byte. Exact for whole ranges and for parts side by side in the rows of one buffer;
-/// anything more interleaved counts as overlapping.
+/// Whether two views may share a byte. Exact for whole ranges and for column slices of one buffer's rows; any other
+/// interleaving counts as overlapping.
 fn overlap(a: &View, b: &View) -> bool {
     let (a_bytes, b_bytes) = (a.span_bytes(), b.span_bytes());
     if a_bytes == 0 || b_bytes == 0 || a.offset + a_bytes <= b.offset || b.offset + b_bytes <= a.offset {
@@ -169,7 +169,7 @@ fn overlap(a: &View, b: &View) -> bool {
     !(ahead >= a_inner && ahead + b_inner <= a_pitch)
 }
 
-/// The bytes between steps of the outermost axis, and the bytes one step covers, where steps do not mix.
+/// Bytes between steps of the outermost axis, and the bytes one step spans; `None` if steps interleave.
 fn pitch(view: &View) -> Option<(usize, usize)> {
     let outer = (0..view.dims.len()).filter(|&i| view.dims[i] > 1).max_by_key(|&i| view.strides[i])?;
     let bytes = view.dtype.bytes();
@@ -179,7 +179,7 @@ fn pitch(view: &View) -> Option<(usize, usize)> {
     (inner <= pitch).then_some((pitch, inner))
 }
 
-/// A launch in words: path, operation, types.
+/// Describes a launch for messages: path, operation, types.
 pub fn describe(launch: &Launch) -> String {
     let show = |view: &View| TensorType::new(view.dtype, view.dims.clone()).to_string();
     let ins: Vec<_> = launch.ins.iter().map(show).collect();
@@ -187,7 +187,7 @@ pub fn describe(launch: &Launch) -> String {
     format!("`{}`: {} ({}) -> ({})", launch.path, launch.op.name(), ins.join(", "), outs.join(", "))
 }
 
-/// The regions of a bundle as launches of their own.
+/// Splits a bundle into one launch per region.
 pub(crate) fn parts_of(launch: &Launch) -> Vec<Launch> {
     let Op::Bundle { body } = &launch.op else { unreachable!("the row is for bundles") };
     let of = |part: bundle::BundleRegion| Launch {
@@ -200,7 +200,7 @@ pub(crate) fn parts_of(launch: &Launch) -> Vec<Launch> {
     bundle::parts(body).into_iter().map(of).collect()
 }
 
-/// The body of an elementwise launch: a region's own, or a map as the region of one node.
+/// The body of an elementwise launch: that of its region, or a graph of one node for a map.
 pub(crate) fn body_of(launch: &Launch) -> Cow<'_, Graph> {
     let f = match &launch.op {
         Op::Region { body } => return Cow::Borrowed(body),
@@ -274,7 +274,7 @@ mod tests {
         add(at(0), at(128), at(256)).unwrap();
         add(at(0), at(128), at(0)).unwrap();
         add(at(0), at(128), at(128)).unwrap();
-        // Two halves of one buffer's rows, and the output on the first.
+        // Two column halves of one buffer's rows, with the output on the first.
         let half = |offset| view(offset, &[4, 8], &[16, 1]);
         add(half(0), half(32), half(0)).unwrap();
         add(half(0), half(0), half(32)).unwrap();

@@ -1,8 +1,7 @@
-//! Executes plans: one arena, launches in order, and the table of kernels a device offers to the compiler.
+//! Executes plans: an arena, ordered launches, and the kernel table a device offers to the compiler.
 //!
-//! This crate sees plans and a `Target`. It knows operations, types and strides, but no model, no recipe, no
-//! configuration key, no step and no epoch; it prints nothing. The environment is read for where libraries and caches
-//! lie, never for what is computed.
+//! This crate sees plans and a `Target`. It knows operations, types and strides, but no model, recipe, configuration key, step
+//! or epoch; it prints nothing. It reads the environment to locate libraries and caches, never to decide what is computed.
 
 mod arena;
 pub mod copying;

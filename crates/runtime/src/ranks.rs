@@ -1,4 +1,4 @@
-//! The other ranks, as a session sees them: the mesh its plans were made for, and a wire that moves bytes between its ranks.
+//! Ranks from a CPU session's view: the mesh its plans were compiled for and the wire that connects them.
 
 use std::sync::Arc;
 
@@ -7,14 +7,14 @@ use flatout_world::Wire;
 
 use crate::{RuntimeError, launch};
 
-/// A wire between all ranks of a mesh. A collective exchanges within the group along its axis: to all others it sends
-/// nothing, so that every rank takes part in every exchange.
+/// The wire between all ranks of a mesh. A collective exchanges data within the group along its axis; every rank takes part in
+/// every exchange, with empty messages to ranks outside its group.
 pub struct Ranks {
     mesh: Mesh,
     wire: Option<Arc<dyn Wire>>,
 }
 
-/// Checks that plans can run among the ranks that are connected. Plans without collectives need no others.
+/// Checks that the plans fit the number of connected ranks. Plans without collectives need no other ranks.
 pub fn check(plans: &PlanSet, connected: Option<usize>) -> Result<(), RuntimeError> {
     let mesh = plans.mesh;
     let launches = plans.plans.iter().flat_map(|plan| &plan.launches);
@@ -38,7 +38,7 @@ pub fn check(plans: &PlanSet, connected: Option<usize>) -> Result<(), RuntimeErr
     }
 }
 
-/// A rank without others.
+/// A single rank without a wire.
 pub static ALONE: Ranks = Ranks { mesh: Mesh::ONE, wire: None };
 
 impl Ranks {
@@ -48,17 +48,16 @@ impl Ranks {
         Ok(Ranks { mesh: plans.mesh, wire })
     }
 
-    /// Where this rank lies along an axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.mesh.coordinate(self.rank(), axis)
     }
 
-    /// The number of this rank; 0 where there is no wire.
+    /// This rank's number; 0 without a wire.
     pub fn rank(&self) -> usize {
         self.wire.as_ref().map_or(0, |wire| wire.rank())
     }
 
-    /// Sends the i-th slice to the i-th rank of the group along an axis, and fills the i-th from there.
+    /// Sends the i-th slice to the i-th rank of the group along an axis, and fills the i-th buffer from that rank.
     pub fn exchange(&self, axis: Axis, send: &[&[u8]], receive: Vec<&mut [u8]>) -> Result<(), String> {
         let Some(wire) = &self.wire else { return Err("there is no wire to the other ranks".into()) };
         let mut to: Vec<&[u8]> = vec![&[]; wire.ranks()];

@@ -1,4 +1,4 @@
-//! A session: plans over one arena, on either backend. Write slots, run a plan, read slots and results.
+//! A session: runs plans over one arena, on either backend. Write slots, run a plan, read slots and results.
 
 use std::cell::Cell;
 use std::fmt;
@@ -20,18 +20,18 @@ use crate::ranks::{self, Ranks};
 use crate::timing::{LaunchTime, missing};
 use crate::{Copying, cpu, cuda, launch};
 
-/// Errors that a plan that compiled may meet on a machine.
+/// Errors that a compiled plan may meet on a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RuntimeError {
-    /// The system does not give the memory or the threads.
+    /// The system refuses memory or threads.
     Resources(String),
     /// The plan set has no such slot, result or plan, or the value has another size.
     Name(String),
-    /// A launch that may not run: a mistake of the compiler.
+    /// A launch that failed validation: a compiler bug.
     Unsound(String),
-    /// A launch that failed on its data, such as an index outside its table, or whose exchange with other ranks ended early.
+    /// A launch that failed on its data, such as an index outside its table, or whose exchange with other ranks was cut short.
     Launch(String),
-    /// Plans of several ranks that have no wire between them.
+    /// Plans for several ranks without a wire between them.
     Wire(String),
 }
 
@@ -48,35 +48,35 @@ impl fmt::Display for RuntimeError {
 
 impl std::error::Error for RuntimeError {}
 
-/// Results that were asked for.
-pub struct Posted(PostedAt);
+/// Requested results that may still be on their way from the device.
+pub struct Posted(PostedState);
 
-enum PostedAt {
-    Here(Vec<f32>),
-    /// Coming into pinned memory, `count` values from a place on.
-    Coming {
+enum PostedState {
+    Ready(Vec<f32>),
+    /// On their way into pinned memory: `count` values starting at index `place`.
+    Pending {
         place: usize,
         count: usize,
     },
 }
 
 impl Posted {
-    /// Whether collecting them waits for nothing.
+    /// Whether `collect` would return without waiting.
     pub fn is_ready(&self) -> bool {
-        matches!(self.0, PostedAt::Here(_))
+        matches!(self.0, PostedState::Ready(_))
     }
 }
 
-/// A moment in the order of what a session runs: on a GPU the one when all that was enqueued before it is done.
-pub struct Mark(MarkAt);
+/// A point in the order of a session's work; on a GPU, the completion of all work enqueued before it.
+pub struct Mark(MarkState);
 
-enum MarkAt {
+enum MarkState {
     Host(Instant),
-    Device(Event, Option<Reading>),
+    Device(Event, Option<ClockReading>),
 }
 
-/// The device's clock at a mark: where its sums come to, and the sums once they were read, because their place is used again.
-struct Reading {
+/// The device clock at a mark: the index its sums are copied to, and the sums once read, because that index is reused.
+struct ClockReading {
     place: usize,
     sums: Cell<Option<Sums>>,
 }
@@ -92,13 +92,13 @@ enum Backend {
 }
 
 impl Session {
-    /// On the CPU: allocates the arena, zeroed, and checks every launch, so that running needs no more checks.
+    /// A session on the CPU. Allocates the zeroed arena and validates every launch, so that running needs no further checks.
     pub fn new(plans: PlanSet, threads: usize) -> Result<Session, RuntimeError> {
         Session::among(plans, threads, None)
     }
 
-    /// The same, as one of the ranks that a wire connects. Plans with collectives need one; ranks run these in the same
-    /// order.
+    /// As `new`, for one of several ranks connected by a wire, which collectives need; all ranks must run these plans in the
+    /// same order.
     pub fn among(
         plans: PlanSet,
         threads: usize,
@@ -106,11 +106,11 @@ impl Session {
     ) -> Result<Session, RuntimeError> {
         let ranks = Ranks::new(&plans, wire)?;
         let backend = Backend::Cpu(cpu::session::Session::new(&plans, threads, ranks)?);
-        places(&plans)?;
+        check_placement(&plans)?;
         Ok(Session { plans, backend })
     }
 
-    /// On a GPU: as on the CPU, and compiles every kernel and instantiates every graph.
+    /// A session on a GPU: as on the CPU, but also compiles every kernel and instantiates every graph.
     pub fn cuda(
         plans: PlanSet,
         device: &cuda::Device,
@@ -119,29 +119,29 @@ impl Session {
         Session::cuda_among(plans, device, options, None, &|| Ok(()))
     }
 
-    /// The same, as one of the ranks that communicators connect. Plans with collectives need them; ranks run these in the same
-    /// order. `meet` waits for all ranks and is called before their first exchange.
+    /// As `cuda`, for one of several ranks connected by communicators. Plans with collectives need them; all ranks must run
+    /// these plans in the same order. `barrier` waits for all ranks, and is called before their first exchange.
     pub fn cuda_among(
         plans: PlanSet,
         device: &cuda::Device,
         options: cuda::Options,
         communicators: Option<Arc<Communicators>>,
-        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        barrier: &dyn Fn() -> Result<(), RuntimeError>,
     ) -> Result<Session, RuntimeError> {
-        places(&plans)?;
+        check_placement(&plans)?;
         ranks::check(&plans, communicators.as_ref().map(|all| all.mesh().ranks()))?;
-        let session = cuda::session::Session::new(&plans, device, options, communicators, meet)?;
+        let session = cuda::session::Session::new(&plans, device, options, communicators, barrier)?;
         Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
     }
 
-    /// On a GPU as one of several ranks that are not there: a kernel takes the place of every exchange, for these times.
+    /// Simulates one of several ranks on a single GPU: a kernel that takes the time given by `times` replaces every exchange.
     pub fn with_stand_in(
         plans: PlanSet,
         device: &cuda::Device,
         options: cuda::Options,
         times: &cuda::session::stand_in::Times<'_>,
     ) -> Result<Session, RuntimeError> {
-        places(&plans)?;
+        check_placement(&plans)?;
         let session = cuda::session::Session::with_stand_in(&plans, device, options, times)?;
         Ok(Session { plans, backend: Backend::Cuda(Box::new(session)) })
     }
@@ -150,7 +150,7 @@ impl Session {
         &self.plans
     }
 
-    /// The session's CUDA side, for what only it can tell; `None` on the CPU.
+    /// The CUDA session behind this one; `None` on the CPU.
     pub fn as_cuda(&self) -> Option<&cuda::session::Session> {
         match &self.backend {
             Backend::Cpu(_) => None,
@@ -158,7 +158,7 @@ impl Session {
         }
     }
 
-    /// The number of this rank among those of the plans' mesh.
+    /// This rank's number in the plans' mesh.
     pub fn rank(&self) -> usize {
         match &self.backend {
             Backend::Cpu(session) => session.rank(),
@@ -166,7 +166,6 @@ impl Session {
         }
     }
 
-    /// The memory that was allocated for the plans.
     pub fn arena_bytes(&self) -> usize {
         match &self.backend {
             Backend::Cpu(session) => session.arena_bytes(),
@@ -174,28 +173,26 @@ impl Session {
         }
     }
 
-    /// Memory the driver took beside the arena, measured; 0 on the CPU.
+    /// Memory the driver allocated besides the arena, measured; 0 on the CPU.
     pub fn driver_bytes(&self) -> u64 {
         self.as_cuda().map_or(0, cuda::session::Session::driver_bytes)
     }
 
-    /// Memory that the library between ranks took beside both, measured; 0 on the CPU and without other ranks.
+    /// Memory the communication library allocated besides both, measured; 0 on the CPU and without other ranks.
     pub fn wire_bytes(&self) -> u64 {
         self.as_cuda().map_or(0, cuda::session::Session::wire_bytes)
     }
 
-    /// Launches that run otherwise than intended, and why: a library refused a shape, say.
+    /// Launches that fell back to another implementation, and why: a library refused a shape, for example.
     pub fn notes(&self) -> &[String] {
         self.as_cuda().map_or(&[], cuda::session::Session::notes)
     }
 
-    /// Whether plans are replayed as CUDA graphs.
     pub fn replays_graphs(&self) -> bool {
         self.as_cuda().is_some_and(cuda::session::Session::replays_graphs)
     }
 
-    /// Runs the plan of a role. On a GPU this returns when the work is enqueued: what fails there is told by the next
-    /// call that reads.
+    /// Runs the plan of a role. On a GPU this only enqueues; a failure on the device is reported by the next call that reads.
     pub fn run(&mut self, role: Role) -> Result<(), RuntimeError> {
         self.run_plan(self.index(role)?)
     }
@@ -213,8 +210,8 @@ impl Session {
         }
     }
 
-    /// Runs the plan of a role with each launch as often as `times` says, in the plan's order: for measurements, as what plans add up
-    /// or advance moves on. Launches that are not repeatable run once. There are no other ranks.
+    /// Runs the plan of a role with launch `i` repeated `times[i]` times, in the plan's order; launches that are not repeatable
+    /// at most once. For measurements only, as accumulators and counters advance. Requires a session without other ranks.
     pub fn run_repeated(&mut self, role: Role, times: &[usize]) -> Result<(), RuntimeError> {
         let index = self.index(role)?;
         let plan = &self.plans.plans[index];
@@ -235,10 +232,9 @@ impl Session {
         plan.and_then(|plan| plan.launches.get(index)).is_some_and(launch::is_repeatable)
     }
 
-    /// Times every launch of these plans, one by one: a vector per role, a time per launch, in the plan's order.
-    /// A pass runs the plans in the order given, so `[Grad, Apply]` is an update; each launch is timed in `passes` of them
-    /// or a few more. The session is left as after that number of runs, and one more before the first: what plans add up or
-    /// advance has moved on.
+    /// Times every launch of these plans individually: one vector per role, one time per launch, in the plan's order. A pass
+    /// runs the plans in the given order, so `[Grad, Apply]` is one update; each launch is timed in `passes` passes or a few
+    /// more. Afterwards accumulators and counters have advanced by that many runs, plus one warm-up run.
     pub fn time(&mut self, roles: &[Role], passes: usize) -> Result<Vec<Vec<LaunchTime>>, RuntimeError> {
         let indices = roles.iter().map(|role| self.index(*role)).collect::<Result<Vec<_>, _>>()?;
         let plans: Vec<_> = indices.into_iter().map(|i| (i, &self.plans.plans[i])).collect();
@@ -249,7 +245,7 @@ impl Session {
         samples?.times()
     }
 
-    /// Sets every byte of the arena, for checks of what a launch touches.
+    /// Sets every byte of the arena, for tests of which bytes a launch touches.
     pub(crate) fn fill(&mut self, byte: u8) -> Result<(), RuntimeError> {
         match &mut self.backend {
             Backend::Cpu(session) => {
@@ -268,7 +264,7 @@ impl Session {
         }
     }
 
-    /// Sets the elements of a dense view, given in row-major order.
+    /// Sets the elements of a dense view from row-major order.
     pub(crate) fn write_view(&mut self, view: &View, bytes: &[u8]) -> Result<(), RuntimeError> {
         match &mut self.backend {
             Backend::Cpu(session) => {
@@ -279,7 +275,7 @@ impl Session {
         }
     }
 
-    /// Fills a dense tensor with noise, the same on every backend.
+    /// Fills a dense tensor with noise that is identical on every backend.
     pub(crate) fn fill_noise(&mut self, view: &View, seed: u32, noise: Noise) -> Result<(), RuntimeError> {
         if let Backend::Cuda(session) = &mut self.backend {
             return session.fill_noise(view, seed, noise);
@@ -295,7 +291,7 @@ impl Session {
         slot.map(|s| &s.view).ok_or_else(|| RuntimeError::Name(format!("there is no slot `{path}`")))
     }
 
-    /// Some elements of a slot, counted in row-major order. Those of a slot that is not dense are had all or not at all.
+    /// A range of a slot's elements in row-major order. A slot that is not dense can only be taken whole.
     fn range_view(&self, path: &str, range: &Range<usize>) -> Result<View, RuntimeError> {
         let view = self.slot_view(path)?;
         let elements = view.elements();
@@ -323,7 +319,7 @@ impl Session {
         self.write_view(&view, bytes)
     }
 
-    /// Sets the elements of a slot from one of them on, as many as there are bytes for.
+    /// Sets consecutive elements of a slot from element `first`, as many as `bytes` holds.
     pub fn write_range(&mut self, path: &str, first: usize, bytes: &[u8]) -> Result<(), RuntimeError> {
         let size = self.slot_view(path)?.dtype.bytes();
         let view = self.range_view(path, &(first..first + bytes.len() / size))?;
@@ -336,7 +332,7 @@ impl Session {
         if bytes.is_empty() { Ok(()) } else { self.write_view(&view, bytes) }
     }
 
-    /// Some elements of a slot, counted in row-major order, in the slot's own type.
+    /// A range of a slot's elements in row-major order, in the slot's own type.
     pub fn read_range(&self, path: &str, range: Range<usize>) -> Result<Vec<u8>, RuntimeError> {
         let view = self.range_view(path, &range)?;
         if range.is_empty() { Ok(vec![]) } else { self.read_view(&view) }
@@ -347,9 +343,8 @@ impl Session {
         self.read_view(self.slot_view(path)?)
     }
 
-    /// Copies ranges of the elements of slots as they are after all that was asked for so far. On a GPU the copy comes out
-    /// beside the plans that run next, and one that writes any of these elements waits for it on the device; on the CPU it is
-    /// made here.
+    /// Copies ranges of slots as they are after all work requested so far. On a GPU the copy overlaps the plans that run next,
+    /// and a plan that writes any of these elements waits for it on the device; on the CPU it is made before this returns.
     pub fn begin_copy<P: AsRef<str>>(
         &mut self,
         ranges: &[(P, Range<usize>)],
@@ -357,7 +352,9 @@ impl Session {
         let views = ranges.iter().map(|(path, range)| self.range_view(path.as_ref(), range));
         let views = views.collect::<Result<Vec<View>, _>>()?;
         match &mut self.backend {
-            Backend::Cpu(session) => Ok(Copying::here(views.iter().map(|view| session.read(view)).collect())),
+            Backend::Cpu(session) => {
+                Ok(Copying::on_host(views.iter().map(|view| session.read(view)).collect()))
+            }
             Backend::Cuda(session) => session.begin_copy(&views),
         }
     }
@@ -383,7 +380,7 @@ impl Session {
         Ok(as_f32(dtype, &self.read_slot(path)?))
     }
 
-    /// Some elements of one, counted in row-major order.
+    /// A range of a slot's elements in row-major order, as f32.
     pub fn read_range_f32(&self, path: &str, range: Range<usize>) -> Result<Vec<f32>, RuntimeError> {
         let dtype = self.slot_view(path)?.dtype;
         Ok(as_f32(dtype, &self.read_range(path, range)?))
@@ -403,13 +400,13 @@ impl Session {
         Ok(as_f32(view.dtype, &self.read_view(view)?))
     }
 
-    /// Asks for results of one f32 each of the plan that ran last. On a GPU they are copied out in the stream's order,
-    /// and the host goes on; they must be collected before as many more were asked for as `cuda::staging` keeps.
+    /// Requests single-f32 results of the plan that ran last. On a GPU they are copied out in stream order while the host
+    /// continues; collect them before the ring of `cuda::session::staging::Mailbox` wraps around.
     pub fn post(&mut self, role: Role, names: &[&str]) -> Result<Posted, RuntimeError> {
         match &mut self.backend {
             Backend::Cpu(_) => {
                 let values = names.iter().map(|name| Ok(self.result(role, name)?[0]));
-                Ok(Posted(PostedAt::Here(values.collect::<Result<_, RuntimeError>>()?)))
+                Ok(Posted(PostedState::Ready(values.collect::<Result<_, RuntimeError>>()?)))
             }
             Backend::Cuda(session) => {
                 let plan = self.plans.plan(role);
@@ -421,29 +418,29 @@ impl Session {
                     })
                 };
                 let views = names.iter().map(view).collect::<Result<Vec<_>, _>>()?;
-                Ok(Posted(PostedAt::Coming { place: session.post(&views)?, count: names.len() }))
+                Ok(Posted(PostedState::Pending { place: session.post(&views)?, count: names.len() }))
             }
         }
     }
 
-    /// The values of results that were asked for, waiting for them where they are still on their way.
+    /// Returns requested results, waiting for those that have not arrived.
     pub fn collect(&mut self, posted: Posted) -> Result<Vec<f32>, RuntimeError> {
         match (posted.0, &mut self.backend) {
-            (PostedAt::Here(values), _) => Ok(values),
-            (PostedAt::Coming { place, count }, Backend::Cuda(session)) => session.collect(place, count),
-            (PostedAt::Coming { .. }, Backend::Cpu(_)) => {
+            (PostedState::Ready(values), _) => Ok(values),
+            (PostedState::Pending { place, count }, Backend::Cuda(session)) => session.collect(place, count),
+            (PostedState::Pending { .. }, Backend::Cpu(_)) => {
                 Err(RuntimeError::Name("results of another session".into()))
             }
         }
     }
 
-    /// Marks the end of what was run so far.
+    /// Marks the end of all work enqueued so far.
     pub fn mark(&self) -> Result<Mark, RuntimeError> {
         Ok(Mark(match &self.backend {
-            Backend::Cpu(_) => MarkAt::Host(Instant::now()),
+            Backend::Cpu(_) => MarkState::Host(Instant::now()),
             Backend::Cuda(session) => {
-                let reading = |place| Reading { place, sums: Cell::new(None) };
-                MarkAt::Device(session.mark()?, session.post_clock()?.map(reading))
+                let reading = |place| ClockReading { place, sums: Cell::new(None) };
+                MarkState::Device(session.mark()?, session.post_clock()?.map(reading))
             }
         }))
     }
@@ -451,21 +448,21 @@ impl Session {
     /// The time between two marks, waiting for the later one.
     pub fn between(&self, from: &Mark, to: &Mark) -> Result<Duration, RuntimeError> {
         match (&from.0, &to.0, &self.backend) {
-            (MarkAt::Host(from), MarkAt::Host(to), _) => Ok(to.saturating_duration_since(*from)),
-            (MarkAt::Device(from, _), MarkAt::Device(to, _), Backend::Cuda(session)) => {
+            (MarkState::Host(from), MarkState::Host(to), _) => Ok(to.saturating_duration_since(*from)),
+            (MarkState::Device(from, _), MarkState::Device(to, _), Backend::Cuda(session)) => {
                 session.between(from, to)
             }
             _ => Err(RuntimeError::Name("marks of another session".into())),
         }
     }
 
-    /// How long plans ran on the device between two marks, and how long of that they waited for exchanges with other ranks; waits
-    /// for the later mark. `None` where nobody measures it: on the CPU, and where there are no other ranks. Marks are read in
-    /// order, each before several more updates have posted their results.
+    /// How long plans ran on the device between two marks, and how long of that they waited for exchanges with other ranks.
+    /// Waits for the later mark. `None` on the CPU and without other ranks, where it is not measured. Read marks in order, and
+    /// before the ring of posted values wraps around.
     pub fn plan_times(&self, from: &Mark, to: &Mark) -> Result<Option<PlanTimes>, RuntimeError> {
         let Backend::Cuda(session) = &self.backend else { return Ok(None) };
         let sums = |mark: &Mark| {
-            let MarkAt::Device(_, Some(reading)) = &mark.0 else { return Ok(None) };
+            let MarkState::Device(_, Some(reading)) = &mark.0 else { return Ok(None) };
             if reading.sums.get().is_none() {
                 reading.sums.set(Some(session.clock_at(reading.place)?));
             }
@@ -483,26 +480,26 @@ impl Session {
     }
 }
 
-/// Slots and results lie in the arena.
-fn places(plans: &PlanSet) -> Result<(), RuntimeError> {
+/// Checks that slots and results lie in the arena.
+fn check_placement(plans: &PlanSet) -> Result<(), RuntimeError> {
     let slots = plans.slots.iter().map(|slot| ("slot", &slot.path, &slot.view));
     let results =
         plans.plans.iter().flat_map(|plan| &plan.results).map(|(name, view)| ("result", name, view));
     for (what, name, view) in slots.chain(results) {
-        launch::placed(view, plans.arena_bytes)
+        launch::check_placement(view, plans.arena_bytes)
             .map_err(|why| RuntimeError::Unsound(format!("the {what} `{name}` {why}")))?;
     }
     Ok(())
 }
 
-/// The memory of words of four bytes. Little-endian, as slots are and as every target we build for is.
+/// The bytes of four-byte words. Little-endian, as slots and all supported targets are.
 fn bytes_of<T: Word>(values: &[T]) -> &[u8] {
     const { assert!(cfg!(target_endian = "little") && size_of::<T>() == 4) };
-    // SAFETY: f32 and i32 have no padding and every byte of them may be read; the length in bytes is theirs.
+    // SAFETY: f32 and i32 have no padding and any byte of them may be read; the length is that of `values` in bytes.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
-/// An element of four bytes that slots may hold.
+/// A four-byte element type of slots.
 trait Word {}
 impl Word for f32 {}
 impl Word for i32 {}
@@ -536,7 +533,7 @@ mod tests {
         PlacedSlot { path: path.into(), ty, class: Class::Input, init: Init::Zeros, is_whole: false, view }
     }
 
-    /// Rows of a table of four by two, by an index of three.
+    /// A plan that gathers three rows from a table of four rows by two columns.
     fn gather(kernel: &'static str) -> PlanSet {
         let table = View { offset: 0, dtype: DType::F32, dims: vec![4, 2], strides: vec![3, 1] };
         let index = View::dense(64, &TensorType::new(DType::I32, [3]));
@@ -573,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn slots_go_in_and_results_come_out() {
+    fn slots_are_written_and_results_read() {
         let mut session = Session::new(gather("gather"), 2).unwrap();
         session.write_f32("table", &[0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]).unwrap();
         session.write_i32("index", &[3, -1, 1]).unwrap();
@@ -584,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_holds_what_was_there_when_it_was_asked_for() {
+    fn a_copy_holds_the_state_at_its_request() {
         let mut session = Session::new(gather("gather"), 1).unwrap();
         let first = [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0];
         session.write_f32("table", &first).unwrap();
@@ -593,7 +590,7 @@ mod tests {
         session.write_f32("table", &[9.0; 8]).unwrap();
         session.run(Role::Eval).unwrap();
         drop(session);
-        // Any thread may finish it, after the session too.
+        // Any thread may finish the copy, even after the session is dropped.
         let copied = std::thread::spawn(|| copying.finish().unwrap()).join().unwrap();
         assert_eq!((copied.count(), copied.bytes()), (2, 44));
         assert_eq!(copied.tensor(0), bytes_of(&[2_i32, 1, 0]));
@@ -617,7 +614,7 @@ mod tests {
         let copied = copying.finish().unwrap();
         assert_eq!((copied.tensor(0), copied.tensor(1)), (bytes_of(&[6_i32]), bytes_of(&[7_i32, 5])));
         assert_eq!((copied.count(), copied.tensor(2).len(), session.rank()), (3, 0, 0));
-        for (error, said) in [
+        for (error, expected) in [
             (session.read_range("index", 1..4).unwrap_err(), "`index` has 3 elements, and none from 1 to 4"),
             (
                 session.write_range("index", 3, &[0; 4]).unwrap_err(),
@@ -629,15 +626,15 @@ mod tests {
             ),
             (session.read_range("indices", 0..0).unwrap_err(), "there is no slot `indices`"),
         ] {
-            assert_eq!(error.to_string(), said);
+            assert_eq!(error.to_string(), expected);
         }
     }
 
     #[test]
-    fn failures_are_sentences_that_say_where() {
+    fn errors_name_their_location() {
         let mut session = Session::new(gather("gather"), 1).unwrap();
         session.write_i32("index", &[3, 4, 1]).unwrap();
-        for (error, said) in [
+        for (error, expected) in [
             (
                 session.run(Role::Eval).unwrap_err(),
                 "`embedding`: gather (f32[4,2], i32[3]) -> (f32[3,2]): index 4 at place 1 is outside the 4 rows",
@@ -648,7 +645,7 @@ mod tests {
             (session.write_f32("index", &[1.0; 3]).unwrap_err(), "`index` holds i32, not f32"),
             (session.result(Role::Eval, "row").unwrap_err(), "the plan `eval` has no result `row`"),
         ] {
-            assert_eq!(error.to_string(), said);
+            assert_eq!(error.to_string(), expected);
         }
         let unknown = Session::new(gather("collect"), 1).err().expect("no such kernel");
         assert!(unknown.to_string().ends_with("the CPU has no kernel `collect`"), "{unknown}");

@@ -1,7 +1,7 @@
-//! Times of a plan's launches, measured one by one.
+//! Per-launch times of a plan.
 //!
-//! On the CPU by the clock around each, on a GPU as `cuda::session::timing` says. A plan as it is run, replayed as a
-//! graph or enqueued at once, is another measurement.
+//! The CPU reads the clock around each launch; `cuda::session::timing` explains how a GPU is timed. The time of a whole plan,
+//! replayed as a graph or enqueued at once, is a different measurement.
 
 use flatout_ir::Role;
 
@@ -10,15 +10,15 @@ use crate::RuntimeError;
 /// The time of one launch over several passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LaunchTime {
-    /// Its place in the plan.
+    /// Index of the launch in the plan.
     pub launch: usize,
-    /// The median.
+    /// Median of the samples.
     pub seconds: f64,
-    /// The least, which a busy machine disturbs less.
+    /// Minimum of the samples, which other load on the machine disturbs less.
     pub least_seconds: f64,
 }
 
-/// Seconds of each launch of each plan, a sample a pass.
+/// Seconds of each launch of each plan, one sample per pass.
 #[derive(Clone, Debug)]
 pub(crate) struct Samples {
     plans: Vec<Vec<Vec<f64>>>,
@@ -26,7 +26,7 @@ pub(crate) struct Samples {
 }
 
 impl Samples {
-    /// None yet, for plans of these numbers of launches, of which at least `wanted` each are to be taken.
+    /// No samples yet, for plans with these numbers of launches; `wanted` samples of each suffice.
     pub fn new(launches: impl IntoIterator<Item = usize>, wanted: usize) -> Self {
         let plans = launches.into_iter().map(|count| vec![vec![]; count]).collect();
         Samples { plans, wanted: wanted.max(1) }
@@ -40,7 +40,7 @@ impl Samples {
         self.plans.iter().flatten().all(|samples| samples.len() >= self.wanted)
     }
 
-    /// The times of the launches of each plan.
+    /// Reduces the samples to a time per launch of each plan.
     pub fn times(self) -> Result<Vec<Vec<LaunchTime>>, RuntimeError> {
         let of = |(launch, mut samples): (usize, Vec<f64>)| {
             samples.sort_by(f64::total_cmp);
@@ -58,7 +58,7 @@ impl Samples {
 const NEVER_AHEAD: &str =
     "the host is too busy to time kernels: it never enqueued them before the GPU ran out of work";
 
-/// A role that is to be timed and that the set has no plan for.
+/// The error for a role that the plan set has no plan for.
 pub(crate) fn missing(role: Role) -> RuntimeError {
     RuntimeError::Name(format!("there is no plan `{}`", role.name()))
 }

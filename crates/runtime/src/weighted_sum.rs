@@ -1,19 +1,19 @@
-//! Linear attention, forward and backward, as weighted sums of one form, for both backends.
+//! Linear attention, forward and backward, written as weighted sums of a single form for both backends.
 //!
-//! A sum gives out_i = sum over j of W_ij x_j, where W = M(scale a b^T) is the weight between a row i that the result
-//! belongs to and a row j of the other side: o, dq, dk and dv differ only in what stands for a, b and x and in who is
-//! the query. The gradient of queries that are their own keys has both weights, of i as a query and of i as a key.
+//! A sum computes out_i = sum over j of W_ij x_j, where W = M(scale a b^T) weights row j of the opposite side for row i of the
+//! result: o, dq, dk and dv differ only in which tensors are a, b and x and in which side holds the queries. The gradient of
+//! queries that double as keys adds both weights: row i as a query and row i as a key.
 //!
-//! An output head takes the sum over all heads that share it. Tensor X of HX heads is read by head h at h * HX / H.
+//! An output head takes the sum over all heads that share it. Head h reads head h * HX / H of a tensor with HX heads.
 
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend};
 
-/// The side that the rows of a result are on; the sum runs over the other side.
+/// The side that owns the rows of a result; the sum runs over the opposite side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// Queries, that look at keys.
+    /// Queries, which attend to keys.
     Queries,
-    /// Keys, that queries look at.
+    /// Keys, which queries attend to.
     Keys,
     /// Both at once: W_ij = M(scale a_i b_j) + M(scale a_j b_i).
     Both,
@@ -21,16 +21,16 @@ pub enum Owner {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WeightedSum {
-    /// Inputs: a, on the side of the result, b and x, on the side that is summed over.
+    /// Indices of the inputs: `left` is a, on the side of the result; `right` is b and `rows` is x, on the side summed over.
     pub left: usize,
     pub right: usize,
     pub rows: usize,
-    /// The output.
+    /// Index of the output.
     pub out: usize,
     pub owner: Owner,
 }
 
-/// The sums of an operation, by output.
+/// The sums that compute an operation, one per output.
 pub fn sums(attend: &LinearAttend, is_grad: bool) -> Vec<WeightedSum> {
     let (q, k, v, d) = (0, attend.tensors() - 2, attend.tensors() - 1, attend.inputs());
     if !is_grad {

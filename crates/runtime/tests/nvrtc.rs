@@ -1,9 +1,9 @@
-//! Compiles every kernel for every architecture we name, without a GPU.
+//! Compiles every kernel for every supported architecture, without a GPU.
 //!
-//! Kernels keep their values in registers and take no more shared memory than a card of the architecture has.
+//! Checks that kernels keep their values in registers and need no more shared memory than a card of the architecture has.
 //!
-//! NVRTC is found as `library` finds it: `VIRTUAL_ENV=... cargo test --test nvrtc` takes the wheel `nvidia-cuda-nvrtc`. A
-//! machine without it skips, and says so; with FLATOUT_REQUIRE_NVRTC set, it fails.
+//! NVRTC is found as described in `library`: `VIRTUAL_ENV=... cargo test --test nvrtc` uses the wheel `nvidia-cuda-nvrtc`. A
+//! machine without it skips with a message; with FLATOUT_REQUIRE_NVRTC set, it fails.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -35,7 +35,7 @@ use rayon::prelude::*;
 /// A100, RTX 3090, RTX 4090, H100 and H200, B200, RTX 5090.
 const ARCHITECTURES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100", "sm_120"];
 
-/// Sources whose headers say that they spill with a definition, and how many bytes at most.
+/// Sources whose headers document spills with a given define, and the maximum bytes.
 const MAY_SPILL: [(&str, (&str, &str), usize); 4] = [
     ("attention/hopper/backward_queries.cu", ("MASK", "3"), 48),
     ("norm.cu", ("VEC", "1"), 20),
@@ -43,19 +43,19 @@ const MAY_SPILL: [(&str, (&str, &str), usize); 4] = [
     ("norm.cu", ("HAS_THIRD", "1"), 4),
 ];
 
-/// Sources whose products of warpgroups wait for each other with a definition: their accumulators fill the registers.
+/// Sources whose wgmma products are serialised with a given define, because their accumulators fill the registers.
 const MAY_WAIT: [(&str, (&str, &str)); 1] = [("attention/hopper/backward_queries.cu", ("SIZE", "256"))];
 
-/// Kernels that are calls of NCCL and nothing beside.
+/// Kernels that consist only of calls of NCCL.
 const OF_NCCL: [&str; 2] = ["cuda.all_gather", "cuda.all_reduce"];
 
-/// Whether a source may wait for every product.
+/// Whether a source's products may be serialised.
 fn may_wait(source: &Source) -> bool {
     let has = |(name, value): (&str, &str)| source.defines.iter().any(|(n, v)| n == name && v == value);
     MAY_WAIT.iter().any(|&(name, define)| source.name == name && has(define))
 }
 
-/// The bytes a source may spill.
+/// Bytes that a source may spill.
 fn most_spilled(source: &Source) -> usize {
     let has = |(name, value): (&str, &str)| source.defines.iter().any(|(n, v)| n == name && v == value);
     let of = |&(name, define, bytes): &(&str, (&str, &str), usize)| {
@@ -64,13 +64,13 @@ fn most_spilled(source: &Source) -> usize {
     MAY_SPILL.iter().find_map(of).unwrap_or(0)
 }
 
-/// An operation on inputs of these types.
+/// An operation with the types of its inputs.
 type TypedOp = (Op, Vec<TensorType>);
 
-/// The key that tells the sources of two operations apart: name, epilogue, types.
+/// The key that distinguishes the sources of two operations: name, epilogue, types.
 type SourceKey = (&'static str, Option<Epilogue>, Vec<DType>);
 
-/// The operations of a decoder's step at the sizes it is measured at.
+/// The operations of a decoder's step at the sizes that benchmarks use.
 fn real() -> Vec<TypedOp> {
     let (bf16, f32s, i32s) = (DType::BF16, DType::F32, DType::I32);
     let ty = |dtype, dims: &[usize]| TensorType::new(dtype, dims);
@@ -88,7 +88,7 @@ fn real() -> Vec<TypedOp> {
             forms.push((layer.grad(true), backward));
         }
     }
-    // Rows of a warp and of a part of one, and those of 1152, which take three; their gradient is summed as well.
+    // Rows of one warp, of part of one, and those of 1152, which take three; their gradient is summed as well.
     for (rows, d) in [(65792, 768), (65792, 384), (33280, 192), (16384, 1152)] {
         let (x, w, eps) = (ty(bf16, &[rows, d]), ty(f32s, &[d]), 1e-5);
         let layer = NormSpec { center: true, bias: true, ..NormSpec::rms(eps, weight) };
@@ -97,7 +97,7 @@ fn real() -> Vec<TypedOp> {
             Op::RmsNormGrad { eps, center: true, weight, bias: true, add: true, again: true, sum: true };
         forms.push((grad, vec![x.clone(), w.clone(), x.clone(), x, w]));
     }
-    // Norms that their gradient gives once more.
+    // Norms that their gradient recomputes.
     for d in [768, 1024, 2048, 4096] {
         let (x, w, eps) = (ty(bf16, &[16384, d]), ty(f32s, &[d]), 1e-5);
         let grad =
@@ -267,8 +267,8 @@ fn summed_region(columns: usize) -> TypedOp {
 }
 
 /// Attention at real sizes: heads of 64, 128 and 256, every mask, equal and packed sequences, few queries over caches, both
-/// directions. All of them for every architecture take ten minutes of a core, so each has a sixth, together they have all, and
-/// Hopper, which has a kernel that others have not, has a third.
+/// directions. All of them for every architecture would take ten minutes of a core, so each architecture takes a sixth,
+/// together they cover all, and Hopper, which has its own kernels, takes a third.
 fn attention(architecture: usize) -> Vec<TypedOp> {
     let is_hopper = ARCHITECTURES[architecture] == "sm_90a";
     let window = Mask::Window { back: 256, ahead: 0 };
@@ -286,7 +286,7 @@ fn attention(architecture: usize) -> Vec<TypedOp> {
                 }
             }
         }
-        // Gemma-2's heads are of 256, with scores that are capped.
+        // Gemma-2 has heads of 256 with capped scores.
         if (s + architecture).is_multiple_of(3) || size == 256 {
             let segments = Segments::Uniform { len: 512 };
             let cap = Cap(Some(50.0));
@@ -299,7 +299,7 @@ fn attention(architecture: usize) -> Vec<TypedOp> {
         }
     }
     if is_hopper {
-        // Short sequences that a block holds, and long ones.
+        // Short sequences that fit in a block, and long ones.
         for (len, mask, kv_heads) in
             [(65, Mask::Full, 12), (145, Mask::Full, 12), (257, Mask::Full, 12), (2048, Mask::Causal, 4)]
         {
@@ -314,7 +314,7 @@ fn attention(architecture: usize) -> Vec<TypedOp> {
     forms
 }
 
-/// Linear attention at the sizes of Vision-BDH, in one tile a segment and in many, and over keys of their own.
+/// Linear attention at the sizes of Vision-BDH, with one tile per segment and many, and with separate keys.
 fn linear_attention() -> Vec<TypedOp> {
     let ty = |dtype, heads: usize, size: usize| TensorType::new(dtype, [64 * 65, heads, size]);
     let mut forms: Vec<TypedOp> = vec![];
@@ -343,7 +343,7 @@ fn linear_attention() -> Vec<TypedOp> {
                 let ins = [ins.clone(), vec![positions], Vec::from_iter(table)].concat();
                 forms.push((attend.op(), ins.clone()));
                 forms.push((attend.grad(), [ins.clone(), vec![ty(dtype, 6, 192)]].concat()));
-                // Angles are computed where no table is large enough: one way onto a base shows that it compiles.
+                // Angles are computed if no table is large enough: one accumulation mode suffices to show that it compiles.
                 let bases = if rotary.has_table() {
                     &[Accumulate::Base, Accumulate::Relu][..]
                 } else {
@@ -397,7 +397,7 @@ fn is_attention(op: &Op) -> bool {
     matches!(op.kind(), OpKind::Attention | OpKind::AttentionGrad)
 }
 
-/// Of the cases every kernel is verified by, the largest of each operation and epilogue in each combination of types.
+/// The largest verification case of each operation and epilogue in each combination of types.
 fn verified() -> Vec<TypedOp> {
     let mut largest: BTreeMap<SourceKey, (usize, TypedOp)> = BTreeMap::new();
     for case in cases::all().into_iter().filter(|case| !is_attention(&case.op)) {
@@ -417,7 +417,7 @@ fn verified() -> Vec<TypedOp> {
     largest.into_values().map(|(_, form)| form).collect()
 }
 
-/// The types of a form's inputs, and the one a cast gives.
+/// The types of a form's inputs, and the result type of a cast.
 fn form_types((op, ins): &TypedOp) -> impl Iterator<Item = DType> + '_ {
     let to = match op {
         Op::Map { f: Elementwise::Cast(dtype) } | Op::Quantize { to: dtype, .. } => Some(*dtype),
@@ -426,13 +426,13 @@ fn form_types((op, ins): &TypedOp) -> impl Iterator<Item = DType> + '_ {
     ins.iter().map(|ty| ty.dtype).chain(to)
 }
 
-/// The type a kernel is chosen by: the first float's, or the first.
+/// The type by which a kernel is selected: the first float's, or the first.
 fn first_type(ins: &[TensorType]) -> Option<DType> {
     let mut types = ins.iter().map(|ty| ty.dtype);
     types.clone().find(|d| d.is_float()).or(types.next())
 }
 
-/// The launch of a form on a kernel, every tensor dense and `shift` elements off an aligned place.
+/// The launch of a form on a kernel, with every tensor dense and `shift` elements off alignment.
 fn launch(row: &KernelRow, (op, ins): &TypedOp, sms: usize, shift: usize) -> Launch {
     let mut graph = Graph::default();
     let reads = ins.iter().enumerate().map(|(i, ty)| {
@@ -469,7 +469,7 @@ fn launch(row: &KernelRow, (op, ins): &TypedOp, sms: usize, shift: usize) -> Lau
     }
 }
 
-/// The kernels a plan could take for a form: those of its operation in the type of its first float.
+/// The kernels that a plan could use for a form: those of its operation in the type of its first float.
 fn kernels_for<'a>((op, ins): &'a TypedOp) -> impl Iterator<Item = &'static Kernel> + use<'a> {
     let dtype = first_type(ins);
     KERNELS
@@ -491,7 +491,7 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         }
     };
     let nvrtc = Nvrtc::open(library).expect("NVRTC has its entry points");
-    // With the most dynamic shared memory of a launch.
+    // Paired with the maximum dynamic shared memory of a launch.
     let mut jobs: HashMap<(String, Source), usize> = HashMap::new();
     let mut compiled: BTreeSet<&str> = BTreeSet::new();
     let is_whole = std::env::var_os("FLATOUT_EVERY_FORM").is_some();
@@ -508,8 +508,8 @@ fn every_kernel_compiles_everywhere_without_spilling() {
         let exists = |form: &&TypedOp| {
             facts.has_fp8() || form.0.kind().decodes() || !form_types(form).any(|dtype| dtype.is_fp8())
         };
-        // The architectures share all forms out, and each has one of every kernel; Hopper also has every form of the
-        // sizes that are measured. With `FLATOUT_EVERY_FORM` set each has all, as `doctor --verify` has on a GPU.
+        // Each architecture compiles a share of all forms, with at least one of every kernel; Hopper also every form of the
+        // benchmarked sizes. With `FLATOUT_EVERY_FORM` set each compiles all, as `doctor --verify` does on a GPU.
         let mut here: BTreeSet<&str> = BTreeSet::new();
         let attention = attention(architecture);
         for (i, form) in forms.iter().chain(&attention).enumerate().filter(|(_, form)| exists(form)) {
@@ -517,7 +517,7 @@ fn every_kernel_compiles_everywhere_without_spilling() {
                 || (name == "sm_90a" && i >= real_from)
                 || i >= forms.len()
                 || (i + architecture).is_multiple_of(ARCHITECTURES.len());
-            // Tensors off their alignment take other code: some forms on one architecture show that it compiles.
+            // Unaligned tensors use different code: some forms on one architecture show that it compiles.
             let has_shift = name == "sm_90a" && !is_attention(&form.0) && (is_whole || i.is_multiple_of(3));
             let shifts: &[usize] = if has_shift { &[0, 1] } else { &[0] };
             for (kernel, &shift) in kernels_for(form).flat_map(|k| shifts.iter().map(move |s| (k, s))) {

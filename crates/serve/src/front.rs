@@ -1,5 +1,5 @@
-//! A request of HTTP to a job, on the threads of the server: JSON is read, texts become tokens, and what cannot be answered is
-//! refused before the worker sees it.
+//! Turns HTTP requests into jobs, on the threads of the server: parses JSON, tokenises texts, and refuses what cannot be answered
+//! before the worker sees it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,34 +14,35 @@ use serde_json::{Value, json};
 use crate::api::chat::{Chat, Message};
 use crate::api::completions::{Completions, Prompt as TextOrTokens};
 use crate::api::error::ApiError;
-use crate::api::{Asked, Delivery, Endpoint, Head};
+use crate::api::{Delivery, Endpoint, Head, Parameters};
 use crate::model::{Conversation, Model};
 use crate::outlet::{Outlet, Texts};
 use crate::worker::Job;
 
-/// Texts that may wait or be made at once.
+/// The most texts that may wait or be generated at once.
 pub const MOST_TEXTS: usize = 256;
-/// Log-probabilities in an answer that is held until it is whole.
+/// The most log-probabilities in a response that is not streamed.
 const MOST_NUMBERS: usize = 1 << 21;
-/// Tokens of images in all texts of a request for several: each of them reads the images by itself, though they are held once.
+/// The most image tokens over all texts of a request with several: each text reads the images by itself, although they are held
+/// once.
 const MOST_IMAGE_TOKENS: usize = 1 << 16;
 
 pub struct Front {
     model: Model,
     jobs: Sender<Job>,
-    /// Texts that wait or are made.
+    /// Number of texts that wait or are generated.
     texts: Arc<AtomicUsize>,
-    /// No new requests are taken.
+    /// Whether new requests are refused because the server is ending.
     pub is_closing: AtomicBool,
 }
 
-/// Answers whether the server is there, without a thread of its own.
+/// The health check, which is answered without a worker thread.
 pub fn health(request: &HttpRequest) -> Option<Answer> {
     let is_asked = request.path == "/health" && request.body.is_none();
     is_asked.then(|| Answer::json(json!({ "status": "ok" }).to_string()))
 }
 
-/// Room for some texts, given back when this is dropped.
+/// A reservation for some texts, released when this is dropped.
 pub struct Ticket {
     texts: Arc<AtomicUsize>,
     count: usize,
@@ -58,7 +59,7 @@ impl Front {
         Front { model, jobs, texts: Arc::default(), is_closing: AtomicBool::new(false) }
     }
 
-    /// Everything there is to ask for.
+    /// Routes a request.
     pub fn reply(&self, request: &HttpRequest) -> Reply {
         let replied = match (request.path.as_str(), &request.body) {
             ("/v1/models", None) => Ok(Answer::json(self.models().to_string()).into()),
@@ -98,7 +99,7 @@ impl Front {
             .with_code("model_not_found")
     }
 
-    /// The JSON of a body that asks for this model.
+    /// Parses a body and checks that it names this model, or none.
     fn read(&self, body: &[u8]) -> Result<Value, ApiError> {
         let value: Value = serde_json::from_slice(body)
             .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
@@ -110,7 +111,7 @@ impl Front {
         }
     }
 
-    /// The tokens of a text.
+    /// Responds with the tokens of a text.
     fn tokenize(&self, body: &[u8]) -> Result<Reply, ApiError> {
         let value = self.read(body)?;
         let prompt = &value["prompt"];
@@ -118,18 +119,18 @@ impl Front {
         self.check_bytes(text.len())?;
         let tokens = self.model.tokens(&TextOrTokens::Text(text.into()))?;
         let count = tokens.len();
-        let said = json!({ "tokens": tokens, "count": count, "max_model_len": self.model.capacity });
-        Ok(Answer::json(said.to_string()).into())
+        let response = json!({ "tokens": tokens, "count": count, "max_model_len": self.model.capacity });
+        Ok(Answer::json(response.to_string()).into())
     }
 
     fn completions(&self, body: &[u8]) -> Result<Reply, ApiError> {
-        let Completions { prompts, asked, top, echo } = Completions::read(&self.read(body)?)?;
-        let ticket = self.ticket(prompts.len() * asked.copies as usize)?;
+        let Completions { prompts, parameters, top, echo } = Completions::read(&self.read(body)?)?;
+        let ticket = self.ticket(prompts.len() * parameters.copies as usize)?;
         let mut requests = vec![];
         let mut echoes = vec![];
         let mut read = 0;
         let mut numbers = 0;
-        // Texts of equal prompts are drawn by themselves, as those of one prompt are.
+        // Equal prompts continue the numbering of copies, so that their texts differ like those of one prompt.
         let mut seen: BTreeMap<Vec<u32>, u32> = BTreeMap::new();
         for prompt in &prompts {
             if let TextOrTokens::Text(text) = prompt {
@@ -137,36 +138,36 @@ impl Front {
             }
             let tokens = self.model.tokens(prompt)?;
             read += tokens.len();
-            self.check(&tokens, &asked)?;
+            self.check(&tokens, &parameters)?;
             let text = || match prompt {
                 TextOrTokens::Text(text) => text.clone(),
                 TextOrTokens::Tokens(tokens) => self.model.vocabulary.decode(tokens),
             };
             let echoed = if echo { text() } else { String::new() };
             let scores = echo && top.is_some();
-            numbers += self.numbers(&tokens, &asked, top, scores);
+            numbers += self.numbers(&tokens, &parameters, top, scores);
             let first = seen.entry(tokens.clone()).or_default();
-            let copies = *first..*first + asked.copies;
+            let copies = *first..*first + parameters.copies;
             *first = copies.end;
             for copy in copies {
-                let plain = self.request(tokens.clone().into(), &asked, copy, top);
+                let plain = self.request(tokens.clone().into(), &parameters, copy, top);
                 requests.push(Request { echo: scores, ..plain });
                 echoes.push(echoed.clone());
             }
         }
-        check_numbers(numbers, &asked)?;
+        check_numbers(numbers, &parameters)?;
         let texts = Texts { prompt_tokens: read, echoes, has_logprobs: top.is_some() };
-        self.send(Endpoint::Completions, requests, texts, &asked, ticket)
+        self.send(Endpoint::Completions, requests, texts, &parameters, ticket)
     }
 
     fn chat(&self, body: &[u8]) -> Result<Reply, ApiError> {
-        let Chat { messages, asked, top } = Chat::read(&self.read(body)?, self.model.capacity)?;
-        let ticket = self.ticket(asked.copies as usize)?;
+        let Chat { messages, parameters, top } = Chat::read(&self.read(body)?, self.model.capacity)?;
+        let ticket = self.ticket(parameters.copies as usize)?;
         self.check_bytes(messages.iter().map(Message::text_bytes).sum())?;
         let Conversation { prompt, pictures, image_tokens, end } = self.model.conversation(&messages)?;
-        self.check(&prompt.tokens, &asked)?;
-        check_numbers(self.numbers(&prompt.tokens, &asked, top, false), &asked)?;
-        let copies = asked.copies as usize;
+        self.check(&prompt.tokens, &parameters)?;
+        check_numbers(self.numbers(&prompt.tokens, &parameters, top, false), &parameters)?;
+        let copies = parameters.copies as usize;
         if copies > 1 && copies * image_tokens > MOST_IMAGE_TOKENS {
             let sentence = format!(
                 "{copies} texts about images of {image_tokens} tokens are too many at once: ask for a smaller n, or show less"
@@ -174,28 +175,28 @@ impl Front {
             return Err(ApiError::field("n", sentence));
         }
         let request = |copy: u32| {
-            let mut request = self.request(prompt.clone(), &asked, copy, top);
+            let mut request = self.request(prompt.clone(), &parameters, copy, top);
             request.stops.extend(end);
             Request { pictures: pictures.clone(), ..request }
         };
-        let requests: Vec<Request> = (0..asked.copies).map(request).collect();
+        let requests: Vec<Request> = (0..parameters.copies).map(request).collect();
         let echoes = vec![String::new(); requests.len()];
         let texts = Texts { prompt_tokens: prompt.tokens.len(), echoes, has_logprobs: top.is_some() };
-        self.send(Endpoint::Chat, requests, texts, &asked, ticket)
+        self.send(Endpoint::Chat, requests, texts, &parameters, ticket)
     }
 
-    fn request(&self, prompt: Prompt, asked: &Asked, copy: u32, top: Option<usize>) -> Request {
+    fn request(&self, prompt: Prompt, parameters: &Parameters, copy: u32, top: Option<usize>) -> Request {
         Request {
             copy,
             top,
-            stops: asked.stop_tokens.clone(),
-            text: Some(asked.stops.clone()),
-            adjustments: asked.adjustments.clone(),
-            ..Request::new(prompt, asked.how)
+            stops: parameters.stop_tokens.clone(),
+            text: Some(parameters.stops.clone()),
+            adjustments: parameters.adjustments.clone(),
+            ..Request::new(prompt, parameters.sampling)
         }
     }
 
-    /// Refuses a text that is too long whatever its tokens are, before they are looked for.
+    /// Refuses a text that is too long for any tokenisation, before it is tokenised.
     fn check_bytes(&self, bytes: usize) -> Result<(), ApiError> {
         let Model { capacity, most_bytes, .. } = self.model;
         if bytes <= most_bytes {
@@ -208,15 +209,15 @@ impl Front {
         Err(ApiError::bad(sentence).with_code("context_length_exceeded"))
     }
 
-    /// The log-probabilities that the texts of a prompt may come with.
-    fn numbers(&self, prompt: &[u32], asked: &Asked, top: Option<usize>, scores: bool) -> usize {
-        let made = asked.how.max_tokens.min(self.model.capacity.saturating_sub(prompt.len()) + 1);
-        let told = made + if scores { prompt.len() } else { 0 };
-        top.map_or(0, |top| asked.copies as usize * told * (1 + top))
+    /// The most log-probabilities that the response for a prompt may have.
+    fn numbers(&self, prompt: &[u32], parameters: &Parameters, top: Option<usize>, scores: bool) -> usize {
+        let made = parameters.sampling.max_tokens.min(self.model.capacity.saturating_sub(prompt.len()) + 1);
+        let positions = made + if scores { prompt.len() } else { 0 };
+        top.map_or(0, |top| parameters.copies as usize * positions * (1 + top))
     }
 
-    /// Whether there is room for a prompt, and for a token behind it where one is asked for.
-    fn check(&self, tokens: &[u32], asked: &Asked) -> Result<(), ApiError> {
+    /// Checks that a prompt fits the context, and that its tokens and those with a bias are in the vocabulary.
+    fn check(&self, tokens: &[u32], parameters: &Parameters) -> Result<(), ApiError> {
         let (count, capacity, size) = (tokens.len(), self.model.capacity, self.model.vocabulary.size());
         if count > capacity {
             let sentence = format!(
@@ -225,14 +226,14 @@ impl Front {
             );
             return Err(ApiError::bad(sentence).with_code("context_length_exceeded"));
         }
-        let biased = asked.adjustments.bias.iter().map(|(token, _)| token);
+        let biased = parameters.adjustments.bias.iter().map(|(token, _)| token);
         match tokens.iter().chain(biased).find(|token| **token as usize >= size) {
             Some(token) => Err(ApiError::bad(format!("token {token} is not one of the vocabulary's {size}"))),
             None => Ok(()),
         }
     }
 
-    /// Room for texts, where there is some.
+    /// Reserves a number of texts, or refuses when the queue is full.
     fn ticket(&self, count: usize) -> Result<Ticket, ApiError> {
         if self.is_closing.load(Ordering::Acquire) {
             return Err(ApiError::with_status(503, "the server is ending"));
@@ -256,7 +257,7 @@ impl Front {
         endpoint: Endpoint,
         requests: Vec<Request>,
         texts: Texts,
-        asked: &Asked,
+        parameters: &Parameters,
         ticket: Ticket,
     ) -> Result<Reply, ApiError> {
         let prefix = if endpoint == Endpoint::Chat { "chatcmpl-" } else { "cmpl-" };
@@ -268,7 +269,7 @@ impl Front {
             model: self.model.name.clone(),
         };
         let pieces = Arc::clone(&self.model.pieces);
-        let (reply, outlet) = Outlet::open(head, texts, asked.delivery, pieces, ticket);
+        let (reply, outlet) = Outlet::open(head, texts, parameters.delivery, pieces, ticket);
         let job = Job { requests, outlet, began: Instant::now() };
         let gone = |_| ApiError::with_status(503, "the server is ending");
         self.jobs.send(job).map_err(gone)?;
@@ -276,9 +277,9 @@ impl Front {
     }
 }
 
-/// Refuses an answer that would be too large to be held until it is whole.
-fn check_numbers(numbers: usize, asked: &Asked) -> Result<(), ApiError> {
-    match asked.delivery == Delivery::Whole && numbers > MOST_NUMBERS {
+/// Refuses a response that would be too large to be held until it is complete.
+fn check_numbers(numbers: usize, parameters: &Parameters) -> Result<(), ApiError> {
+    match parameters.delivery == Delivery::Whole && numbers > MOST_NUMBERS {
         true => Err(ApiError::bad(format!(
             "the answer may have {numbers} log-probabilities, and at most {MOST_NUMBERS} are held: ask for fewer texts, tokens or \
              logprobs, or for a stream"
@@ -289,7 +290,7 @@ fn check_numbers(numbers: usize, asked: &Asked) -> Result<(), ApiError> {
 
 #[cfg(test)]
 impl Ticket {
-    /// One of a count of its own, to test with.
+    /// A reservation with its own counter, for tests.
     pub fn of(texts: &Arc<AtomicUsize>, count: usize) -> Ticket {
         texts.fetch_add(count, Ordering::AcqRel);
         Ticket { texts: Arc::clone(texts), count }
@@ -303,8 +304,9 @@ mod tests {
 
     #[test]
     fn only_a_stream_may_have_any_number_of_log_probabilities() {
-        let asked = |value: Value| Asked::read(&Fields::of(&value).unwrap(), &["max_tokens"], 16).unwrap();
-        let (whole, stream) = (asked(json!({})), asked(json!({ "stream": true })));
+        let parameters =
+            |value: Value| Parameters::read(&Fields::of(&value).unwrap(), &["max_tokens"], 16).unwrap();
+        let (whole, stream) = (parameters(json!({})), parameters(json!({ "stream": true })));
         assert_eq!(check_numbers(MOST_NUMBERS, &whole), Ok(()));
         assert_eq!(check_numbers(MOST_NUMBERS + 1, &stream), Ok(()));
         let error = check_numbers(MOST_NUMBERS + 1, &whole).unwrap_err();

@@ -1,14 +1,14 @@
-//! A model behind HTTP, in the forms of OpenAI's API: programs that know that API need only another address.
+//! Serves a model over HTTP in the formats of OpenAI's API: programs for that API only need another address.
 //!
 //! ```text
-//! api        requests and answers as JSON: what is asked for, what is refused by name, what is said
-//! model      the model as requests see it: its name, tokens of texts and conversations, names of tokens
-//! front      a request of HTTP to a job, on the threads of the server
-//! outlet     the answer to a job, whole or as a stream, as its texts grow
-//! worker     the loop that gives jobs to the generator and its news to their outlets
+//! api        requests and responses as JSON, and the fields that are refused
+//! model      the served model: its name, tokenisation of texts and conversations, names of tokens
+//! front      turns HTTP requests into jobs, on the threads of the server
+//! outlet     writes the response to a job, whole or as a stream, while its texts grow
+//! worker     the loop that submits jobs to the generator and passes its progress to their outlets
 //! ```
-//!
-//! The worker has the generator to itself; a queue of bounded length leads to it. Who goes away is forgotten by the next step.
+//! Only the worker uses the generator; requests reach it through a bounded queue. A job whose client has disconnected is
+//! cancelled at the next step.
 #![forbid(unsafe_code)]
 
 pub mod api;
@@ -31,16 +31,16 @@ use front::Front;
 pub use model::{Conversation, Model};
 use worker::Job;
 
-/// Bytes of a body: a prompt as long as any context, as token ids.
+/// The most bytes of a body: a prompt as long as any context, as token ids.
 const BODY_BYTES: usize = 4 << 20;
-/// The same of a model that sees: images are in the body.
+/// The same for a model that sees images, which are in the body.
 const BODY_BYTES_WITH_IMAGES: usize = 32 << 20;
-/// Bytes of all bodies that are read and not used yet.
+/// The most bytes of all bodies that are read and not processed yet.
 const BODIES_BYTES: usize = 64 << 20;
-/// Connections at once: more wait.
+/// The most simultaneous connections; further ones wait.
 const CONNECTIONS: usize = 512;
 
-/// A server whose model is not worked with yet.
+/// A server that listens and does not answer yet.
 pub struct Service {
     server: Server,
     front: Arc<Front>,
@@ -48,7 +48,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Listens. Requests wait until [`Service::run`].
+    /// Starts to listen. Requests wait until [`Service::run`].
     pub fn start(listener: TcpListener, model: Model, key: Option<String>) -> io::Result<Service> {
         let most_bytes = if model.sees() { BODY_BYTES_WITH_IMAGES } else { BODY_BYTES };
         let settings = Settings {
@@ -73,8 +73,8 @@ impl Service {
         self.server.address
     }
 
-    /// Answers requests until `stop` says so, and then no new ones: what was begun has a few seconds to end. `log` is given a line
-    /// for every request that has ended.
+    /// Answers requests until `stop` returns true; then refuses new ones and gives running ones a few seconds to end. `log` is
+    /// called with a line for every request that has ended.
     pub fn run(
         self,
         generator: &mut Generator,

@@ -1,4 +1,4 @@
-//! The model as requests see it: its name, tokens of texts and conversations, names of tokens.
+//! The served model: its name, tokenisation of texts and conversations, names of tokens.
 
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -17,39 +17,39 @@ use crate::api::logprobs::Pieces;
 
 pub struct Model {
     pub name: String,
-    /// When it began to be served, in seconds since 1970.
+    /// Unix time at which the server was started.
     pub created: u64,
-    /// Tokens of a prompt with what follows it.
+    /// The most tokens of a prompt and its continuation.
     pub capacity: usize,
-    /// Bytes of a text that may have as few tokens as that.
+    /// The most bytes of a text with so many tokens.
     pub most_bytes: usize,
     pub vocabulary: Vocabulary,
     pub pieces: Arc<Pieces>,
-    /// Of a model that brings its own tokeniser; a run of ours frames its documents itself.
+    /// The encoder of a model with its own tokeniser; none for runs of flatout, whose prompts begin with `bos`.
     encoder: Option<PromptEncoder>,
-    /// The model's template, or why there is none.
+    /// The model's chat template, or the reason why there is none.
     questions: Result<Questions, String>,
     /// The token that ends an answer.
     end: Option<u32>,
-    /// Of a model that sees, with the token whose places images take.
+    /// The image reader of a model that sees images, with the placeholder token of an image.
     images: Option<(PictureReader, u32)>,
 }
 
-/// Bytes that a token may stand for at least, whatever the vocabulary's longest is: some tokens stand for any word.
+/// The least bound on the bytes of a token, whatever the longest in the vocabulary: some tokens stand for any word.
 const TOKEN_BYTES: usize = 64;
 
-/// A conversation up to where the answer begins.
+/// The prompt of a conversation, up to the begin of the answer.
 pub struct Conversation {
     pub prompt: Prompt,
     pub pictures: Vec<Picture>,
-    /// Tokens of the pictures.
+    /// Number of tokens of the pictures.
     pub image_tokens: usize,
     /// The token that ends the answer.
     pub end: Option<u32>,
 }
 
 impl Model {
-    /// Of a run or a folder, with as many tokens for each request.
+    /// The model of a run or a folder, with `capacity` tokens per request.
     pub fn of(loaded: &Loaded, capacity: usize) -> Result<Model, Failure> {
         let Some(vocabulary) = loaded.vocabulary.clone() else {
             let dir = loaded.dir.display();
@@ -89,27 +89,27 @@ impl Model {
         self.images.is_some()
     }
 
-    /// The reader of images, of a model that sees.
+    /// The image reader of a model that sees images.
     pub fn images(&self) -> Option<&PictureReader> {
         self.images.as_ref().map(|(reader, _)| reader)
     }
 
-    /// Why there are no conversations, where there are none.
+    /// The reason why the model cannot chat, if it cannot.
     pub fn chat_error(&self) -> Option<&str> {
         self.questions.as_ref().err().map(String::as_str)
     }
 
     /// The tokens of a prompt.
     pub fn tokens(&self, prompt: &completions::Prompt) -> Result<Vec<u32>, ApiError> {
-        let said = |error: flatout_data::DataError| ApiError::field("prompt", error.sentence);
+        let to_error = |error: flatout_data::DataError| ApiError::field("prompt", error.sentence);
         match (prompt, &self.encoder) {
             (completions::Prompt::Tokens(tokens), _) if tokens.is_empty() => {
                 Err(ApiError::field("prompt", "`prompt` has a list without tokens: give at least one"))
             }
             (completions::Prompt::Tokens(tokens), _) => Ok(tokens.clone()),
-            (completions::Prompt::Text(text), Some(encoder)) => encoder.encode(text).map_err(said),
+            (completions::Prompt::Text(text), Some(encoder)) => encoder.encode(text).map_err(to_error),
             (completions::Prompt::Text(text), None) => {
-                Ok([vec![self.vocabulary.bos()], self.vocabulary.encode(text).map_err(said)?].concat())
+                Ok([vec![self.vocabulary.bos()], self.vocabulary.encode(text).map_err(to_error)?].concat())
             }
         }
     }
@@ -138,34 +138,37 @@ impl Model {
         };
         let refused = |error: UserError| wrong(error.to_string());
         let tokens = tokens()?;
-        let mut room =
-            Room { capacity: self.capacity, text: tokens.len().saturating_sub(files.len()), images: 0 };
+        let mut budget = TokenBudget {
+            capacity: self.capacity,
+            text: tokens.len().saturating_sub(files.len()),
+            images: 0,
+        };
         let mut pictures: Vec<Picture> = vec![];
         for bytes in files {
-            // Each takes at least one token, so none is decoded where there is room for none.
-            room.check(1)?;
+            // An image takes at least one token, so none is decoded when the capacity is used up.
+            budget.check(1)?;
             let picture = reader.read(bytes).map_err(refused)?;
             let shown = reader.placed(&[*place], std::slice::from_ref(&picture)).map_err(refused)?;
-            room.check(shown.tokens.len())?;
-            room.images += shown.tokens.len();
+            budget.check(shown.tokens.len())?;
+            budget.images += shown.tokens.len();
             pictures.push(picture);
         }
         let prompt = reader.placed(&tokens, &pictures).map_err(refused)?;
-        Ok(Conversation { prompt, pictures, image_tokens: room.images, end: self.end })
+        Ok(Conversation { prompt, pictures, image_tokens: budget.images, end: self.end })
     }
 }
 
-/// Tokens of a conversation while its images are read.
-struct Room {
+/// Counts the tokens of a conversation while its images are read.
+struct TokenBudget {
     capacity: usize,
     text: usize,
     images: usize,
 }
 
-impl Room {
-    /// Whether there is room for an image of some tokens.
+impl TokenBudget {
+    /// Checks that an image of `more` tokens fits.
     fn check(&self, more: usize) -> Result<(), ApiError> {
-        let Room { capacity, text, images } = self;
+        let TokenBudget { capacity, text, images } = self;
         if text + images + more <= *capacity {
             return Ok(());
         }
@@ -192,11 +195,11 @@ mod tests {
 
     #[test]
     fn images_are_added_up_while_they_are_read() {
-        let mut room = Room { capacity: 100, text: 20, images: 0 };
-        assert_eq!(room.check(80), Ok(()));
-        room.images = 60;
-        assert_eq!(room.check(20), Ok(()));
-        let error = room.check(21).unwrap_err();
+        let mut budget = TokenBudget { capacity: 100, text: 20, images: 0 };
+        assert_eq!(budget.check(80), Ok(()));
+        budget.images = 60;
+        assert_eq!(budget.check(20), Ok(()));
+        let error = budget.check(21).unwrap_err();
         assert_eq!((error.status, error.code), (400, Some("context_length_exceeded")));
         assert!(error.message.contains("reads 100 of a request"), "{error:?}");
     }

@@ -1,4 +1,4 @@
-//! The answer to a job, whole or as a stream, as its texts grow.
+//! Writes the response to a job, whole or as a stream, while its texts grow.
 
 use std::sync::Arc;
 
@@ -20,31 +20,31 @@ pub struct Outlet {
     has_logprobs: bool,
     choices: Vec<Choice>,
     pub usage: Usage,
-    /// Choices that go on.
+    /// Number of choices that have not ended.
     open: usize,
-    way: Option<Way>,
-    /// Room for its texts, given back once the answer is delivered and no work is left.
+    channel: Option<Channel>,
+    /// The reservation for its texts, released once the response is delivered and no work is left.
     ticket: Arc<Ticket>,
 }
 
-/// Facts about the texts of a job that are known from the start.
+/// Properties of a job's texts that are known from the start.
 pub struct Texts {
     pub prompt_tokens: usize,
-    /// The prompt of every choice, where it is a part of the answer.
+    /// The text that every choice begins with: its prompt, where it is echoed, otherwise empty.
     pub echoes: Vec<String>,
     pub has_logprobs: bool,
 }
 
 struct Choice {
     text: String,
-    told: Vec<Told>,
+    scored: Vec<Told>,
     place: TextOffset,
     finish: Option<Finish>,
-    /// A part of it was sent.
+    /// Whether a part of it was sent.
     is_begun: bool,
 }
 
-enum Way {
+enum Channel {
     Whole(Promise),
     Stream { messages: Messages, with_usage: bool },
 }
@@ -58,55 +58,61 @@ impl Outlet {
         ticket: Ticket,
     ) -> (Reply, Outlet) {
         let ticket = Arc::new(ticket);
-        let (reply, way) = match delivery {
+        let (reply, channel) = match delivery {
             Delivery::Whole => {
                 let (reply, promise) = Reply::later();
-                (reply, Way::Whole(promise))
+                (reply, Channel::Whole(promise))
             }
             Delivery::Stream { with_usage } => {
                 let (answer, messages) = Answer::messages();
-                (answer.keeping(Arc::clone(&ticket)).into(), Way::Stream { messages, with_usage })
+                (answer.keeping(Arc::clone(&ticket)).into(), Channel::Stream { messages, with_usage })
             }
         };
-        let choice =
-            |text| Choice { text, told: vec![], place: TextOffset::default(), finish: None, is_begun: false };
+        let choice = |text| Choice {
+            text,
+            scored: vec![],
+            place: TextOffset::default(),
+            finish: None,
+            is_begun: false,
+        };
         let choices: Vec<Choice> = texts.echoes.into_iter().map(choice).collect();
         let usage = Usage { prompt: texts.prompt_tokens, completion: 0 };
         let open = choices.len();
         let has_logprobs = texts.has_logprobs;
-        let outlet = Outlet { head, pieces, has_logprobs, choices, usage, open, way: Some(way), ticket };
+        let outlet =
+            Outlet { head, pieces, has_logprobs, choices, usage, open, channel: Some(channel), ticket };
         (reply, outlet)
     }
 
-    /// Whether nobody waits for the answer any more.
+    /// Whether the client no longer waits for the response.
     pub fn is_closed(&self) -> bool {
-        match &self.way {
+        match &self.channel {
             None => true,
-            Some(Way::Whole(promise)) => promise.is_closed(),
-            Some(Way::Stream { messages, .. }) => messages.is_closed(),
+            Some(Channel::Whole(promise)) => promise.is_closed(),
+            Some(Channel::Stream { messages, .. }) => messages.is_closed(),
         }
     }
 
-    /// Takes the news of a choice; gives whether all have ended.
+    /// Processes progress of a choice; returns whether all choices have ended.
     pub fn take(&mut self, index: usize, news: Progress) -> bool {
         let Progress { echoed, text, tokens, is_drawn, finish, .. } = news;
         self.usage.completion += usize::from(is_drawn);
         let choice = &mut self.choices[index];
         choice.text += &text;
-        choice.told.extend(echoed.into_iter().chain(tokens));
+        choice.scored.extend(echoed.into_iter().chain(tokens));
         self.open -= usize::from(finish.is_some());
         choice.finish = finish;
-        if let Some(Way::Stream { messages, .. }) = &self.way {
-            let has_news = !choice.text.is_empty() || !choice.told.is_empty() || choice.finish.is_some();
+        if let Some(Channel::Stream { messages, .. }) = &self.channel {
+            let has_news = !choice.text.is_empty() || !choice.scored.is_empty() || choice.finish.is_some();
             if has_news || !choice.is_begun {
                 let messages = messages.clone();
                 let part = self.choice(index, true);
                 if !messages.send(&self.head.answer(true, vec![part], None).to_string()) {
-                    // Nobody reads: it is closed from now on.
+                    // The client does not read: close the stream.
                     self.fail(&ApiError::bad("the stream was read too slowly and is cut off"));
                 }
                 let choice = &mut self.choices[index];
-                (choice.text, choice.told, choice.is_begun) = (String::new(), vec![], true);
+                (choice.text, choice.scored, choice.is_begun) = (String::new(), vec![], true);
             }
         }
         if self.open == 0 {
@@ -115,33 +121,33 @@ impl Outlet {
         self.open == 0
     }
 
-    /// A choice, or what of it was not sent yet.
+    /// A choice, or the part of it that was not sent yet.
     fn choice(&mut self, index: usize, is_part: bool) -> Value {
-        let Choice { text, told, place, finish, is_begun } = &mut self.choices[index];
+        let Choice { text, scored, place, finish, is_begun } = &mut self.choices[index];
         let finish = finish.as_ref();
         let pieces = self.has_logprobs.then_some(&*self.pieces);
         match (self.head.endpoint, is_part) {
             (Endpoint::Completions, _) => {
-                completions::choice(index, text, pieces.map(|pieces| (pieces, &told[..], place)), finish)
+                completions::choice(index, text, pieces.map(|pieces| (pieces, &scored[..], place)), finish)
             }
             (Endpoint::Chat, false) => {
-                chat::choice(index, text, pieces.map(|pieces| (pieces, &told[..])), finish)
+                chat::choice(index, text, pieces.map(|pieces| (pieces, &scored[..])), finish)
             }
             (Endpoint::Chat, true) => {
-                chat::part(index, text, pieces.map(|pieces| (pieces, &told[..])), finish, !*is_begun)
+                chat::part(index, text, pieces.map(|pieces| (pieces, &scored[..])), finish, !*is_begun)
             }
         }
     }
 
     fn end(&mut self) {
-        match self.way.take() {
+        match self.channel.take() {
             None => {}
-            Some(Way::Whole(promise)) => {
+            Some(Channel::Whole(promise)) => {
                 let choices = (0..self.choices.len()).map(|index| self.choice(index, false)).collect();
                 let answer = self.head.answer(false, choices, Some(self.usage)).to_string();
                 promise.keep(Answer::json(answer).keeping(Arc::clone(&self.ticket)));
             }
-            Some(Way::Stream { messages, with_usage }) => {
+            Some(Channel::Stream { messages, with_usage }) => {
                 if with_usage {
                     messages.send(&self.head.answer(true, vec![], Some(self.usage)).to_string());
                 }
@@ -150,12 +156,12 @@ impl Outlet {
         }
     }
 
-    /// Ends it with an error: the answer, or the last message of a stream.
+    /// Ends the response with an error: as the whole response, or as the last message of a stream.
     pub fn fail(&mut self, error: &ApiError) {
-        match self.way.take() {
+        match self.channel.take() {
             None => {}
-            Some(Way::Whole(promise)) => promise.keep(error.answer()),
-            Some(Way::Stream { messages, .. }) => messages.end(&error.json()),
+            Some(Channel::Whole(promise)) => promise.keep(error.answer()),
+            Some(Channel::Stream { messages, .. }) => messages.end(&error.json()),
         }
     }
 }
@@ -190,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_take_their_room_until_they_are_delivered() {
+    fn reservations_last_until_texts_are_delivered() {
         for delivery in [Delivery::Whole, Delivery::Stream { with_usage: false }] {
             let texts = Arc::default();
             let (reply, mut outlet) = open(delivery, &texts);

@@ -1,4 +1,4 @@
-//! The loop that gives jobs to the generator and its news to their outlets.
+//! The loop that submits jobs to the generator and passes its progress to their outlets.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -13,41 +13,41 @@ use crate::api::error::ApiError;
 use crate::front::Front;
 use crate::outlet::Outlet;
 
-/// How long what was begun may go on once the server is to end.
+/// The time that running jobs have to end after the server was stopped.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often an idle worker looks whether it is to end.
+/// The interval at which an idle worker checks whether it was stopped.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// The texts of one request of HTTP.
+/// The texts of one HTTP request.
 pub struct Job {
     pub requests: Vec<Request>,
     pub outlet: Outlet,
     pub began: Instant,
 }
 
-/// A job that is worked on.
+/// A running job.
 struct Open {
     outlet: Outlet,
-    /// The generator's numbers of its texts, in the order of its choices.
+    /// The generator's ids of its texts, in the order of its choices.
     numbers: Vec<u64>,
     began: Instant,
 }
 
 impl Open {
-    fn line(&self, how: &str) -> String {
+    fn line(&self, outcome: &str) -> String {
         let Outlet { head, usage, .. } = &self.outlet;
         let form = if head.endpoint == Endpoint::Chat { "chat" } else { "completions" };
         let seconds = self.began.elapsed().as_secs_f64();
         let (read, made) = (usage.prompt, usage.completion);
-        format!("{form} {} {how}: {read} tokens read, {made} made in {seconds:.2} s", head.id)
+        format!("{form} {} {outcome}: {read} tokens read, {made} made in {seconds:.2} s", head.id)
     }
 }
 
 struct Worker<'a> {
     generator: &'a mut Generator,
-    /// Jobs in the order in which they came.
+    /// Running jobs in the order in which they arrived.
     open: BTreeMap<u64, Open>,
-    /// The job and the choice of each of the generator's numbers.
+    /// The job and the choice of each id of the generator.
     places: BTreeMap<u64, (u64, usize)>,
     next: u64,
     log: &'a dyn Fn(String),
@@ -67,7 +67,7 @@ impl Worker<'_> {
                 }
                 Err(error) => {
                     open.outlet.fail(&ApiError::bad(error.to_string()));
-                    self.forget(open, "refused");
+                    self.finish(open, "refused");
                     return;
                 }
             }
@@ -75,22 +75,22 @@ impl Worker<'_> {
         self.open.insert(key, open);
     }
 
-    /// Leaves what is left of a job.
-    fn forget(&mut self, open: Open, how: &str) {
+    /// Cancels the remaining texts of a job and logs its end.
+    fn finish(&mut self, open: Open, outcome: &str) {
         for number in &open.numbers {
             self.generator.cancel(*number);
             self.places.remove(number);
         }
-        (self.log)(open.line(how));
+        (self.log)(open.line(outcome));
     }
 
-    /// Leaves jobs that nobody waits for.
-    fn forget_closed(&mut self) {
+    /// Cancels jobs whose clients have disconnected.
+    fn cancel_closed(&mut self) {
         let is_closed = |(key, open): (&u64, &Open)| open.outlet.is_closed().then_some(*key);
         let gone: Vec<u64> = self.open.iter().filter_map(is_closed).collect();
         for key in gone {
             let open = self.open.remove(&key).expect("an open job");
-            self.forget(open, "left by its client");
+            self.finish(open, "left by its client");
         }
     }
 
@@ -101,26 +101,26 @@ impl Worker<'_> {
         }
         if self.open.get_mut(&key).expect("an open job").outlet.take(choice, news) {
             let open = self.open.remove(&key).expect("an open job");
-            self.forget(open, "done");
+            self.finish(open, "done");
         }
     }
 
-    fn fail_all(&mut self, error: &ApiError, how: &str) {
+    fn fail_all(&mut self, error: &ApiError, outcome: &str) {
         for (_, mut open) in std::mem::take(&mut self.open) {
             open.outlet.fail(error);
-            self.forget(open, how);
+            self.finish(open, outcome);
         }
     }
 }
 
-/// Answers jobs that were not begun with an error.
+/// Answers queued jobs with an error.
 fn fail_waiting(jobs: &Receiver<Job>, error: &ApiError) {
     for mut job in jobs.try_iter() {
         job.outlet.fail(error);
     }
 }
 
-/// Works until `stop` says so and what was begun has ended, or its time is up; or until the device fails.
+/// Works until `stop` returns true and running jobs have ended or their time is up, or until the device fails.
 pub fn work(
     generator: &mut Generator,
     jobs: &Receiver<Job>,
@@ -150,7 +150,7 @@ pub fn work(
             worker.fail_all(&ending, "cut off");
             return Ok(());
         }
-        worker.forget_closed();
+        worker.cancel_closed();
         if !worker.generator.is_busy() {
             continue;
         }
@@ -180,7 +180,7 @@ mod tests {
     use crate::outlet::Texts;
 
     #[test]
-    fn jobs_that_wait_hear_why_the_device_failed() {
+    fn queued_jobs_get_the_failure_of_the_device() {
         let (sender, jobs) = mpsc::channel();
         let mut replies = vec![];
         for _ in 0..2 {

@@ -1,4 +1,4 @@
-//! A small run that chats, behind a server, and what a program asks it.
+//! A test fixture: a server with a small chat model, and a client.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use flatout_train::training::trainer::train;
 use flatout_train::weights::loaded::Loaded;
 use serde_json::Value;
 
-/// Tokens of a request.
+/// The capacity of the server, in tokens per request.
 const TOKENS: usize = 96;
 
 /// The folder of a run that all tests of a process share.
@@ -53,7 +53,7 @@ fn run() -> &'static Path {
 }
 
 /// A server that ends with the test.
-pub struct Scene {
+pub struct Fixture {
     address: SocketAddr,
     key: Option<&'static str>,
     stop: Arc<AtomicBool>,
@@ -61,10 +61,10 @@ pub struct Scene {
     thread: Option<JoinHandle<()>>,
 }
 
-impl Scene {
-    pub fn new(key: Option<&'static str>) -> Scene {
+impl Fixture {
+    pub fn new(key: Option<&'static str>) -> Fixture {
         let (stop, lines) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(vec![])));
-        let (told, hears) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
         let (stopped, written) = (Arc::clone(&stop), Arc::clone(&lines));
         let thread = std::thread::spawn(move || {
             let loaded = Loaded::open(run(), &["backend=cpu".into()]).expect("a run");
@@ -73,11 +73,11 @@ impl Scene {
             let mut generator = Generator::serving(loaded, &Device::cpu(), room, None).expect("a generator");
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let service = Service::start(listener, model, key.map(String::from)).expect("a server");
-            told.send(service.address()).expect("a test");
+            sender.send(service.address()).expect("a test");
             let log = |line: String| written.lock().unwrap().push(line);
             service.run(&mut generator, &|| stopped.load(Ordering::Relaxed), &log).expect("no failure");
         });
-        Scene { address: hears.recv().expect("a server"), key, stop, lines, thread: Some(thread) }
+        Fixture { address: receiver.recv().expect("a server"), key, stop, lines, thread: Some(thread) }
     }
 
     pub fn name(&self) -> &'static str {
@@ -95,7 +95,7 @@ impl Scene {
         stream
     }
 
-    /// The answer to a request as it is written.
+    /// Sends a request as raw text and returns the raw response.
     pub fn ask(&self, text: &str) -> String {
         let mut stream = self.connect();
         // A server that refuses a request early may close before all of it is sent.
@@ -131,7 +131,7 @@ impl Scene {
         self.posted(path, &body.to_string()).1
     }
 
-    /// Asks it to end and waits for it.
+    /// Stops the server and waits for its end.
     pub fn stop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         if let Some(thread) = self.thread.take() {
@@ -140,7 +140,7 @@ impl Scene {
     }
 }
 
-impl Drop for Scene {
+impl Drop for Fixture {
     fn drop(&mut self) {
         if !std::thread::panicking() {
             self.stop();
@@ -148,7 +148,7 @@ impl Drop for Scene {
     }
 }
 
-/// The messages of a stream, which ends as it should.
+/// The messages of a stream, which must end with `[DONE]`.
 pub fn sse(body: &str) -> Vec<Value> {
     let mut lines: Vec<&str> = body.lines().filter_map(|line| line.strip_prefix("data: ")).collect();
     assert_eq!(lines.pop(), Some("[DONE]"), "{body}");

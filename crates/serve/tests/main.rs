@@ -1,4 +1,4 @@
-//! A small run behind the server, asked over HTTP as programs ask it: answers, streams, bad input, clients that go away.
+//! The server with a small model, over HTTP: responses, streams, bad input, clients that disconnect.
 
 mod client;
 
@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::client::{Scene, sse};
+use crate::client::{Fixture, sse};
 
-/// Without the tokens that end a text, which a small model draws early.
+/// A request in which the tokens that end a text are banned, because a small model samples them early.
 fn endless(more: Value) -> Value {
     let mut body = json!({ "prompt": "the feather", "max_tokens": 12, "seed": 5, "logit_bias": { "1": -100, "3": -100 } });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -17,9 +17,9 @@ fn endless(more: Value) -> Value {
 }
 
 #[test]
-fn texts_come_whole_and_as_streams() {
-    let scene = Scene::new(None);
-    let (status, whole) = scene.post("/v1/completions", &endless(json!({})));
+fn texts_are_delivered_whole_and_as_streams() {
+    let fixture = Fixture::new(None);
+    let (status, whole) = fixture.post("/v1/completions", &endless(json!({})));
     assert_eq!(status, 200, "{whole}");
     assert_eq!(
         (whole["object"].as_str(), whole["choices"][0]["finish_reason"].as_str()),
@@ -27,9 +27,9 @@ fn texts_come_whole_and_as_streams() {
     );
     assert_eq!(whole["usage"]["completion_tokens"], 12);
     let text = whole["choices"][0]["text"].as_str().unwrap();
-    let (_, again) = scene.post("/v1/completions", &endless(json!({ "model": scene.name() })));
+    let (_, again) = fixture.post("/v1/completions", &endless(json!({ "model": fixture.name() })));
     assert_eq!(again["choices"], whole["choices"], "the same seed draws the same text");
-    let parts = sse(&scene.post_raw(
+    let parts = sse(&fixture.post_raw(
         "/v1/completions",
         &endless(json!({ "stream": true, "stream_options": { "include_usage": true } })),
     ));
@@ -37,12 +37,12 @@ fn texts_come_whole_and_as_streams() {
     assert_eq!(streamed, text);
     assert_eq!(parts.last().unwrap()["usage"], whole["usage"]);
     let (_, both) =
-        scene.post("/v1/completions", &endless(json!({ "prompt": ["the feather", [5, 6, 7]], "n": 2 })));
+        fixture.post("/v1/completions", &endless(json!({ "prompt": ["the feather", [5, 6, 7]], "n": 2 })));
     assert_eq!(both["choices"].as_array().unwrap().len(), 4);
     assert_eq!(both["choices"][0]["text"], text, "the first of n is the text of n=1");
     assert_ne!(both["choices"][1]["text"], text);
     let (_, equal) =
-        scene.post("/v1/completions", &endless(json!({ "prompt": ["the feather", "the feather"] })));
+        fixture.post("/v1/completions", &endless(json!({ "prompt": ["the feather", "the feather"] })));
     let of = |answer: &Value, choice: usize| answer["choices"][choice]["text"].clone();
     assert_eq!(
         (of(&equal, 0), of(&equal, 1)),
@@ -53,10 +53,10 @@ fn texts_come_whole_and_as_streams() {
 
 #[test]
 fn log_probabilities_are_of_the_prompt_and_the_text() {
-    let scene = Scene::new(None);
+    let fixture = Fixture::new(None);
     let body = endless(json!({ "logprobs": 3, "echo": true, "temperature": 0 }));
-    let (_, told) = scene.post("/v1/completions", &body);
-    let (choice, usage) = (&told["choices"][0], &told["usage"]);
+    let (_, scored_text) = fixture.post("/v1/completions", &body);
+    let (choice, usage) = (&scored_text["choices"][0], &scored_text["usage"]);
     let count = usage["total_tokens"].as_u64().unwrap() as usize;
     for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
         assert_eq!(choice["logprobs"][list].as_array().unwrap().len(), count, "{list}");
@@ -67,7 +67,7 @@ fn log_probabilities_are_of_the_prompt_and_the_text() {
     );
     // The prompt alone has the same log-probabilities.
     let scored = json!({ "prompt": "the feather", "max_tokens": 0, "echo": true, "logprobs": 0 });
-    let (_, scored) = scene.post("/v1/completions", &scored);
+    let (_, scored) = fixture.post("/v1/completions", &scored);
     assert_eq!(
         (&scored["choices"][0]["text"], &scored["usage"]["completion_tokens"]),
         (&json!("the feather"), &json!(0))
@@ -77,9 +77,9 @@ fn log_probabilities_are_of_the_prompt_and_the_text() {
     };
     let (drawn, scored) = (numbers(choice), numbers(&scored["choices"][0]));
     assert!(scored.len() > 1 && drawn.starts_with(&scored), "{drawn:?} {scored:?}");
-    // A text that ends at once has the token that ended it in its lists.
+    // A text that ends at its first token has that token in its lists.
     let (_, ended) =
-        scene.post("/v1/completions", &json!({ "prompt": "a", "logprobs": 1, "logit_bias": { "1": 100 } }));
+        fixture.post("/v1/completions", &json!({ "prompt": "a", "logprobs": 1, "logit_bias": { "1": 100 } }));
     assert_eq!(ended["choices"][0]["logprobs"]["tokens"], json!(["<eos>"]));
     assert_eq!(
         (ended["choices"][0]["text"].as_str(), ended["usage"]["completion_tokens"].as_u64()),
@@ -89,11 +89,11 @@ fn log_probabilities_are_of_the_prompt_and_the_text() {
 
 #[test]
 fn usage_counts_the_tokens_of_a_string_that_ends_a_text() {
-    let scene = Scene::new(None);
+    let fixture = Fixture::new(None);
     let plain = |more: Value| {
         let mut body = endless(json!({ "temperature": 0, "max_tokens": 40, "logprobs": 0 }));
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        scene.post("/v1/completions", &body).1
+        fixture.post("/v1/completions", &body).1
     };
     let whole = plain(json!({}));
     let text = whole["choices"][0]["text"].as_str().unwrap();
@@ -101,13 +101,13 @@ fn usage_counts_the_tokens_of_a_string_that_ends_a_text() {
     let ended = plain(json!({ "stop": stop }));
     assert_eq!(ended["choices"][0]["finish_reason"], "stop", "{ended}");
     let drawn = ended["usage"]["completion_tokens"].as_u64().unwrap();
-    // The string is there with the last of these tokens and not before.
+    // The stop string is complete with the last of these tokens and not before.
     let with_most = |most: u64| plain(json!({ "stop": stop, "max_tokens": most }));
     assert_eq!(with_most(drawn)["choices"], ended["choices"]);
     assert_eq!(with_most(drawn - 1)["choices"][0]["finish_reason"], "length");
     let kept = ended["choices"][0]["logprobs"]["tokens"].as_array().unwrap().len() as u64;
     assert!(kept + 1 < drawn, "{kept} tokens of the text and more than one of {stop:?} make {drawn}");
-    let parts = sse(&scene.post_raw(
+    let parts = sse(&fixture.post_raw(
         "/v1/completions",
         &endless(json!({ "temperature": 0, "max_tokens": 40, "stop": stop, "stream": true,
             "stream_options": { "include_usage": true } })),
@@ -117,10 +117,10 @@ fn usage_counts_the_tokens_of_a_string_that_ends_a_text() {
 
 #[test]
 fn answers_are_messages_of_the_assistant() {
-    let scene = Scene::new(None);
+    let fixture = Fixture::new(None);
     let mut body = json!({ "messages": [{ "role": "system", "content": "be brief" }, { "role": "user", "content": "what?" }],
         "max_completion_tokens": 10, "seed": 1, "logprobs": true, "top_logprobs": 2, "logit_bias": { "1": -100, "3": -100 } });
-    let (status, whole) = scene.post("/v1/chat/completions", &body);
+    let (status, whole) = fixture.post("/v1/chat/completions", &body);
     assert_eq!(status, 200, "{whole}");
     let message = &whole["choices"][0]["message"];
     assert_eq!(
@@ -129,21 +129,21 @@ fn answers_are_messages_of_the_assistant() {
     );
     assert_eq!(whole["choices"][0]["logprobs"]["content"].as_array().unwrap().len(), 10);
     body["stream"] = true.into();
-    let parts = sse(&scene.post_raw("/v1/chat/completions", &body));
+    let parts = sse(&fixture.post_raw("/v1/chat/completions", &body));
     assert_eq!(parts[0]["choices"][0]["delta"]["role"], "assistant");
     let streamed: String =
         parts.iter().filter_map(|part| part["choices"][0]["delta"]["content"].as_str()).collect();
     assert_eq!(streamed, message["content"].as_str().unwrap());
     body["logit_bias"] = json!({ "3": 100 });
     body["stream"] = false.into();
-    let (_, ended) = scene.post("/v1/chat/completions", &body);
+    let (_, ended) = fixture.post("/v1/chat/completions", &body);
     assert_eq!(
         (&ended["choices"][0]["message"]["content"], &ended["choices"][0]["finish_reason"]),
         (&json!(""), &json!("stop"))
     );
     let seen = json!([{ "type": "image_url", "image_url": { "url": "data:image/png;base64,AAAA" } }]);
     let (status, refused) =
-        scene.post("/v1/chat/completions", &json!({ "messages": [{ "role": "user", "content": seen }] }));
+        fixture.post("/v1/chat/completions", &json!({ "messages": [{ "role": "user", "content": seen }] }));
     assert!(
         status == 400 && refused["error"]["message"].as_str().unwrap().contains("sees no images"),
         "{refused}"
@@ -151,8 +151,8 @@ fn answers_are_messages_of_the_assistant() {
 }
 
 #[test]
-fn bad_requests_get_a_sentence_and_harm_nobody() {
-    let scene = Scene::new(Some("secret"));
+fn bad_requests_get_a_sentence_and_do_no_harm() {
+    let fixture = Fixture::new(Some("secret"));
     let long = vec![5; 200];
     for (path, body, status, sentence) in [
         ("/v1/completions", "{\"prompt\": ".to_string(), 400, "not JSON"),
@@ -189,76 +189,76 @@ fn bad_requests_get_a_sentence_and_harm_nobody() {
         ("/health", "{}".into(), 405, "use GET"),
         ("/v1/completions", " ".repeat(5 << 20), 413, "larger than"),
     ] {
-        let (found, said) = scene.post_text(path, &body);
-        assert_eq!(found, status, "{path}: {said}");
-        let said: Value = serde_json::from_str(&said).expect("JSON");
-        assert!(said["error"]["message"].as_str().unwrap().contains(sentence), "{sentence}: {said}");
-        assert!(said["error"]["type"].is_string());
+        let (found, response) = fixture.post_text(path, &body);
+        assert_eq!(found, status, "{path}: {response}");
+        let response: Value = serde_json::from_str(&response).expect("JSON");
+        assert!(response["error"]["message"].as_str().unwrap().contains(sentence), "{sentence}: {response}");
+        assert!(response["error"]["type"].is_string());
     }
     let with = |head: &str| {
-        scene.ask(&format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n"))
+        fixture.ask(&format!("GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}\r\n"))
     };
     assert!(with("Authorization: Bearer secret\r\n").starts_with("HTTP/1.1 200"));
     let health = "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nAuthorization: Bearer secret\r\n\r\n";
-    assert!(scene.ask(health).ends_with("{\"status\":\"ok\"}"));
+    assert!(fixture.ask(health).ends_with("{\"status\":\"ok\"}"));
     for wrong in [
         "",
         "Authorization: Bearer secre\r\n",
         "Authorization: secret\r\n",
         "Authorization: Bearer \u{e9}\r\n",
     ] {
-        let said = with(wrong);
-        assert!(said.starts_with("HTTP/1.1 401") && said.contains("invalid_api_key"), "{said}");
+        let response = with(wrong);
+        assert!(response.starts_with("HTTP/1.1 401") && response.contains("invalid_api_key"), "{response}");
     }
     let huge = format!("Authorization: Bearer secret\r\nX: {}\r\n", "y".repeat(1 << 20));
     assert!(!with(&huge).starts_with("HTTP/1.1 200"));
-    let (status, _) = scene.post("/v1/completions", &endless(json!({})));
-    assert_eq!(status, 200, "it goes on");
+    let (status, _) = fixture.post("/v1/completions", &endless(json!({})));
+    assert_eq!(status, 200, "the server still works");
 }
 
 #[test]
-fn who_goes_away_gives_the_lane_back() {
-    let scene = Scene::new(None);
-    // More than there are lanes, with texts as long as there is room for, each left after its first message.
+fn a_client_that_disconnects_frees_its_lane() {
+    let fixture = Fixture::new(None);
+    // More requests than lanes, with the longest texts, each abandoned after its first message.
     for _ in 0..6 {
         let body = endless(json!({ "max_tokens": 1_000_000, "stream": true, "n": 4 })).to_string();
-        let mut stream = scene.connect();
+        let mut stream = fixture.connect();
         let head =
             format!("Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {}", body.len());
         stream
             .write_all(format!("POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}").as_bytes())
             .unwrap();
-        let mut some = [0; 300];
-        stream.read_exact(&mut some).unwrap();
+        let mut start = [0; 300];
+        stream.read_exact(&mut start).unwrap();
     }
-    // One that waits for a whole answer.
+    // A client that disconnects while it waits for a whole response.
     let body = endless(json!({ "max_tokens": 1_000_000, "n": 100 })).to_string();
-    let mut stream = scene.connect();
+    let mut stream = fixture.connect();
     let head = format!("Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {}", body.len());
     stream.write_all(format!("POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{body}").as_bytes()).unwrap();
     drop(stream);
-    let (status, _) = scene.post("/v1/completions", &endless(json!({})));
+    let (status, _) = fixture.post("/v1/completions", &endless(json!({})));
     assert_eq!(status, 200);
     let began = Instant::now();
-    while scene
+    while fixture
         .lines()
         .iter()
         .filter(|line| line.contains(" done") || line.contains("left by its client"))
         .count()
         < 8
     {
-        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", scene.lines());
+        assert!(began.elapsed() < Duration::from_secs(60), "{:?}", fixture.lines());
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn what_finds_no_room_is_to_come_again() {
-    let scene = Scene::new(None);
+fn a_request_to_a_full_queue_is_to_be_sent_again() {
+    let fixture = Fixture::new(None);
     let mut open = vec![];
     for _ in 0..3 {
         let body = endless(json!({ "max_tokens": 1_000_000, "n": 128, "stream": true })).to_string();
-        let mut stream = scene.connect();
+        let mut stream = fixture.connect();
         let head = format!(
             "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}",
             body.len()
@@ -278,10 +278,10 @@ fn what_finds_no_room_is_to_come_again() {
 }
 
 #[test]
-fn an_end_waits_for_what_was_begun_and_no_longer() {
-    let mut scene = Scene::new(None);
+fn a_stop_waits_for_running_requests_and_no_longer() {
+    let mut fixture = Fixture::new(None);
     let body = endless(json!({ "max_tokens": 60, "stream": true, "n": 8 })).to_string();
-    let mut stream = scene.connect();
+    let mut stream = fixture.connect();
     let head = format!(
         "Host: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}",
         body.len()
@@ -290,7 +290,7 @@ fn an_end_waits_for_what_was_begun_and_no_longer() {
     let mut seen = vec![0; 300];
     stream.read_exact(&mut seen).unwrap();
     let began = Instant::now();
-    scene.stop();
+    fixture.stop();
     stream.read_to_end(&mut seen).unwrap();
     assert!(String::from_utf8_lossy(&seen).contains("data: [DONE]"), "{}", String::from_utf8_lossy(&seen));
     assert!(began.elapsed() < Duration::from_secs(20));

@@ -1,8 +1,8 @@
-//! Configuration keys: every section of a recipe is declared once, and its type, defaults, documentation and
-//! list of keys all come from that declaration.
+//! Configuration keys: every section of a recipe is declared once, and its type, defaults, documentation and list of keys all come
+//! from that declaration.
 //!
-//! A section knows nothing of files or command lines. Those read `Key`s, check values against `ValueKind`s and name
-//! what is wrong before anything is deserialised.
+//! A section knows nothing of files or command lines. Their readers look up `Key`s, check values against `ValueKind`s and report errors
+//! before anything is deserialised.
 
 /// The values that a key accepts.
 #[derive(Clone, Debug, PartialEq)]
@@ -26,7 +26,7 @@ pub enum ValueKind {
     Section(Vec<Key>),
 }
 
-/// One key of a section. `required` keys have neither a default nor a meaning when absent.
+/// One key of a section. A `required` key must be given; an `optional` one may be absent, which has a meaning.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Key {
     pub name: &'static str,
@@ -36,13 +36,13 @@ pub struct Key {
     pub doc: &'static str,
 }
 
-/// A key that holds a value: one of a section, or of a section within it.
+/// A key with a value, in a section or in a section within it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Leaf {
     /// The tables between the section and the key.
     pub tables: Vec<&'static str>,
-    /// The innermost of them that may be absent, by its name from the section on: a required key must be given where
-    /// that table is.
+    /// The innermost of these tables that may be absent, by its name from the section on. A required key must be given only if that
+    /// table is present.
     pub optional_table: Option<String>,
     pub key: Key,
 }
@@ -68,16 +68,16 @@ fn leaves_of(tables: &[&'static str], optional_table: Option<String>, key: Key) 
         return vec![Leaf { tables: tables.to_vec(), optional_table, key }];
     };
     let optional_table = if key.optional { Some(below(tables, key.name)) } else { optional_table };
-    // A section with a default has a value for every key.
+    // In a section that has a default, no key is required.
     let has_default = !key.required && !key.optional;
     let tables = [tables, &[key.name]].concat();
     let inner = |key: Key| Key { required: key.required && !has_default, ..key };
     keys.into_iter().flat_map(|key| leaves_of(&tables, optional_table.clone(), inner(key))).collect()
 }
 
-/// A type that a key can hold.
+/// A type of the value of a key.
 pub trait Setting {
-    /// Whether the key may be absent and that means something, as for `Option`.
+    /// Whether the key may be absent, as with `Option`.
     const OPTIONAL: bool = false;
     fn kind() -> ValueKind;
 }
@@ -161,7 +161,7 @@ impl std::fmt::Display for ValueKind {
     }
 }
 
-/// Declares an enum whose variants have names in recipes. The first variant is the default.
+/// Declares an enum whose variants are written in recipes by name. The first variant is the default.
 #[macro_export]
 macro_rules! choice {
     ($(#[$attr:meta])* pub enum $name:ident {

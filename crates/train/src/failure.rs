@@ -1,4 +1,4 @@
-//! Why a command ended early: the user can put it right, or the machine could not go on.
+//! Failures that end a command: an error that the user can correct, or an environment that failed.
 
 use flatout_data::DataError;
 use flatout_ir::plan::Refusal;
@@ -15,7 +15,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// For `map_err` on input and output: what was attempted, then the system's words.
+    /// For `map_err` on input and output: the attempted operation, then the system's message.
     pub fn io(what: impl std::fmt::Display) -> impl FnOnce(std::io::Error) -> Failure {
         move |error| Failure::Environment(format!("{what}: {error}"))
     }

@@ -1,8 +1,7 @@
-//! Training: what a run is made from, where it lives, and how it stops and continues.
+//! Training: configs, the data of tasks, the training loop, checkpoints, weights in and out, and inference.
 //!
-//! This crate does not print, exit or read arguments (the command line does), holds no kernel and no device call
-//! (the runtime does), builds no model (models does) and parses no data file (data does). It alone knows steps,
-//! epochs and ranks.
+//! This crate does not print, exit or parse arguments (the command line does), contains no kernels or device calls (the runtime
+//! does), builds no models (models does) and parses no data files (data does). Only this crate knows steps, epochs and ranks.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! This machine without its GPU: threads, the processor's name, the folder for what can be made again.
+//! This machine without its GPU: threads, the processor's name, memory, and the cache folder.
 
 use std::num::NonZero;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use flatout_runtime::cpu;
 
-/// Threads of this process where it shares its host with other ranks of a run, and how many ranks they are; 0 and 1 otherwise.
+/// Threads of this process where it shares its host with other ranks of a run, and the number of those ranks; 0 and 1 otherwise.
 static SHARED: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(1)];
 
-/// From here on the process uses this number of threads, and shares the memory of its host with this number of ranks.
+/// Limits the process to a number of threads, and to its share of the host's memory among a number of ranks.
 pub fn share(threads: usize, ranks: usize) {
     SHARED[0].store(threads, Ordering::Relaxed);
     SHARED[1].store(ranks, Ordering::Relaxed);
@@ -23,12 +23,12 @@ pub fn threads() -> usize {
     }
 }
 
-/// Memory the process may still take.
+/// Memory that the process may still allocate.
 pub fn memory_bytes() -> u64 {
     cpu::memory_bytes() / SHARED[1].load(Ordering::Relaxed) as u64
 }
 
-/// The processor's model where the system tells it, its threads and vector instructions.
+/// The processor's model if the system reports it, its threads and vector instructions.
 pub fn processor(threads: usize) -> String {
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':'));
@@ -36,7 +36,7 @@ pub fn processor(threads: usize) -> String {
     format!("{model}, {threads} threads, {}", cpu::instructions())
 }
 
-/// Where things are kept that can be made again: `FLATOUT_CACHE`, or `flatout` under XDG_CACHE_HOME or ~/.cache.
+/// The folder of caches that can be rebuilt: `FLATOUT_CACHE`, or `flatout` under XDG_CACHE_HOME or ~/.cache.
 pub fn cache_folder() -> Option<PathBuf> {
     let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     variable("FLATOUT_CACHE")

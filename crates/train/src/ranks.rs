@@ -1,7 +1,7 @@
-//! The ranks of a run, as training sees them: they agree on what they do before the first step, and end together.
+//! The ranks of a run, as training uses them: they agree on everything before the first step, and end together.
 //!
-//! Rank 0 writes the run's directory and speaks. The others compute the same on rows of their own; what decides where they go
-//! comes from results that are equal everywhere, or from rank 0.
+//! Rank 0 writes the run's directory and prints. The others compute the same on rows of their own; all decisions follow from
+//! results that are equal on every rank, or from rank 0.
 
 pub mod message;
 
@@ -22,31 +22,31 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::machine;
 use crate::{Failure, UserError};
 
-/// How long a rank waits for a file that rank 0 wrote to show up.
+/// The longest time that a rank waits for a file of rank 0 to appear, and the polling interval.
 const SHARED_WITHIN: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// One rank among those of a run.
 pub struct Ranks {
     world: World,
-    wire: Option<Arc<Watched>>,
-    /// All ranks know why the run cannot begin, and each of them leaves.
+    wire: Option<Arc<TimedWire>>,
+    /// Every rank knows the reason why the run cannot begin, and leaves by itself.
     is_refused: Cell<bool>,
     has_begun: Cell<bool>,
-    /// The least memory of a rank's device: plans must be equal, and some choices depend on what fits.
+    /// The smallest memory of any rank's device: plans must be equal, and some choices depend on what fits.
     memory_bytes: Cell<u64>,
-    /// How the GPUs of a node are linked, as rank 0 was told, and times of exchanges between them. The table of links says it where
-    /// nobody was told.
+    /// The link between GPUs of a node according to rank 0, and measured times of exchanges. Without a link the table of links
+    /// applies.
     linked: RefCell<(Option<Link>, Timings)>,
 }
 
 impl Ranks {
-    /// A run of one process, which opens nothing.
+    /// A run of one process, which opens no sockets.
     pub fn alone() -> Ranks {
         Ranks::over(World::alone(), None)
     }
 
-    /// Connects the ranks of a world, and shares out the cores of each host: the smallest number of threads holds for all,
+    /// Connects the ranks of a world and divides the cores of each host: the smallest number of threads applies to all ranks,
     /// because plans must be equal.
     pub fn connect(world: World) -> Result<Ranks, Failure> {
         if world.ranks == 1 {
@@ -54,14 +54,14 @@ impl Ranks {
         }
         let sockets = Sockets::connect(&world).map_err(failed)?;
         let wire =
-            Some(Arc::new(Watched { sockets, broken: Mutex::new(None), nanoseconds: AtomicU64::new(0) }));
+            Some(Arc::new(TimedWire { sockets, broken: Mutex::new(None), nanoseconds: AtomicU64::new(0) }));
         let own = (machine::threads() / world.locals).max(1) as u64;
         let threads = u64::MAX - world.agree("threads", u64::MAX - own).map_err(failed)?;
         machine::share(threads as usize, world.locals);
         Ok(Ranks::over(world, wire))
     }
 
-    fn over(world: World, wire: Option<Arc<Watched>>) -> Ranks {
+    fn over(world: World, wire: Option<Arc<TimedWire>>) -> Ranks {
         let [is_refused, has_begun] = [false; 2].map(Cell::new);
         let (memory_bytes, linked) = (Cell::new(u64::MAX), RefCell::default());
         Ranks { world, wire, is_refused, has_begun, memory_bytes, linked }
@@ -98,7 +98,7 @@ impl Ranks {
         self.world.ranks > 1
     }
 
-    /// Whether this rank writes the run's directory and speaks.
+    /// Whether this rank writes the run's directory and prints.
     pub fn is_first(&self) -> bool {
         self.world.rank == 0
     }
@@ -107,36 +107,36 @@ impl Ranks {
         self.wire.clone().map(|wire| wire as Arc<dyn Wire>)
     }
 
-    /// The time spent in exchanges of tensors since this was last asked.
+    /// Time spent in exchanges of tensors since the last call.
     pub fn take_wire_time(&self) -> Duration {
-        let take = |wire: &Arc<Watched>| wire.nanoseconds.swap(0, Ordering::Relaxed);
+        let take = |wire: &Arc<TimedWire>| wire.nanoseconds.swap(0, Ordering::Relaxed);
         Duration::from_nanos(self.wire.as_ref().map_or(0, take))
     }
 
-    /// A device's target, for as many of them as there are ranks.
+    /// The target of a device, for this number of ranks.
     pub fn target(&self, target: Target) -> Target {
         let memory_bytes = target.memory_bytes.min(self.memory_bytes.get());
         let target = Target { memory_bytes, ..target };
         let ranks_a_node = self.world.ranks.div_ceil(self.world.nodes);
         let (link, timed) = &*self.linked.borrow();
-        let told = link.as_ref().map(|link| links::between(link, links::default_net(), ranks_a_node));
-        let links = told.or_else(|| links::of_nodes(&target.name, ranks_a_node));
+        let agreed = link.as_ref().map(|link| links::between(link, links::default_net(), ranks_a_node));
+        let links = agreed.or_else(|| links::of_nodes(&target.name, ranks_a_node));
         let timings = target.timings.with(timed);
         target_among(self.world.ranks, Target { links, timings, ..target })
     }
 
-    /// Agrees on how the GPUs of a node are linked: rank 0 tells it, because plans must be equal. `timed` are this rank's times of
-    /// exchanges over its link, by which nothing is chosen.
+    /// Agrees on the link between GPUs of a node: rank 0 decides, because plans must be equal. `timed` are this rank's times of
+    /// exchanges over its link; they affect no choice.
     pub fn agree_on_link(&self, own: Option<Link>, timed: Timings) -> Result<(), Failure> {
         if self.are_many() {
-            let told = own.map(|link| (link.name, link.bytes_per_second, link.step_seconds));
+            let fields = own.map(|link| (link.name, link.bytes_per_second, link.step_seconds));
             let link = |(name, bytes_per_second, step_seconds)| Link { name, bytes_per_second, step_seconds };
-            *self.linked.borrow_mut() = (self.of_first(told)?.map(link), timed);
+            *self.linked.borrow_mut() = (self.of_first(fields)?.map(link), timed);
         }
         Ok(())
     }
 
-    /// Agrees on the least memory that a device of the ranks has.
+    /// Agrees on the smallest memory of any rank's device.
     pub fn agree_on_memory(&self, own: u64) -> Result<(), Failure> {
         if self.are_many() {
             self.memory_bytes.set(self.gather(&own)?.into_iter().min().unwrap_or(own));
@@ -144,8 +144,8 @@ impl Ranks {
         Ok(())
     }
 
-    /// Runs a part of the start in which ranks wait for one another where no word reaches them: a failure in it ends all ranks at
-    /// once.
+    /// Runs a part of the start in which ranks wait for one another where messages do not reach them: a failure in it ends all
+    /// ranks immediately.
     pub fn at_once<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         self.waits_inside(true);
         let done = work()?;
@@ -153,17 +153,18 @@ impl Ranks {
         Ok(done)
     }
 
-    /// Says that ranks wait for one another where no word reaches them, or no longer do: a failure meanwhile ends all ranks at once.
+    /// Marks the beginning or end of a time in which ranks wait for one another where messages do not reach them; a failure
+    /// meanwhile ends all ranks immediately.
     pub fn waits_inside(&self, is: bool) {
         self.has_begun.set(is);
     }
 
-    /// A handle by which any thread fails the run; none where there is one rank.
+    /// A handle by which any thread can fail the run; `None` for a single rank.
     pub fn alarm(&self) -> Option<Alarm> {
         self.are_many().then(|| self.world.alarm())
     }
 
-    /// Does a part of the start on the first rank of each host, which leaves on disk what the others then find.
+    /// Runs a part of the start on the first rank of each host, which leaves files that the others then find.
     pub fn once_a_host(&self, make: impl FnOnce() -> Result<(), Failure>) -> Result<(), Failure> {
         if self.world.local_rank == 0 {
             make()?;
@@ -171,13 +172,13 @@ impl Ranks {
         self.meet()
     }
 
-    /// Refuses ranks of which some compute on GPUs and others on CPUs, and, unless they may share one, ranks of one host that have
-    /// the same GPU, named by where it is on its host.
+    /// Refuses a mix of ranks on GPUs and ranks on CPUs. Unless they may share one, also refuses ranks of one host with the same
+    /// GPU; `gpu` identifies a GPU on its host.
     pub fn check_apart(&self, gpu: Option<String>, may_share: bool) -> Result<(), Failure> {
         if !self.are_many() {
             return Ok(());
         }
-        // A CPU is nowhere.
+        // An empty name stands for the CPU.
         let places: Vec<String> = self.gather(&gpu.unwrap_or_default())?;
         let members = self.world.members();
         let place = |rank: usize| (&members[rank].host, &places[rank]);
@@ -205,50 +206,50 @@ impl Ranks {
         Err(Failure::User(UserError(why)))
     }
 
-    /// Says where this rank is, for whoever finds it standing still.
+    /// Records the activity of this rank, for the report about a rank that hangs.
     pub fn at(&self, step: u64, doing: &str, part: usize) {
         self.world.beat(Status { step, doing: doing.into(), part: part as u64 });
     }
 
-    /// The calls of a thread beside the main one.
+    /// Collective calls of a thread other than the main one.
     pub fn calls(&self, line: &'static str) -> Calls {
         self.world.calls(line)
     }
 
-    /// All ranks, as sentences name them; none where there is only one.
+    /// Names of all ranks for messages; empty for a single rank.
     pub fn names(&self) -> Vec<String> {
         (0..self.world.members().len()).map(|rank| self.named(rank)).collect()
     }
 
-    /// Tells the process that started the ranks which run this is.
+    /// Tells the process that started the ranks the run's directory.
     pub fn tell_parent(&self, run: &str) {
         if self.is_first() {
             self.world.tell_parent(run);
         }
     }
 
-    /// The name of a rank in sentences, with its host and process.
+    /// The name of a rank for messages, with its host and process.
     pub fn named(&self, rank: usize) -> String {
         self.world.members().get(rank).map_or_else(|| format!("rank {rank}"), |member| member.named(rank))
     }
 
-    /// Sends rank 0 something that it reads when it likes; nobody waits.
-    pub fn post(&self, told: &impl Serialize) {
-        self.world.post(&message::write(told));
+    /// Sends rank 0 a message that it reads later; nobody waits.
+    pub fn post(&self, content: &impl Serialize) {
+        self.world.post(&message::write(content));
     }
 
-    /// The messages that other ranks have posted to rank 0 since it last asked, with their numbers.
+    /// The messages that other ranks posted to rank 0 since the last call, with the numbers of their senders.
     pub fn posts<T: DeserializeOwned>(&self) -> Result<Vec<(usize, T)>, Failure> {
         let read = |(rank, bytes): (usize, Vec<u8>)| Ok((rank, message::read(&bytes)?));
         self.world.posts().into_iter().map(read).collect()
     }
 
-    /// Counts a run of a plan that holds collectives.
+    /// Counts a run of a plan that contains collectives.
     pub fn called(&self, plan: &str) {
         self.world.called(plan);
     }
 
-    /// Does a part of the start on rank 0 first, which may write what the others then read.
+    /// Runs a part of the start on rank 0 first, which may write what the others then read.
     pub fn in_turn<T>(&self, make: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         if self.is_first() {
             let made = make()?;
@@ -259,7 +260,7 @@ impl Ranks {
         make()
     }
 
-    /// Waits until every rank is here, and goes on where none has failed.
+    /// Waits until every rank is here, and fails if one of them has failed.
     pub fn meet(&self) -> Result<(), Failure> {
         self.gather(&()).map(drop)
     }
@@ -269,21 +270,21 @@ impl Ranks {
         if !self.are_many() {
             return Ok(own);
         }
-        // A list, because no value at all and a value that is none read the same in JSON.
-        let told: Vec<T> = if self.is_first() { vec![own] } else { vec![] };
-        let all: Vec<Vec<T>> = self.gather(&told)?;
+        // A list, because in JSON no value and a value of `None` read the same.
+        let value: Vec<T> = if self.is_first() { vec![own] } else { vec![] };
+        let all: Vec<Vec<T>> = self.gather(&value)?;
         Ok(all.into_iter().flatten().next().expect("rank 0 gives its value"))
     }
 
-    /// Every rank's value, in order of ranks; or the failure of the first rank that gave one up. Until the first step all calls
-    /// of ranks are this one, so that a rank that fails anywhere can say so in place of its next call.
+    /// Every rank's value, in order of ranks, or the failure of the first rank that failed. Until the first step all collective
+    /// calls are this one, so that a failing rank can send its failure in place of its next call.
     pub fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Failure> {
-        let words: Vec<Word<T>> = self.words(&Word::Value(own))?;
+        let messages: Vec<StartMessage<T>> = self.start_messages(&StartMessage::Value(own))?;
         let mut values = vec![];
-        for (rank, word) in words.into_iter().enumerate() {
-            match word {
-                Word::Value(value) => values.push(value),
-                Word::Refusal(code, sentence) => {
+        for (rank, message) in messages.into_iter().enumerate() {
+            match message {
+                StartMessage::Value(value) => values.push(value),
+                StartMessage::Refusal(code, sentence) => {
                     self.is_refused.set(true);
                     let sentence = match rank {
                         0 => sentence,
@@ -299,7 +300,7 @@ impl Ranks {
         Ok(values)
     }
 
-    /// Every rank's bytes, in order of ranks, by the wire that carries tensors: calls between hosts are small.
+    /// Every rank's bytes, in order of ranks, over the transport for tensors: calls between hosts are small.
     pub fn gather_bytes(&self, own: &[u8]) -> Result<Vec<Vec<u8>>, Failure> {
         match self.are_many() {
             true => self.exchange_bytes(own, &self.gather(&own.len())?),
@@ -307,7 +308,7 @@ impl Ranks {
         }
     }
 
-    /// The same where every rank knows how many bytes each of them has, which takes no call.
+    /// The same where every rank knows the lengths of all, which saves a call.
     pub fn exchange_bytes(&self, own: &[u8], lengths: &[usize]) -> Result<Vec<Vec<u8>>, Failure> {
         let Some(wire) = &self.wire else { return Ok(vec![own.to_vec()]) };
         let send = vec![own; lengths.len()];
@@ -318,23 +319,26 @@ impl Ranks {
         Ok(all)
     }
 
-    fn words<S: Serialize, T: DeserializeOwned>(&self, own: &Word<S>) -> Result<Vec<Word<T>>, Failure> {
+    fn start_messages<S: Serialize, T: DeserializeOwned>(
+        &self,
+        own: &StartMessage<S>,
+    ) -> Result<Vec<StartMessage<T>>, Failure> {
         message::read_all(&self.world.gather("words", &message::write(own)).map_err(failed)?)
     }
 
-    /// From here on a failure ends the run at once.
+    /// From here on a failure ends the run immediately.
     pub fn begin_steps(&self) -> Result<(), Failure> {
         self.meet()?;
         self.has_begun.set(true);
         Ok(())
     }
 
-    /// The largest number of any rank.
+    /// The largest value of any rank.
     pub fn agree(&self, what: &str, number: u64) -> Result<u64, Failure> {
         self.world.agree(what, number).map_err(failed)
     }
 
-    /// Refuses ranks that found unequal things: `what` differs, and `advice` says what to do.
+    /// Refuses ranks whose values differ: `what` names them, and `advice` says what to do.
     pub fn check_equal(
         &self,
         what: &str,
@@ -351,7 +355,7 @@ impl Ranks {
         }
     }
 
-    /// The refusal of all ranks because one found something else than the others. Each of them must have come to it.
+    /// The refusal of all ranks because one of them found another value. Every rank must call this.
     pub fn unequal(&self, what: &str, other: usize, advice: &str) -> Failure {
         self.is_refused.set(true);
         let member = |rank: usize| self.world.members()[rank].named(rank);
@@ -359,7 +363,7 @@ impl Ranks {
         Failure::User(UserError(sentence))
     }
 
-    /// Waits until a file of rank 0 is seen here with what rank 0 wrote: the folder must be one on all hosts.
+    /// Waits until a file of rank 0 is visible here with the content that rank 0 wrote: all hosts must share the folder.
     pub fn sees(&self, file: &std::path::Path, content: &str) -> Result<(), Failure> {
         let began = Instant::now();
         while std::fs::read_to_string(file).map_or(true, |text| text.trim() != content.trim()) {
@@ -375,13 +379,13 @@ impl Ranks {
         Ok(())
     }
 
-    /// The process of rank 0.
+    /// Process id of rank 0.
     pub fn first_process(&self) -> u32 {
         self.world.members().first().map_or(std::process::id(), |member| member.process)
     }
 
-    /// Ends a rank as its run ended: every rank leaves, and rank 0 alone has something to say. A failure after the first step
-    /// ends the processes of all ranks from here.
+    /// Ends a rank with the result of its run: every rank leaves, and only rank 0 returns a result. A failure after the first
+    /// step ends the processes of all ranks from here.
     pub fn conclude<T>(self, result: Result<T, Failure>) -> Result<Option<T>, Failure> {
         if let Err(failure) = &result
             && self.are_many()
@@ -397,9 +401,9 @@ impl Ranks {
         if is_first { result.map(Some) } else { Ok(result.ok()) }
     }
 
-    /// Tries something that every rank tries, and goes on whether or not it worked: it did where it worked on all of them. A
-    /// rank that failed has its own failure, and the others have that of the first that did. No rank may leave the run while others attempt something. A failure
-    /// while ranks wait inside an exchange ends them all.
+    /// Tries something on every rank, and continues whether or not it worked; it counts as done only if it worked on all ranks. A
+    /// rank that failed returns its own failure, the others that of the first rank that did. No rank may leave the run while
+    /// others attempt something. A failure while ranks wait inside an exchange ends them all.
     pub fn attempt<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let tried = work().and_then(|done| self.meet().map(|()| done));
         let Err(failure) = &tried else { return tried };
@@ -415,17 +419,17 @@ impl Ranks {
         tried
     }
 
-    /// Tells the others, in place of this rank's next call, why it cannot go on.
+    /// Sends the others this rank's failure in place of its next call.
     fn refuse(&self, failure: &Failure) -> Result<(), Failure> {
         let (code, sentence) = match failure {
             Failure::User(UserError(sentence)) => (2, sentence),
             Failure::Environment(sentence) => (1, sentence),
         };
-        self.words::<(), serde_json::Value>(&Word::Refusal(code, sentence.clone())).map(drop)
+        self.start_messages::<(), serde_json::Value>(&StartMessage::Refusal(code, sentence.clone())).map(drop)
     }
 
-    /// Does something in which ranks wait for one another where no word reaches them, again and again: a failure ends all ranks, and
-    /// this one does not return from it.
+    /// Does repeatedly something in which ranks wait for one another where messages do not reach them: a failure ends all ranks,
+    /// and this function does not return.
     pub fn in_step<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         work().inspect_err(|failure| {
             if self.are_many() {
@@ -434,7 +438,7 @@ impl Ranks {
         })
     }
 
-    /// Ends all ranks for a failure of this one: their watchers end the processes, this rank's too.
+    /// Ends all ranks because of a failure of this one: their watchers end the processes, including this one.
     fn end(&self, failure: &Failure) -> ! {
         self.fail(failure);
         loop {
@@ -442,7 +446,8 @@ impl Ranks {
         }
     }
 
-    /// Ends the run on all ranks at once, because this one failed while others may wait for it where no word reaches them.
+    /// Ends the run on all ranks immediately, because this one failed while others may wait for it where messages do not reach
+    /// them.
     pub fn tell(&self, failure: &Failure) {
         if self.are_many() && !self.is_refused.get() {
             self.waits_inside(true);
@@ -460,7 +465,7 @@ impl Ranks {
     }
 }
 
-/// A device's target, for as many of them as there are ranks. GPUs exchange through NCCL, which takes memory of its own.
+/// The target of a device for a number of ranks. GPUs exchange through NCCL, which needs device memory of its own.
 pub fn target_among(ranks: usize, target: Target) -> Target {
     let wire_bytes = if ranks > 1 && target.name != "cpu" { nccl::CEILING_BYTES } else { target.wire_bytes };
     Target { ranks, wire_bytes, ..target }
@@ -468,9 +473,9 @@ pub fn target_among(ranks: usize, target: Target) -> Target {
 
 /// A message of a rank to the others before the first step.
 #[derive(Serialize, Deserialize)]
-enum Word<T> {
+enum StartMessage<T> {
     Value(T),
-    /// Why the run cannot begin, with its exit code.
+    /// Exit code and reason why the run cannot begin.
     Refusal(u8, String),
 }
 
@@ -478,21 +483,21 @@ fn failed(failure: flatout_world::Failure) -> Failure {
     Failure::Environment(failure.sentence)
 }
 
-/// The wire, and why it broke.
-struct Watched {
+/// The transport, and the reason why it broke.
+struct TimedWire {
     sockets: Sockets,
     broken: Mutex<Option<WireError>>,
-    /// Spent in exchanges.
+    /// Time spent in exchanges.
     nanoseconds: AtomicU64,
 }
 
-impl Watched {
+impl TimedWire {
     fn broken(&self) -> Option<WireError> {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Wire for Watched {
+impl Wire for TimedWire {
     fn rank(&self) -> usize {
         self.sockets.rank()
     }

@@ -1,4 +1,4 @@
-//! Recipes: embedded by name or read from a file, extended, overlaid and overridden into one config.
+//! Recipes: found by name or path, extended, combined with presets and overrides into one config.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -59,10 +59,10 @@ const RECIPES: &[Embedded] = &[
     Embedded { name: "dinov2-b-classify", text: include_str!("../../../recipes/dinov2-b-classify.toml") },
 ];
 
-/// The preset that is laid for a GPU; which one it is changes only the description.
+/// The preset of every GPU; only the description depends on the GPU.
 const GPU: &str = include_str!("../../../recipes/presets/gpu.toml");
 
-/// The layers over a recipe, in sentences.
+/// The word for layers of --with in sentences.
 const PRESET: &str = "preset";
 
 /// The embedded recipes.
@@ -70,14 +70,14 @@ pub fn list() -> &'static [Embedded] {
     RECIPES
 }
 
-/// The embedded presets for `--with`: tasks, and every GPU there is a data sheet of.
+/// The embedded presets for `--with`: tasks, and every GPU in the table.
 pub fn presets() -> &'static [Embedded] {
     static ALL: OnceLock<Vec<Embedded>> = OnceLock::new();
     ALL.get_or_init(|| {
         let quick_test = include_str!("../../../recipes/presets/quick-test.toml");
         let gpu = |gpu: &Gpu| {
             let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
-            let description = format!("One {} of {gib:.1} GiB, {}.", gpu.name, how_known(gpu));
+            let description = format!("Settings for one {} with {gib:.1} GiB, {}.", gpu.name, how_known(gpu));
             Embedded { name: gpu.name, text: format!("description = {description:?}\n{GPU}").leak() }
         };
         let small = include_str!("../../../recipes/presets/small.toml");
@@ -87,14 +87,14 @@ pub fn presets() -> &'static [Embedded] {
     })
 }
 
-/// The names and descriptions of both.
+/// The names and descriptions of recipes and presets.
 pub fn as_json() -> serde_json::Value {
     let row = |embedded: &Embedded| json!({ "name": embedded.name, "description": embedded.description() });
     let rows = |all: &[Embedded]| all.iter().map(row).collect::<Vec<_>>();
     json!({ "recipes": rows(list()), "presets": rows(presets()) })
 }
 
-/// For each GPU among the presets, whether what is laid for it was measured.
+/// For each GPU among the presets, a note on whether its settings were measured.
 pub fn gpu_notes(with: &[String]) -> Vec<String> {
     let found = with.iter().filter_map(|name| gpus::find(name));
     found.map(|gpu| format!("{}: {}", gpu.name, how_known(gpu))).collect()
@@ -108,29 +108,31 @@ fn how_known(gpu: &Gpu) -> String {
 }
 
 impl Embedded {
-    /// Its one sentence.
+    /// Its description, one sentence.
     pub fn description(&self) -> String {
         let table = parse(self.text, self.name).expect("embedded files are well formed");
         table.get("description").and_then(Value::as_str).unwrap_or_default().to_string()
     }
 }
 
-/// The config of a recipe (a name or a path), with presets or files laid over it and then `key=value` overrides,
-/// each in order.
+/// The config of a recipe (a name or a path), with presets or files over it and then `key=value` overrides, each in order.
 pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Config, UserError> {
     let mut layers = Layers::default();
     let source = find(recipe, None, "recipe", RECIPES)?;
     let mut own = vec![];
-    lay(&mut layers, &source, &mut Vec::new(), &mut own)?;
+    add(&mut layers, &source, &mut Vec::new(), &mut own)?;
     for overlay in with {
         let source = find(overlay, None, PRESET, presets())?;
         let mut table = parse(&source.text, &source.origin)?;
         if table.contains_key("extends") {
-            refuse!("{}: what is laid over a recipe with --with cannot extend another", source.origin);
+            refuse!(
+                "{}: a file that is given with --with cannot extend another: remove `extends`",
+                source.origin
+            );
         }
         table.remove("description");
         layers.table(table, &source.text, &source.origin)?;
-        for Own { table, text, origin, .. } in own.iter().filter(|own| own.preset == source.name) {
+        for PresetAddition { table, text, origin, .. } in own.iter().filter(|own| own.preset == source.name) {
             layers.table(table.clone(), text, origin)?;
         }
     }
@@ -139,17 +141,17 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
     let Some(from) = layers.from().map(String::from) else { return with_adapter(layers) };
     let described = pretrained::describe(&pretrained::Source::parse(&from)?)?;
     let grown = grown_vocab(&layers, &described)?;
-    // A run's own config has the vocabulary that its model grew to.
+    // The config of a run has the vocabulary that its model grew to.
     if let Some(vocab) = grown {
-        layers.leave_out_vocab(vocab);
+        layers.remove_vocab(vocab);
     }
     layers.model(&described.model, &from)?;
     if let Some(from) = layers.tower_from().map(String::from) {
         let tower = pretrained::describe(&pretrained::Source::parse(&from)?)?;
-        layers.lay_tower(&tower.model, &from)?;
+        layers.set_tower(&tower.model, &from)?;
     }
     if let Some(vocab) = grown {
-        layers.lay_vocab(vocab);
+        layers.set_vocab(vocab);
     }
     let mut config = with_adapter(layers)?;
     described.check_head(&config.model, &from)?;
@@ -166,14 +168,14 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
         config.model.vocab().is_some() && (config.data.source() == SourceKind::Text || !is_text);
     if reads_tokens && config.data.tokenizer.is_none() {
         let Some(tokenizer) = described.tokenizer else {
-            refuse!("{from} has no tokenizer.json, and its model reads no other tokens: give data.tokenizer");
+            refuse!("{from} has no tokenizer.json, which its model needs: give data.tokenizer");
         };
         config.data.tokenizer = Some(tokenizer.display().to_string());
     }
     Ok(config)
 }
 
-/// The vocabulary that a model grows to where tokens are added to its tokeniser. Rows that a model has beyond its tokeniser
+/// The vocabulary that a model grows to when tokens are added to its tokeniser. Rows that the model has beyond its tokeniser's tokens
 /// are used first.
 fn grown_vocab(layers: &Layers, described: &Description) -> Result<Option<usize>, UserError> {
     let (given, tokens) = layers.tokenizer();
@@ -186,26 +188,26 @@ fn grown_vocab(layers: &Layers, described: &Description) -> Result<Option<usize>
     Ok((size > vocab).then_some(size))
 }
 
-/// Lays the number of classes that the data has, where it is the data's to say.
-fn lay_classes(layers: &mut Layers) -> Result<(), UserError> {
+/// Sets the number of classes from the data, unless it is given.
+fn set_classes(layers: &mut Layers) -> Result<(), UserError> {
     if !layers.leaves_classes_to_data() {
         return Ok(());
     }
-    let is_said = layers.says_classes();
+    let is_set = layers.sets_classes();
     let mut known = layers.clone();
-    if !is_said {
-        known.lay_classes(LEAST_CLASSES);
+    if !is_set {
+        known.set_classes(LEAST_CLASSES);
     }
-    // Errors of the rest are reported once all of it is there.
+    // Errors of the other keys are reported once the config is complete.
     let Ok(sketch) = known.sketch() else { return Ok(()) };
     if sketch.model.classes().is_none() {
         return Ok(());
     }
     match tasks::classes(&sketch) {
-        Ok(Some(classes)) => layers.lay_classes(classes),
+        Ok(Some(classes)) => layers.set_classes(classes),
         Ok(None) => {}
-        // Training opens the data again and says it.
-        Err(_) if is_said => {}
+        // Training opens the data again and reports the error then.
+        Err(_) if is_set => {}
         Err(Failure::User(error)) => return Err(error),
         Err(Failure::Environment(sentence)) => return Err(UserError(sentence)),
     }
@@ -215,9 +217,9 @@ fn lay_classes(layers: &mut Layers) -> Result<(), UserError> {
 /// The fewest classes that a head may have.
 const LEAST_CLASSES: usize = 2;
 
-/// The config, with what the adapter of `adapter.from` says.
+/// The config with the values of the adapter of `adapter.from`.
 fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
-    lay_classes(&mut layers)?;
+    set_classes(&mut layers)?;
     let Some(from) = layers.adapter_from().map(String::from) else {
         let has_embedded_groups = layers.has_embedded_groups();
         let mut config = layers.finish()?;
@@ -233,32 +235,35 @@ fn with_adapter(mut layers: Layers) -> Result<Config, UserError> {
     Ok(config)
 }
 
-/// The model that PEFT's adapters belong to.
+/// The text model that an adapter of PEFT belongs to.
 fn text_model(config: &Config) -> Result<&DecoderConfig, UserError> {
     match config.model.as_decoder() {
         Some(decoder) => Ok(decoder),
-        None => refuse!("`adapter.from` is of text models, and `model.kind` is {}", config.model.kind()),
+        None => refuse!(
+            "`adapter.from` is for text models, and `model.kind` is {}: leave it out",
+            config.model.kind()
+        ),
     }
 }
 
 /// A recipe or preset that was found.
 struct RecipeSource {
     name: String,
-    /// For sentences: the name or the path.
+    /// The name or the path, for sentences.
     origin: String,
-    /// Where relative paths in it start.
+    /// The folder that relative paths in it start from.
     folder: Option<PathBuf>,
     text: String,
 }
 
 impl RecipeSource {
-    /// Whether it is part of the program: files have a folder.
+    /// Whether it is embedded: files have a folder.
     fn is_embedded(&self) -> bool {
         self.folder.is_none()
     }
 }
 
-/// Looks among the embedded names first, then among files, beside `folder` where the name is written in a file.
+/// Finds a recipe or preset among the embedded names, then among files; `folder` is that of the file in which the name is written.
 fn find(
     name: &str,
     folder: Option<&Path>,
@@ -299,20 +304,21 @@ fn find(
     Ok(RecipeSource { name: stem, origin: path.display().to_string(), folder, text })
 }
 
-/// A recipe's own addition to a preset, written in it as `[with.PRESET...]`.
-struct Own {
+/// A recipe's addition to a preset, written in the recipe as `[with.PRESET...]`.
+struct PresetAddition {
     preset: String,
     table: Table,
     text: String,
     origin: String,
 }
 
-/// Lays a recipe's ancestors, then the recipe; `own` gets their additions to presets. `descendants` are those being laid, to notice a circle.
-fn lay(
+/// Adds the recipes that a recipe extends, then the recipe; their additions to presets are pushed to `own`. `descendants` are the recipes
+/// that are being added, to detect a cycle.
+fn add(
     layers: &mut Layers,
     source: &RecipeSource,
     descendants: &mut Vec<String>,
-    own: &mut Vec<Own>,
+    own: &mut Vec<PresetAddition>,
 ) -> Result<(), UserError> {
     let origin = &source.origin;
     if descendants.contains(origin) {
@@ -325,24 +331,24 @@ fn lay(
         Some(Value::String(base)) => {
             let base = find(&base, source.folder.as_deref(), "recipe", RECIPES)
                 .map_err(|error| UserError(format!("{origin}: `extends`: {error}")))?;
-            lay(layers, &base, descendants, own)?;
+            add(layers, &base, descendants, own)?;
         }
-        Some(_) => refuse!("{origin}: `extends` wants the name or path of one recipe"),
+        Some(_) => refuse!("{origin}: `extends` must be the name or path of one recipe"),
     }
     match table.remove("with") {
         None => {}
         Some(Value::Table(with)) => {
             for (preset, table) in with {
                 if !presets().iter().any(|known| known.name == preset) {
-                    refuse!("{origin}: `with.{preset}` adds to no preset that there is");
+                    refuse!("{origin}: `with.{preset}` names no preset; `flatout recipes` lists them");
                 }
                 let Value::Table(table) = table else {
-                    refuse!("{origin}: `with.{preset}` wants a table of sections");
+                    refuse!("{origin}: `with.{preset}` must be a table of sections");
                 };
-                own.push(Own { preset, table, text: source.text.clone(), origin: origin.clone() });
+                own.push(PresetAddition { preset, table, text: source.text.clone(), origin: origin.clone() });
             }
         }
-        Some(_) => refuse!("{origin}: `with` wants a table for each preset that the recipe adds to"),
+        Some(_) => refuse!("{origin}: `with` must be a table for each preset that the recipe adds to"),
     }
     layers.table(table, &source.text, origin)?;
     if source.is_embedded() {
@@ -357,7 +363,7 @@ mod tests {
     use crate::config::ScheduleName;
 
     #[test]
-    fn embedded_recipes_are_whole_and_described() {
+    fn embedded_recipes_are_valid_and_described() {
         for recipe in list() {
             let config = resolve(recipe.name, &[], &[]).unwrap();
             assert_eq!(config.recipe, recipe.name);
@@ -390,7 +396,7 @@ mod tests {
         assert_eq!((config.schedule.name, config.schedule.warmup_steps), (ScheduleName::Cosine, 2000));
     }
 
-    /// The parameters the public models of these shapes have, and the tokens a step.
+    /// The parameters of the public models of these shapes, and the tokens per step.
     #[test]
     fn recipes_have_the_sizes_of_their_models() {
         let sizes = [
@@ -427,9 +433,9 @@ mod tests {
         assert_eq!(written["model_type"], "gpt2");
     }
 
-    /// The published files of these models describe what the recipes say.
+    /// The model of the recipes is written with the architecture of the published files.
     #[test]
-    fn the_pairs_are_gemmas() {
+    fn pairs_recipes_have_gemmas_shapes() {
         use flatout_models::library::gemma::embed_scale;
         for (name, width) in [("gemma3-1b-pairs", 1152), ("gemma3-4b-pairs", 2560)] {
             let config = resolve(name, &[], &[]).unwrap();
@@ -451,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn the_instructed_are_smollm2_and_qwen3() {
+    fn sft_recipes_have_the_shapes_of_smollm2_and_qwen3() {
         for (name, architecture) in
             [("smollm2-135m-sft", "LlamaForCausalLM"), ("qwen3-0.6b-sft", "Qwen3ForCausalLM")]
         {
@@ -467,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn preferences_are_qwen3s_and_a_small_models() {
+    fn dpo_recipes_have_qwen3s_shape_and_a_small_one() {
         let config = resolve("qwen3-0.6b-dpo", &[], &[]).unwrap();
         assert_eq!((config.validate_for_training(), config.data.task), (Ok(()), Task::Preference));
         assert_eq!(config.model, resolve("qwen3-0.6b-sft", &[], &[]).unwrap().model);
@@ -514,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn the_data_says_how_many_classes_there_are() {
+    fn the_number_of_classes_comes_from_the_data() {
         let folder = tempfile::tempdir().unwrap();
         let rows: String =
             ["good", "bad", "fair"].iter().map(|label| format!("{label} text,{label}\n").repeat(3)).collect();
@@ -526,7 +532,11 @@ mod tests {
         };
         assert_eq!(classes("text-classify", &[]), Ok(Some(2)), "of the synthetic pairs");
         assert_eq!(classes("text-classify", &[&data]), Ok(Some(3)));
-        assert_eq!(classes("text-classify", &[&data, "model.classes=5"]), Ok(Some(5)), "what is said stays");
+        assert_eq!(
+            classes("text-classify", &[&data, "model.classes=5"]),
+            Ok(Some(5)),
+            "a given number is kept"
+        );
         assert_eq!(classes("text-classify", &[&data, "data.classes=good,bad"]), Ok(Some(2)));
         assert_eq!(
             classes("gemma3-1b-pairs", &[&data, "eval.metric=macro_f1"]),
@@ -596,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_a_recipe() {
+    fn a_shown_recipe_is_a_recipe() {
         let folder = tempfile::tempdir().unwrap();
         for recipe in list() {
             let shown = resolve(recipe.name, &[], &[]).unwrap();

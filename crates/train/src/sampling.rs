@@ -1,40 +1,40 @@
-//! The next token, drawn from a model's logits.
+//! Samples the next token from a model's logits.
 
 use std::collections::BTreeMap;
 
 use flatout_ir::ops::sample::Draw;
 pub use flatout_ir::ops::sample::{likeliest, log_sum};
 
-/// How tokens are drawn.
+/// Sampling parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// 0 takes the most likely token.
     pub temperature: f64,
-    /// Only the most likely `top_k` tokens are drawn from; 0 is all.
+    /// Samples from the `top_k` most likely tokens; 0 means all.
     pub top_k: usize,
-    /// Only the most likely tokens that together have this probability are drawn from; 1 is all.
+    /// Samples from the most likely tokens that together have this probability; 1 means all.
     pub top_p: f64,
     pub seed: u64,
     pub max_tokens: usize,
 }
 
 impl Default for Sampling {
-    /// By the model's own probabilities, and no token.
+    /// Temperature 1 without truncation, and no tokens.
     fn default() -> Sampling {
         Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 0 }
     }
 }
 
-/// Temperatures within which a device's arithmetic holds.
-const COLDEST: f64 = 1e-6;
-const HOTTEST: f64 = 1e6;
+/// Range of temperatures in which a device's arithmetic is safe.
+const MIN_TEMPERATURE: f64 = 1e-6;
+const MAX_TEMPERATURE: f64 = 1e6;
 
-/// Changes of logits before a token is drawn.
+/// Changes to the logits before a token is sampled.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Adjustments {
-    /// Taken from the logit of every token that was drawn before.
+    /// Subtracted from the logit of every token that was drawn before.
     pub presence: f64,
-    /// Taken from it as often as it was drawn before.
+    /// Subtracted once for each time the token was drawn before.
     pub frequency: f64,
     /// Added to the logits of these tokens.
     pub bias: Vec<(u32, f32)>,
@@ -45,7 +45,7 @@ impl Adjustments {
         *self == Adjustments::default()
     }
 
-    /// Changes logits, where these tokens were drawn before.
+    /// Adjusts logits, given the tokens drawn so far.
     pub fn apply(&self, logits: &mut [f32], drawn: &[u32]) {
         if self.presence != 0.0 || self.frequency != 0.0 {
             let mut counts: BTreeMap<u32, u32> = BTreeMap::new();
@@ -61,12 +61,12 @@ impl Adjustments {
 }
 
 impl Sampling {
-    /// How the token at a place of a sequence is drawn. Temperatures so low that nothing but the likeliest is drawn count as 0, and
-    /// beyond the highest all tokens are equally likely.
+    /// The draw at a position of a sequence. A temperature below the range counts as 0, which takes the most likely token; one
+    /// above it is clamped, where all tokens are equally likely.
     pub fn at(&self, sequence: u32, index: usize) -> Draw {
-        let is_cold = self.temperature < COLDEST;
+        let is_cold = self.temperature < MIN_TEMPERATURE;
         Draw {
-            temperature: if is_cold { 0.0 } else { self.temperature.min(HOTTEST) as f32 },
+            temperature: if is_cold { 0.0 } else { self.temperature.min(MAX_TEMPERATURE) as f32 },
             top_k: self.top_k,
             top_p: self.top_p as f32,
             seed: self.seed,
@@ -80,12 +80,12 @@ impl Sampling {
 mod tests {
     use super::*;
 
-    const HOW: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 3, max_tokens: 0 };
+    const SAMPLING: Sampling = Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 3, max_tokens: 0 };
 
-    /// How often each of the tokens is drawn.
-    fn counts(logits: &[f32], how: Sampling) -> Vec<usize> {
+    /// How often each token is drawn.
+    fn counts(logits: &[f32], sampling: Sampling) -> Vec<usize> {
         let mut counts = vec![0; logits.len()];
-        (0..4000).for_each(|index| counts[how.at(0, index).token(logits) as usize] += 1);
+        (0..4000).for_each(|index| counts[sampling.at(0, index).token(logits) as usize] += 1);
         counts
     }
 
@@ -93,26 +93,26 @@ mod tests {
     fn tokens_come_as_often_as_they_are_likely() {
         // Probabilities 1/8, 1/2, 1/8, 1/4.
         let logits = [0.0, 4f32.ln(), 0.0, 2f32.ln()];
-        let all = counts(&logits, HOW);
+        let all = counts(&logits, SAMPLING);
         for (count, wanted) in all.iter().zip([500, 2000, 500, 1000]) {
             assert!(count.abs_diff(wanted) < 120, "{all:?}");
         }
-        let hot = counts(&logits, Sampling { temperature: 100.0, ..HOW });
+        let hot = counts(&logits, Sampling { temperature: 100.0, ..SAMPLING });
         assert!(hot.iter().all(|count| count.abs_diff(1000) < 120), "{hot:?}");
         for temperature in [0.0, 1e-300, 1e-40, 1e-7] {
-            assert_eq!(counts(&logits, Sampling { temperature, ..HOW }), [0, 4000, 0, 0]);
+            assert_eq!(counts(&logits, Sampling { temperature, ..SAMPLING }), [0, 4000, 0, 0]);
         }
-        let most = Sampling { temperature: f64::MAX, ..HOW }.at(0, 0);
+        let most = Sampling { temperature: f64::MAX, ..SAMPLING }.at(0, 0);
         assert!((1.0 / most.temperature).is_normal(), "{most:?}");
-        let two = counts(&logits, Sampling { top_k: 2, ..HOW });
+        let two = counts(&logits, Sampling { top_k: 2, ..SAMPLING });
         assert!(two[0] == 0 && two[2] == 0 && two[3].abs_diff(1333) < 120, "{two:?}");
-        assert_eq!(counts(&logits, Sampling { top_k: 1, ..HOW }), [0, 4000, 0, 0]);
+        assert_eq!(counts(&logits, Sampling { top_k: 1, ..SAMPLING }), [0, 4000, 0, 0]);
         for (top_p, kept) in [(0.1, 1), (0.49, 1), (0.51, 2), (0.74, 2), (0.76, 3), (0.87, 3), (0.88, 4)] {
-            let counts = counts(&logits, Sampling { top_p, ..HOW });
+            let counts = counts(&logits, Sampling { top_p, ..SAMPLING });
             assert_eq!(counts.iter().filter(|count| **count > 0).count(), kept, "{top_p}: {counts:?}");
         }
-        // The share is of what the number of tokens left.
-        let both = counts(&logits, Sampling { top_k: 2, top_p: 0.6, ..HOW });
+        // Top-p applies to the tokens that top-k left.
+        let both = counts(&logits, Sampling { top_k: 2, top_p: 0.6, ..SAMPLING });
         assert_eq!(both, [0, 4000, 0, 0]);
     }
 
@@ -139,7 +139,7 @@ mod tests {
     fn seeds_sequences_and_places_draw_differently_and_always_the_same() {
         let logits = [0.0; 64];
         let drawn = |seed: u64, sequence: u32| -> Vec<u32> {
-            (0..32).map(|index| Sampling { seed, ..HOW }.at(sequence, index).token(&logits)).collect()
+            (0..32).map(|index| Sampling { seed, ..SAMPLING }.at(sequence, index).token(&logits)).collect()
         };
         assert_eq!(drawn(1, 0), drawn(1, 0));
         assert_ne!(drawn(1, 0), drawn(2, 0));

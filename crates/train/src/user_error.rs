@@ -1,6 +1,6 @@
-//! Errors that the user can put right: one sentence that says what is wrong, where, and what to do.
+//! Errors that the user can correct: one sentence that says what is wrong, where, and what to do.
 
-/// Bad input, found before any device work. The command line prints it and leaves with exit code 2.
+/// Bad input, found before any device work. The command line prints it and exits with code 2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UserError(pub String);
 

@@ -1,5 +1,5 @@
-//! The same update for any split of a step into micro-batches, and for documents packed into rows or in rows of their
-//! own: gradients are sums over the step's tokens, divided once by the sum of their weights.
+//! A step gives the same update for any split into micro-batches, and whether documents are packed into rows or have rows of
+//! their own: gradients are sums over the step's tokens, divided once by the sum of their weights.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ fn model(dropout: f64) -> DecoderConfig {
     }
 }
 
-/// Rows with everything a plan reads of them. Segments are (start in the batch, length).
+/// Rows with all inputs of a plan. Segments are (start in the batch, length).
 struct Batch {
     tokens: Vec<i32>,
     targets: Vec<i32>,
@@ -45,7 +45,7 @@ struct Batch {
     segments: Vec<(i32, i32)>,
 }
 
-/// Rows of unequal weight: some tokens count nothing, and each row counts another amount.
+/// Rows of unequal weight: some tokens have weight 0, and the weights of rows differ.
 fn unequal_rows(c: &DecoderConfig) -> Batch {
     let draw = |stream: u32, i: usize| random::philox([i as u32, stream, 0, 0], [7, 0])[0];
     let token = |stream, i| (draw(stream, i) % c.vocab as u32) as i32;
@@ -61,17 +61,17 @@ fn unequal_rows(c: &DecoderConfig) -> Batch {
     }
 }
 
-/// Keys that dropout draws by: the row's index in the step and the token's in its row.
+/// Keys of dropout's random numbers: the row's index in the step and the token's in its row.
 fn draw_keys(c: &DecoderConfig, from: usize, rows: usize) -> Vec<i32> {
     (from..from + rows).flat_map(|row| (0..c.context as i32).flat_map(move |t| [row as i32, t])).collect()
 }
 
 const RNG: [i32; 3] = [11, 0, 4];
 
-/// Gradients, sums and, after one update, weights and moments, by path.
+/// Gradients and sums, and after one update weights and moments, by path.
 type Tensors = BTreeMap<String, Vec<f32>>;
 
-/// One step of `batch` on the CPU, `rows` at a time.
+/// Runs one step of `batch` on the CPU, `rows` rows at a time.
 fn step(c: &DecoderConfig, batch: &Batch, rows: usize, documents: Documents) -> (Tensors, Tensors) {
     let graph =
         build(c, Form::Loss(LossForm { documents, dropout: true, ..LossForm::rows(rows, c.context) }));
@@ -142,7 +142,7 @@ fn any_split_of_a_step_gives_its_gradients_and_its_update() {
 }
 
 #[test]
-fn dropout_and_weights_are_not_idle() {
+fn dropout_and_weights_have_an_effect() {
     let sums = |dropout: f64, change: fn(&mut Batch)| {
         let c = model(dropout);
         let mut batch = unequal_rows(&c);
@@ -173,7 +173,7 @@ fn any_split_gives_the_same_gradients_in_f64() {
     }
 }
 
-/// The sums of a step in f64, `rows` at a time.
+/// The sums of a step in f64, `rows` rows at a time.
 fn oracle_sums(c: &DecoderConfig, batch: &Batch, rows: usize) -> oracle::Values {
     let graph = build(c, Form::Loss(LossForm { dropout: true, ..LossForm::rows(rows, c.context) }));
     let graph = oracle::in_f64(&differentiate(&graph).graph);
@@ -204,7 +204,7 @@ fn oracle_sums(c: &DecoderConfig, batch: &Batch, rows: usize) -> oracle::Values 
 }
 
 #[test]
-fn packed_documents_give_what_rows_of_their_own_give() {
+fn packed_documents_give_the_gradients_of_separate_rows() {
     let c = model(0.0);
     let lengths = [5, 7, 12, 1, 8, 3, 4, 4, 4];
     let full = unequal_rows(&c);

@@ -1,4 +1,4 @@
-//! Adapters through the whole of a run: PEFT's ten steps, what a checkpoint holds, and adapters that leave and come back.
+//! Adapters in complete runs: PEFT's ten steps, the contents of checkpoints, and export and import of adapters.
 //! `peft/make_peft.py` made the fixtures.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,7 +69,7 @@ fn config_from(adapter: &Path, more: &[&str]) -> Result<Config, UserError> {
     recipes::resolve("tiny", &[], &all)
 }
 
-/// PEFT's name of a tensor of ours.
+/// PEFT's name of one of our tensors.
 pub fn theirs(ours: &str) -> String {
     match ours {
         "embed.weight" => return "base_model.model.model.embed_tokens.weight".into(),
@@ -102,7 +102,7 @@ pub fn theirs(ours: &str) -> String {
     }
 }
 
-/// PEFT's values in the order of ours: beside the embedding both tensors are turned.
+/// PEFT's values in our order: for the embedding both tensors are transposed.
 fn ordered(ours: &str, file: &mut TensorFile, name: &str) -> Vec<f32> {
     let values = f32s(file, name);
     if !ours.contains(".embed.weight.") {
@@ -112,7 +112,7 @@ fn ordered(ours: &str, file: &mut TensorFile, name: &str) -> Vec<f32> {
     (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect()
 }
 
-/// Ten updates with AdamW: every loss and norm, the first gradients and the last adapters are PEFT's.
+/// Ten updates with AdamW: every loss and norm, the first gradients and the last adapters equal PEFT's.
 fn steps_as_peft_does(name: &str, more: &[&str]) {
     let mut expected = TensorFile::open(&fixture(name).join("expected.safetensors")).expect("a file");
     let i32s = |file: &mut TensorFile, name: &str| -> Vec<i32> {
@@ -172,7 +172,7 @@ fn ten_steps_of_lora() {
     }
 }
 
-/// Beside the embedding and the head, which are two tensors or one.
+/// Adapters of the embedding and the head, which are two tensors or a tied one.
 #[test]
 fn ten_steps_of_lora_at_both_ends() {
     for name in ["lora-ends", "lora-ends-tied"] {
@@ -181,7 +181,7 @@ fn ten_steps_of_lora_at_both_ends() {
     }
 }
 
-/// Tables that grew for two tokens, trained whole beside adapters.
+/// Tables that grew for two tokens, trained in full along with adapters.
 #[test]
 fn ten_steps_with_new_tokens() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -196,7 +196,8 @@ fn ten_steps_with_new_tokens() {
     steps_as_peft_does("lora-tokens-tied", &[&tokens[..], &["adapter.also_train=embed"]].concat());
 }
 
-/// A session that begins from PEFT's adapters has PEFT's logits. The tables that the library writes with them must be the model's.
+/// A session that begins from PEFT's adapters has PEFT's logits. The tables that the library stores with them must equal the
+/// model's.
 #[test]
 fn logits_with_adapters_at_both_ends() {
     for name in ["lora-ends", "lora-ends-tied"] {
@@ -222,7 +223,7 @@ fn logits_with_adapters_at_both_ends() {
         let off = relative(&got, &f32s(&mut expected, "logits"));
         assert!(off < 1e-5, "{name}: off by {off:.1e}");
     }
-    // The same adapters over another table.
+    // The same adapters with another table.
     let other = tempfile::tempdir().expect("a folder");
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(base(&fixture("lora-ends")).join(file), other.path().join(file)).expect("a copy");
@@ -253,7 +254,7 @@ fn ten_steps_of_dora() {
 }
 
 #[test]
-fn a_folder_says_what_its_adapter_is() {
+fn a_folder_describes_its_adapter() {
     let section = |name: &str| config_from(&fixture(name), &[]).expect("a config").adapter;
     let all = section("lora");
     assert_eq!((all.kind, all.rank, all.alpha, all.groups.0.len()), (AdapterKind::Lora, 4, Some(8.0), 0));
@@ -275,10 +276,10 @@ fn a_folder_says_what_its_adapter_is() {
     assert!(sentence(&["adapter.rank=8"]).contains("`adapter.rank` is 8 and the adapter in"));
     assert!(sentence(&["adapter.kind=dora"]).contains("leave it out"));
     let nowhere = config_from(Path::new("no/such/folder"), &[]).expect_err("a refusal").0;
-    assert!(nowhere.contains("`adapter.from` wants a folder with an adapter in PEFT's layout"), "{nowhere}");
+    assert!(nowhere.contains("`adapter.from` needs a folder with an adapter in PEFT's layout"), "{nowhere}");
 }
 
-/// The library divides alpha by the rank that the config says: another one than the tensors have is no adapter.
+/// The library divides alpha by the rank in the config: a rank that differs from the tensors' is refused.
 #[test]
 fn a_config_that_contradicts_its_tensors_is_refused() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -305,7 +306,7 @@ fn a_config_that_contradicts_its_tensors_is_refused() {
     }
 }
 
-/// The logits of rows of a run or a folder.
+/// The logits of a run or a folder for fixed rows.
 pub fn computed(model: &Path) -> Vec<f32> {
     let out = tempfile::tempdir().expect("a folder");
     let path = out.path().join("logits.safetensors");
@@ -327,11 +328,11 @@ fn small(more: &[&str]) -> Config {
     small_run::config(&few.iter().chain(more).copied().collect::<Vec<_>>())
 }
 
-/// Some of the weights of layers.
+/// Patterns of some weights in layers.
 const SOME: &str = "['**.wq','**.wo','layers.0.ffn.up']";
 
-/// Trains a base and adapters on it; exports both ways; and begins again from what was exported.
-fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
+/// Trains a base and adapters for it, exports both ways, and begins new runs from the exports.
+fn is_exported_and_read_back(kind: &str, paths: &str, tied: bool) {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let is_tied = format!("model.tied={tied}");
@@ -339,7 +340,7 @@ fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
     exported(&at("first"), &at("base"), false);
     let from = format!("model.from={}", at("base").display());
     let (kind, paths) = (format!("adapter.kind={kind}"), format!("adapter.paths={paths}"));
-    // Merged, a table that is also the head would be two.
+    // After merging, a tied table would become two different ones.
     let is_merged = !tied || !paths.contains("head");
     let own = [
         from.as_str(),
@@ -352,13 +353,13 @@ fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
     train_in(&at("tuned"), &small(&own), |_| {});
     let tuned = computed(&at("tuned"));
     assert!(relative(&tuned, &computed(&at("base"))) > 1e-2, "training changed nothing");
-    // Generation reads the same through its cache.
+    // Generation through its cache gives the same logits.
     let mut generator = Generator::open(&at("tuned"), &Device::Cpu { threads: 2 }).expect("a run");
     generator.read(&[5, 6, 7]).expect("logits");
     let (last, vocab) = (generator.read(&[8, 9]).expect("logits"), tuned.len() / 10);
     assert!(relative(&last, &tuned[4 * vocab..5 * vocab]) < 1e-5);
 
-    // A checkpoint has the adapters, what else is trained, and no other weight.
+    // A checkpoint contains the adapters and other trained parameters, and no further weights.
     let place = Loaded::open(&at("tuned"), &[]).expect("a run").place;
     let state = TensorFile::open(&place.join("state.safetensors")).expect("a checkpoint");
     let outside: BTreeSet<&str> = state
@@ -369,7 +370,7 @@ fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
         .collect();
     assert_eq!(outside, BTreeSet::from(["norm"]));
 
-    // Merged, it is the model that was trained.
+    // The merged export is the model that was trained.
     if is_merged {
         exported(&at("tuned"), &at("merged"), false);
         let off = relative(&computed(&at("merged")), &tuned);
@@ -382,7 +383,7 @@ fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
         assert!(refused.contains("merged, the two would differ; export them with --adapter"), "{refused}");
     }
 
-    // Apart, it comes back to the bit.
+    // The adapter export can be imported to the bit.
     assert_eq!(
         exported(&at("tuned"), &at("apart"), true),
         ["adapter_config.json", "adapter_model.safetensors"]
@@ -402,7 +403,7 @@ fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
     let refused = recipes::resolve("tiny", &[], &[from.clone(), adapter]).expect_err("a refusal").0;
     assert!(refused.contains("comes with `norm`") && refused.contains("adapter.also_train"), "{refused}");
 
-    // A run from a run with adapters begins with the model they make.
+    // A run that begins from a run with adapters begins with the merged model.
     let onward = format!("model.from={}", at("tuned").display());
     let still = [onward.as_str(), "train.steps=1", "lr=1e-30", "schedule.warmup_steps=0", "weight_decay=0"];
     if !is_merged {
@@ -417,19 +418,19 @@ fn leaves_and_comes_back(kind: &str, paths: &str, tied: bool) {
 }
 
 #[test]
-fn lora_leaves_and_comes_back() {
-    leaves_and_comes_back("lora", SOME, true);
+fn lora_is_exported_and_read_back() {
+    is_exported_and_read_back("lora", SOME, true);
 }
 
 #[test]
-fn lora_at_both_ends_leaves_and_comes_back() {
-    leaves_and_comes_back("lora", "['**.wq','embed','head']", false);
-    leaves_and_comes_back("lora", "['**.wq','embed','head']", true);
+fn lora_at_both_ends_is_exported_and_read_back() {
+    is_exported_and_read_back("lora", "['**.wq','embed','head']", false);
+    is_exported_and_read_back("lora", "['**.wq','embed','head']", true);
 }
 
 #[test]
-fn dora_leaves_and_comes_back() {
-    leaves_and_comes_back("dora", SOME, true);
+fn dora_is_exported_and_read_back() {
+    is_exported_and_read_back("dora", SOME, true);
 }
 
 /// Before the first update, adapters change nothing.
@@ -446,8 +447,8 @@ fn the_model_begins_as_it_was() {
     }
 }
 
-/// Decoders of Gemma-3-1B's size with adapters on q, k, v and o, 32 rows of 512 tokens in bf16 on an H200: how long the
-/// least time of an update is, by the roofline of every launch, and what it takes.
+/// Decoders of Gemma-3-1B's size with adapters on q, k, v and o, with 32 rows of 512 tokens in bf16 on an H200: the lower bound
+/// of an update's time by the roofline of every launch, the number of launches, and the memory.
 fn at_the_size_of_gemma(kind: &str) -> (f64, usize, BTreeMap<&'static str, usize>) {
     let words = [
         "model.width=1152",
@@ -484,9 +485,10 @@ fn dora_costs_little_more_than_lora() {
     println!("{:.3}", dora / lora);
     // The plan's bytes count g, one row for all tokens, as if it were read for each of them.
     assert!(dora < 1.1 * lora, "{dora} {lora}");
-    // Beyond LoRA's: g, g v and, backward, g dy, dy z and its sum, 1/g and what m gets of it; 2 products a layer.
+    // In addition to LoRA's: g, g v and, in the backward pass, g dy, dy z and its sum, 1/g and m's gradient; 2 products per
+    // layer.
     assert!(dora_launches - lora_launches <= 26 * 2 * 8, "{dora_launches} {lora_launches}");
-    // The outputs of attention's last product: LoRA keeps them where a norm follows, as in Gemma-3.
+    // The outputs of attention's last product: LoRA keeps them if a norm follows, as in Gemma-3.
     assert!(with_dora["activations"] < with_lora["activations"] + 26 * 32 * 512 * 1152 * 2 + (64 << 20));
     assert_eq!(with_dora["frozen"], with_lora["frozen"]);
 }

@@ -1,5 +1,5 @@
-//! The plan is the allocation, to the byte: recipes with values of every switch, on the CPU with a session that is really
-//! opened, on GPUs by name by the arithmetic of their plans.
+//! Plans equal allocations, to the byte: recipes with values of every switch, on the CPU with sessions that are opened, for named
+//! GPUs by the arithmetic of their plans.
 
 use flatout_ir::plan::Buffer;
 use flatout_ir::{PlanSet, Target};
@@ -12,8 +12,8 @@ use flatout_train::switches::TABLE;
 
 use crate::small_recipe::{different, small, target};
 
-/// The settings of the matrix that can run: recipe, place, setting, plans. Of all values of switches every other one is tried with a
-/// recipe, and the ones between them with the next.
+/// Calls `each` with the settings of the matrix that compile: their description, config and plans. Each recipe is compiled with
+/// every other value of all switches, the next recipe with the values in between.
 fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> usize {
     let mut count = 0;
     for (turn, recipe) in different().into_iter().enumerate() {
@@ -34,7 +34,7 @@ fn settings(places: &[&str], mut each: impl FnMut(&str, &Config, &Compiled)) -> 
             let all = others.chain(combined.map(String::from));
             for setting in all.skip(turn % 2).step_by(2) {
                 let config = base.with(std::slice::from_ref(&setting)).expect("a setting");
-                // A config that cannot run is refused before any memory is asked for: tests/switches.rs.
+                // A config that cannot run is refused before any memory is allocated: tests/switches.rs.
                 let Ok(compiled) = compile(&config, &target(place, &config)) else { continue };
                 each(&format!("{recipe} on {place} with {setting}"), &config, &compiled);
                 count += 1;
@@ -63,7 +63,7 @@ fn a_gpu_needs_the_bytes_of_its_plan_and_not_one_less() {
         let needed = compiled.plans.arena_bytes as u64 + compiled.target.bytes_beside();
         let of = |memory_bytes: u64| {
             let mut settings = vec!["switches.recompute=none".to_string()];
-            // Beside adapters a base in four bits would give way.
+            // With adapters, a base in four bits would be chosen instead.
             settings.extend((config.adapter.kind != AdapterKind::None).then(|| "base=bf16".to_string()));
             // A table of images is only kept where there is much more memory.
             let table = compiled.settled.chosen.iter().find(|c| c.switch == "image_table");
@@ -72,7 +72,7 @@ fn a_gpu_needs_the_bytes_of_its_plan_and_not_one_less() {
             let target = Target { memory_bytes, ..compiled.target.clone() };
             compile(&config, &target)
         };
-        // With everything kept nothing can give way to less memory.
+        // Where everything is kept, nothing can be recomputed to save memory.
         if compiled.settled.options.recompute == flatout_ir::Recompute::None {
             assert_eq!(of(needed).expect("enough").plans.arena_bytes, compiled.plans.arena_bytes, "{what}");
             let refused = of(needed - 1).err().map(|failure| failure.to_string()).unwrap_or_default();
@@ -83,8 +83,8 @@ fn a_gpu_needs_the_bytes_of_its_plan_and_not_one_less() {
     assert!(count > 140, "{count}");
 }
 
-/// Categories, layers and the curve over the step each tell of the same bytes, and no two buffers that live at the same
-/// time share one.
+/// The report's categories, layers and curve over the step account for the same bytes, and no two buffers with overlapping
+/// lifetimes share a byte.
 fn adds_up(what: &str, plans: &PlanSet) {
     let arena = plans.arena_bytes;
     assert_eq!(plans.categories().values().sum::<usize>(), arena, "{what}: categories");

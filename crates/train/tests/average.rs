@@ -1,4 +1,4 @@
-//! The running average of the weights: what it is, that evaluation and every command read it, and what it costs.
+//! The running average of the weights: its definition, its use in evaluation and all commands, and its memory.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -21,10 +21,10 @@ use flatout_train::weights::pretrained::parameters;
 use crate::small_run::{config, train_in};
 
 const UPDATES: u64 = 9;
-/// Reached after five updates: the warm-up and what follows it are both seen.
+/// The warm-up ends after five updates, so that the time after it is tested too.
 const DECAY: f64 = 0.4;
 
-/// Keys of a run of few updates that saves each.
+/// Keys of a short run that saves every update.
 const SHORT: [&str; 6] = [
     "train.steps=9",
     "schedule.warmup_steps=2",
@@ -73,7 +73,7 @@ fn follows_its_definition(dir: &Path, config: &Config) {
     assert_eq!(trained.count(), weights.len(), "all that is trained has an average");
     let drawn = parameters(&config.model);
     for weight in weights {
-        // Adapters begin with what is drawn beside a weight; of those the first average is taken as it is.
+        // An adapter's initial value is drawn relative to its weight; for those the first saved average is taken as given.
         let mut average: Vec<f64> = match drawn.get(weight) {
             Some((ty, init)) => {
                 initial::values(weight, ty, init, config.train.seed).iter().map(|x| *x as f64).collect()
@@ -122,8 +122,8 @@ fn averages_of_models_of_images_follow_their_definition() {
     );
 }
 
-/// The held-out loss that a run says last, whether it says that it is the averages', and what `eval` finds with the
-/// averages and with the weights.
+/// The last held-out loss of a run, checks that it belongs to the averages, and the losses that `eval` computes with the averages
+/// and with the weights.
 fn evaluated(dir: &Path, config: &Config) -> (f64, [f64; 2]) {
     let mut said = vec![];
     train_in(dir, config, |event| {
@@ -170,7 +170,7 @@ fn evaluation_reads_the_averages() {
 
 /// The exported tensors are the averages, to the bit; and a model that begins from the run begins from them.
 #[test]
-fn the_averages_go_out() {
+fn the_averages_are_exported() {
     let dir = tempfile::tempdir().expect("a folder");
     let (run, to) = (dir.path().join("run"), dir.path().join("hf"));
     train_in(&run, &decoder(&["model.qk_norm=false"]), |_| {});
@@ -200,7 +200,7 @@ fn a_run_without_averages_has_none_to_read() {
     assert!(!Loaded::open(&run, &[]).expect("a run").weights.are_averages());
 }
 
-/// Memory as `plan` prints it: four bytes a parameter, in a category of its own, whatever else is chosen.
+/// Memory as `plan` prints it: four bytes per parameter, in a category of its own, whatever else is chosen.
 #[test]
 fn memory_is_planned() {
     for words in [&[][..], &["precision=bf16", "optimizer.state=int8"], &["adapter.kind=lora"]] {

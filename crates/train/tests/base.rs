@@ -1,5 +1,5 @@
-//! Runs whose frozen base is stored as codes, in NF4 or in 8-bit floats: they are to the bit runs on the values of the codes, learn
-//! what runs on a base in full learn, and leave the model that they trained.
+//! Runs with a frozen base stored as codes, in NF4 or in 8-bit floats: they equal runs with the dequantised values to the bit,
+//! learn as much as runs with a full base, and export the model that they trained.
 
 use std::path::{Path, PathBuf};
 
@@ -29,7 +29,7 @@ fn exported(run: &Path, to: &Path) {
     export(&mut loaded, &wanted).expect("an export");
 }
 
-/// A trained model in the Hugging Face layout, beside which there is room.
+/// A trained model in the Hugging Face layout, in a folder with room for others.
 fn base(scratch: &TempDir, steps: &str) -> (PathBuf, String) {
     let [first, base] = ["first", "base"].map(|name| scratch.path().join(name));
     train_in(&first, &small(&[steps, "eval.rows=0"]), |_| {});
@@ -47,7 +47,7 @@ fn a_run_in_four_bits_is_one_on_the_values_of_its_codes() {
     are_runs_on_values("nf4", &["precision=fp32", "precision=bf16"]);
 }
 
-/// Products multiply the codes with `precision=fp8`, and what is dequantised otherwise.
+/// Products multiply the codes with `precision=fp8`, and dequantised values otherwise.
 #[test]
 fn a_run_in_eight_bits_is_one_on_the_values_of_its_codes() {
     are_runs_on_values("fp8", &["precision=fp32", "precision=bf16", "precision=fp8"]);
@@ -64,7 +64,8 @@ fn are_runs_on_values(codes: &str, precisions: &[&str]) {
         let adapter = format!("adapter.kind={kind}");
         let own = [adapter.as_str(), precision, "adapter.rank=4"];
         let small = [&own[..], &[&stored, &from]].concat();
-        // LoRA that moved by nothing leaves the values of the codes; DoRA would divide them by their norms and multiply again.
+        // LoRA with zero updates leaves the dequantised values unchanged; DoRA would divide them by their norms and multiply
+        // again.
         let still = ["adapter.kind=lora", precision, &stored, &from, "train.steps=1", "lr=1e-30"];
         let still = [&still[..], &["schedule.warmup_steps=0", "weight_decay=0"]].concat();
         losses(&named("still"), &still);
@@ -77,7 +78,7 @@ fn are_runs_on_values(codes: &str, precisions: &[&str]) {
         let in_full = losses(&named("full"), &[&own[..], &[&values]].concat());
         assert_eq!(in_codes, in_full, "{kind} {precision}");
 
-        // The model of a run is what it trained: used as it is, in full, and exported.
+        // The model of a run is the one it trained: in inference, in a full copy, and exported.
         let logits = computed(&named("codes"));
         assert!(relative(&logits, &computed(&named("values"))) > 1e-3, "training changed nothing");
         exported(&named("codes"), &named("merged"));
@@ -89,13 +90,13 @@ fn are_runs_on_values(codes: &str, precisions: &[&str]) {
         let (last, vocab) = (generator.read(&[8, 9]).expect("logits"), logits.len() / 10);
         assert!(relative(&last, &logits[4 * vocab..5 * vocab]) < bound);
 
-        // No frozen weight is saved, and the adapters come out apart, to be loaded beside any base.
+        // No frozen weight is saved, and the adapters are exported alone, for use with any base.
         let place = Loaded::open(&named("codes"), &[]).expect("a run").place;
         let state = TensorFile::open(&place.join("state.safetensors")).expect("a checkpoint");
         assert!(state.entries().keys().all(|name| name.contains("adapter.default.")
             || name.starts_with("optimizer.")
             || name.starts_with("fp8.history.")));
-        // A run in full begins from it as a merged model; another one in codes would quantise it twice.
+        // A run with a full base can begin from it as a merged model; another quantised one would quantise it twice.
         let onward = format!("model.from={}", named("codes").display());
         let again = small_run::config(&["adapter.kind=lora", &stored, &onward]);
         let refused = pretrained::check(&again, &mut |_| {}).expect_err("a refusal").0;
@@ -110,7 +111,7 @@ fn are_runs_on_values(codes: &str, precisions: &[&str]) {
     }
 }
 
-/// Two hundred updates of adapters beside a base in codes come as far as beside the base in full.
+/// Two hundred updates of adapters reach the same loss with a quantised base as with a full one.
 #[test]
 fn codes_learn_what_a_full_base_learns() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -138,7 +139,7 @@ fn codes_learn_what_a_full_base_learns() {
 }
 
 #[test]
-fn what_cannot_be_stored_as_codes_is_refused() {
+fn unsupported_bases_are_refused() {
     let refused = |words: &[&str]| {
         let config = small_run::config(words);
         compile::compile(&config, &compile::target()).expect_err("a refusal").to_string()

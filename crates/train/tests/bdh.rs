@@ -1,4 +1,4 @@
-//! BDH against the model written from its equations in PyTorch: logits, every gradient and a hundred steps of AdamW from the
+//! Compares BDH with a model written from its equations in PyTorch: logits, every gradient and a hundred steps of AdamW from the
 //! same weights, in f32 on the CPU. `make_bdh.py` beside the fixtures made them, in f64.
 
 use flatout_ir::ops::linear_attention::Accumulate;
@@ -17,9 +17,9 @@ use flatout_train::weights::initial;
 use crate::distance::relative;
 use crate::fixture::Fixture;
 
-/// Largest relative L2 distance of logits and gradients.
+/// The largest relative L2 distance of logits and gradients.
 const BOUND: f64 = 1e-5;
-/// Of any loss of the hundred; PyTorch in f32 is off by up to 4.5e-5.
+/// Bound for each of the hundred losses; PyTorch in f32 is off by up to 4.5e-5.
 const LOSS_BOUND: f64 = 2e-4;
 const LR_OF_ALL: f32 = 2e-4;
 const STEPS: usize = 100;
@@ -55,9 +55,9 @@ fn the_model_of_cifar_has_its_parameters() {
     assert_eq!(parameters(&graph) as u64, texts.parameters());
 }
 
-/// A rotation, the sum of what flows to the latents and their ReLU's slope are no launches of their own.
+/// Rotations, the sum of the latents' gradients and the slope of their ReLU are not launches of their own.
 #[test]
-fn scores_take_on_what_surrounds_them() {
+fn operations_around_scores_are_fused() {
     let c = BdhConfig { classes: Some(10), ..BdhConfig::default() };
     let graph = build(&c, Form::Images(ImageForm::plain(2)));
     let launches = |fuse_elementwise: bool| {
@@ -87,7 +87,7 @@ fn scores_take_on_what_surrounds_them() {
     assert_eq!((accumulating(&joined), accumulating(&apart)), (c.layers, 0));
     assert_eq!(joined.iter().filter(|l| over_latents(l, &["Add", "Step"])).count(), 0);
     assert_eq!(apart.iter().filter(|l| over_latents(l, &["Add"])).count(), c.layers);
-    // The sum is written where what it is added to lay.
+    // The sum is written in place over one of its addends.
     let in_place = |l: &&Launch| {
         Accumulate::of(&l.op) == Accumulate::Relu
             && l.outs[0].as_ref().map(|o| o.offset) == l.ins.last().map(|i| i.offset)
@@ -156,7 +156,7 @@ impl Golden {
         session
     }
 
-    /// Writes what a batch has into the inputs of a plan that reads it.
+    /// Writes the inputs of a plan that a batch has.
     fn feed(&mut self, session: &mut Session, role: Role, batch: usize) {
         let part = |n: usize| batch * n / BATCHES..(batch + 1) * n / BATCHES;
         let at = |name: &str| input_path(role, name);
@@ -178,7 +178,7 @@ impl Golden {
         }
     }
 
-    /// Losses, gradients and their sums are over what is counted; the file's are means.
+    /// Losses, gradients and their sums are over the counted targets; those of the file are means.
     fn counted(&mut self) -> f64 {
         let all = if self.of_images() { "labels" } else { "targets" };
         (self.fixture.i32s(all).len() / BATCHES) as f64

@@ -1,4 +1,4 @@
-//! BDH that reads text, through the commands a decoder has: evaluation, logits, and text over a cache.
+//! BDH on text, with the commands that decoders have: evaluation, logits, and generation with a cache.
 
 use std::path::Path;
 
@@ -44,7 +44,7 @@ fn config(overrides: &[&str]) -> Config {
     recipes::resolve("bdh-cifar10", &[], &all).expect("a config")
 }
 
-/// Trains, and gives the held-out loss that was said last.
+/// Trains, and returns the last held-out loss of the event log.
 fn trained(dir: &Path, config: &Config) -> f64 {
     let mut said = f64::NAN;
     train_in(dir, config, |event| {
@@ -56,7 +56,7 @@ fn trained(dir: &Path, config: &Config) -> f64 {
 }
 
 #[test]
-fn evaluation_finds_what_the_run_said() {
+fn evaluation_gives_the_loss_of_the_run() {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, precision) in [("wide", "precision=fp32"), ("narrow", "precision=bf16")] {
         let dir = folder.path().join(name);
@@ -69,7 +69,7 @@ fn evaluation_finds_what_the_run_said() {
     }
 }
 
-/// Logits after each token of a row by the whole row at once, from the file that `logits` writes.
+/// Logits after each token of a row computed at once, from the file that `logits` writes.
 fn whole(dir: &Path, tokens: &[u32]) -> Vec<Vec<f32>> {
     let out = dir.with_extension("logits");
     let mut loaded = Loaded::open(dir, &[]).expect("a run");
@@ -101,7 +101,7 @@ fn the_cache_gives_the_logits_of_the_whole_row() {
             assert!(apart < 1e-5, "lane {lane} after {at} tokens: {apart}");
         }
     }
-    // The first token sees none, and its logits are not those of the second.
+    // The first token attends to nothing, and its logits differ from those of the second.
     assert!(relative(&wanted[0], &wanted[1]) > 1e-3);
 }
 
@@ -111,12 +111,12 @@ fn many_prompts_are_continued_as_each_alone() {
     let dir = folder.path().join("run");
     trained(&dir, &config(&[]));
     let prompts: Vec<Vec<u32>> = vec![vec![1, 5, 9], vec![1], vec![1, 40, 41, 42, 43, 44, 45], vec![1, 7]];
-    let how = Sampling { temperature: 0.9, top_k: 0, top_p: 1.0, seed: 3, max_tokens: 9 };
+    let sampling = Sampling { temperature: 0.9, top_k: 0, top_p: 1.0, seed: 3, max_tokens: 9 };
     let made = |prompts: &[Vec<u32>], sequences: usize| {
         let loaded = Loaded::open(&dir, &[]).expect("a run");
         let room = Room { sequences, tokens: 20 };
         let mut generator = Generator::new(loaded, &Device::cpu(), room).expect("a generator");
-        generator.continue_all(prompts, how, &mut |_, _| {}).expect("texts")
+        generator.continue_all(prompts, sampling, &mut |_, _| {}).expect("texts")
     };
     let together = made(&prompts, 2);
     assert!(together.iter().any(|text| text.len() == 9), "{together:?}");

@@ -1,5 +1,5 @@
-//! Checkpoints that bitsandbytes quantised in four bits: their logits, their codes as they lie in a session, runs that begin from them,
-//! and what is wrong with those that are refused. `make_bitsandbytes.py` beside the fixtures made them.
+//! Checkpoints that bitsandbytes quantised to four bits: their logits, their codes in a session, runs that begin from them, and
+//! the refusals of broken ones. `make_bitsandbytes.py` beside the fixtures made them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -51,7 +51,7 @@ fn logits_are_the_librarys() {
     [NESTED, SINGLE].into_iter().for_each(has_the_references_logits);
 }
 
-/// Every value that bitsandbytes makes of its codes, to the bit.
+/// Every value that bitsandbytes dequantises, to the bit.
 #[test]
 fn values_of_codes_are_those_of_bitsandbytes() {
     for name in [NESTED, SINGLE] {
@@ -76,7 +76,8 @@ fn values_of_codes_are_those_of_bitsandbytes() {
     }
 }
 
-/// With base=nf4 codes, magnitudes, means and their map lie in the session as in the file, merged products or not.
+/// With base=nf4, codes, magnitudes, means and their map in the session equal those in the file, whether products are merged or
+/// not.
 #[test]
 fn a_session_has_the_codes_of_the_file() {
     let file = TensorFile::open(&folder(NESTED).join("model.safetensors")).expect("a file");
@@ -120,7 +121,7 @@ fn a_session_has_the_codes_of_the_file() {
     }
 }
 
-/// A run that keeps the codes and one on their values have the same losses, continue, are used and exported.
+/// A run that keeps the codes and one with dequantised values have the same losses, resume, and can be used and exported.
 #[test]
 fn runs_begin_from_codes() {
     let scratch = TempDir::new().expect("a folder");
@@ -137,14 +138,14 @@ fn runs_begin_from_codes() {
                 losses(&format!("codes-{kind}-{precision}"), &["base=nf4", precision, kind]);
             let (full, in_full) = losses(&format!("full-{kind}-{precision}"), &[precision, kind]);
             assert_eq!(in_codes, in_full, "{kind} {precision}");
-            // Adapters of a run that one begins from are one with its weights, which are codes no more.
+            // The adapters of a source run are merged into its weights, which are then no longer codes.
             let onward = config_from(&full, &["adapter.kind=lora", "base=nf4"]);
             let refused = pretrained::check(&onward, &mut |_| {}).expect_err("a refusal").0;
             assert!(
                 refused.contains("a run with adapters beside weights that bitsandbytes quantised"),
                 "{refused}"
             );
-            // A run that goes on reads them again, by their hashes.
+            // A resumed run reads them again and verifies their hashes.
             let own = flatout_train::run::config(&small).expect("a config");
             let compiled = compile::compile(&own, &cpu::target(2)).expect("plans");
             let mut session = Session::new(compiled.plans, 2).expect("a session");
@@ -175,9 +176,9 @@ fn runs_begin_from_codes() {
     );
 }
 
-/// A run that makes numbers of codes says so, and keeps the hashes of the parts.
+/// A run that dequantises codes reports that, and records the hashes of the parts.
 #[test]
-fn a_run_on_values_says_so() {
+fn a_run_on_dequantised_values_reports_that() {
     let scratch = TempDir::new().expect("a folder");
     let config = config_from(&folder(NESTED), &["train.steps=1"]);
     let compiled = compile::compile(&config, &cpu::target(2)).expect("plans");
@@ -223,7 +224,7 @@ fn describe(tensors: &mut Tensors, change: impl Fn(&mut Value)) {
     *shape = vec![bytes.len()];
 }
 
-/// A weight of other values in place of a quantised one.
+/// Replaces a quantised weight by an unquantised one with other values.
 fn plain(tensors: &mut Tensors, name: &str, dims: [usize; 2]) {
     tensors.retain(|other, _| !other.starts_with(name));
     tensors.insert(name.into(), (Dtype::F32, dims.to_vec(), vec![0; 4 * dims[0] * dims[1]]));
@@ -253,12 +254,12 @@ const REFUSED: &[Case] = &[
             let state = t.remove(&format!("{Q}{STATE}")).unwrap();
             t.insert(format!("{Q}.quant_state.bitsandbytes__fp4"), state);
         },
-        "q_proj.weight` is in fp4, and nf4 is read",
+        "q_proj.weight` is in fp4, and only nf4 is supported",
     ),
     (
         "other blocks",
         |_, t| describe(t, |s| s["blocksize"] = json!(128)),
-        "with blocksize 128, and 64 is read",
+        "with blocksize 128, and only 64 is supported",
     ),
     (
         "other blocks of magnitudes",
@@ -347,7 +348,7 @@ const REFUSED: &[Case] = &[
     ),
 ];
 
-/// A folder with a change.
+/// A copy of a folder with a change.
 fn changed(change: fn(&mut Value, &mut Tensors)) -> TempDir {
     let scratch = TempDir::new().expect("a folder");
     let mut config: Value =
@@ -360,7 +361,7 @@ fn changed(change: fn(&mut Value, &mut Tensors)) -> TempDir {
 }
 
 #[test]
-fn every_broken_folder_is_refused_with_a_sentence() {
+fn every_broken_folder_is_refused() {
     let open = |folder: &Path| pretrained::open(&Source::Folder(folder.to_path_buf()), &mut |_| {});
     assert!(open(changed(|_, _| {}).path()).is_ok(), "the folder as it is");
     for (name, change, sentence) in REFUSED {
@@ -371,7 +372,8 @@ fn every_broken_folder_is_refused_with_a_sentence() {
     }
 }
 
-/// A weight that was not quantised is read beside the others as it is, and a base in four bits is refused; so are maps that differ.
+/// A weight that was not quantised is read unchanged beside the others, and a base in four bits is refused; so are different
+/// maps.
 #[test]
 fn mixed_folders_are_not_kept_in_four_bits() {
     let kept = |folder: &TempDir, words: &[&str]| {

@@ -1,5 +1,4 @@
-//! Runs that learn classes, from random weights: what they reach, how they end early and go on, and what is asked of them
-//! afterwards.
+//! Runs that learn classes from random weights: their accuracy, early stopping and resuming, and predictions afterwards.
 
 use std::fs;
 use std::path::Path;
@@ -26,7 +25,7 @@ use flatout_train::training::trainer::{Notice, Opened, Outcome, train_on};
 use flatout_train::weights::export::{Export, Width, export};
 use flatout_train::weights::loaded::Loaded;
 
-/// Texts of 4 to 23 tokens that have words of their class among words of none: a third of them, but at least one.
+/// Texts of 4 to 23 tokens with words of their class among neutral words: a third of the words, but at least one.
 fn texts(count: usize, seed: u64) -> ExampleTable {
     let mut state = seed;
     let mut below = |n: u64| {
@@ -50,10 +49,10 @@ fn texts(count: usize, seed: u64) -> ExampleTable {
     table
 }
 
-/// Texts to train on, and those that are held out.
+/// Texts for training, and held-out texts.
 pub type Sides = (ExampleTable, ExampleTable);
 
-/// Of tokens that are words by their numbers, as many as the model has.
+/// A data set whose tokens are named after their numbers, as many as the model has.
 fn material((train, held_out): &Sides, vocab: usize) -> Examples {
     let words = ["<bos>", "<eos>"].map(String::from).into_iter().chain((2..vocab).map(|n| format!("w{n}")));
     let vocabulary = Vocabulary::from_words(&words.collect::<Vec<_>>());
@@ -67,7 +66,7 @@ fn material((train, held_out): &Sides, vocab: usize) -> Examples {
     }
 }
 
-/// Plans for it, and what a run is opened with.
+/// Compiled plans for the data, in the form in which a run is opened.
 fn opened(data: Examples, config: &Config) -> Opened {
     let mut resolved = Resolved::default();
     data.measure(config, &mut resolved);
@@ -75,7 +74,7 @@ fn opened(data: Examples, config: &Config) -> Opened {
     Opened { data: Box::new(data), resolved, compiled, left_out: vec![], laps: Device::cpu().laps() }
 }
 
-/// A small Gemma-3 that sees both ways.
+/// A small bidirectional Gemma-3.
 fn config(overrides: &[&str]) -> Config {
     let small = [
         "model.width=32",
@@ -113,13 +112,13 @@ fn config(overrides: &[&str]) -> Config {
     recipes::resolve("tiny", &[], &all).expect("a config")
 }
 
-pub struct Ran {
+pub struct RunResult {
     outcome: Outcome,
     steps: Vec<Step>,
     evals: Vec<(u64, f32, ClassMetrics)>,
 }
 
-pub fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
+pub fn run_in(dir: &Path, config: &Config, sides: &Sides) -> RunResult {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let config = config.clone();
     let opened = opened(material(sides, config.model.decoder().vocab), &config);
@@ -138,7 +137,7 @@ pub fn run_in(dir: &Path, config: &Config, sides: &Sides) -> Ran {
     let device = Device::cpu();
     let outcome =
         train_on(&config, opened, &run, &device, &StopFlag::never(), &mut [&mut AtEnd::default()], notice);
-    Ran { outcome: outcome.expect("a run to its end"), steps, evals }
+    RunResult { outcome: outcome.expect("a run to its end"), steps, evals }
 }
 
 #[test]
@@ -154,7 +153,7 @@ fn a_separable_set_is_learned_from_random_weights() {
     assert!(f1 > 0.95, "{}", metrics.words());
     assert_eq!(metrics.confusion.total(), 200);
 
-    // The best checkpoint is the one with the best F1, and is found by its name.
+    // The best checkpoint is the one with the best F1, and can be opened by its name.
     let best = checkpoint::best(&dir.join("checkpoints")).expect("a best one");
     let (at, value) = ran
         .evals
@@ -176,7 +175,7 @@ fn a_separable_set_is_learned_from_random_weights() {
     assert!(said.iter().all(|said| (said.probabilities.iter().sum::<f64>() - 1.0).abs() < 1e-9));
     let report = fs::read_to_string(dir.join("report.md")).expect("a report");
     assert!(
-        report.contains("| F1 of the positive class |") && report.contains("| class | taken for 0 |"),
+        report.contains("| F1 of the positive class |") && report.contains("| class | predicted 0 |"),
         "{report}"
     );
 
@@ -184,9 +183,9 @@ fn a_separable_set_is_learned_from_random_weights() {
     assert!(refused.contains("predicts classes, not text"), "{refused}");
 }
 
-/// A model that goes out as a folder comes back with the same classes, and a run begins from it or from a model of tokens.
+/// A model can be exported to a folder and read back with the same classes, and a run can begin from it or from a language model.
 #[test]
-fn a_head_of_classes_goes_out_and_comes_back() {
+fn a_class_head_is_exported_and_read_back() {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let held_out = texts(20, 2);
@@ -200,7 +199,7 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     let bf16 = Export { dtype: Width::Bf16, ..wanted.clone() };
     let refused = export(&mut open("run"), &bf16).unwrap_err().to_string();
     assert!(refused.contains("in bfloat16 a Gemma of this width multiplies them by 5.65625"), "{refused}");
-    // The factor that the library has in f32.
+    // The embedding factor that the library uses in f32.
     let mut loaded = open("run");
     loaded.config.model.decoder_mut().embed_scale = 32f64.sqrt() as f32 as f64;
     let made = export(&mut loaded, &wanted).expect("a folder");
@@ -230,7 +229,7 @@ fn a_head_of_classes_goes_out_and_comes_back() {
     assert!(refused.contains("has a head of 2"), "{refused}");
 }
 
-/// A base model has no head of classes: it is drawn, and the rest is the source's.
+/// A base model has no class head: it is drawn, and everything else comes from the source.
 #[test]
 fn a_head_that_the_source_has_not_is_drawn() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -275,7 +274,7 @@ fn a_head_that_the_source_has_not_is_drawn() {
     let judged =
         classify(&mut Loaded::open(&dir, &[]).expect("a run"), &Device::cpu(), &table).expect("classes");
     assert_eq!(judged.texts, 4);
-    // The update was of nothing, so the run is what it began as.
+    // The update was zero, so the run still equals its beginning.
     assert!(
         (judged.loss / ran.steps[0].loss as f64 - 1.0).abs() < 1e-4,
         "{} {}",
@@ -284,9 +283,9 @@ fn a_head_that_the_source_has_not_is_drawn() {
     );
 }
 
-/// The files of a body have no head: one of classes is drawn and goes out with it, and tokens are refused by name.
+/// The files of a body have no head: a class head is drawn and exported with it, and a language model is refused.
 #[test]
-fn a_body_without_a_head_is_trained_on_classes_and_goes_out_with_them() {
+fn a_body_without_a_head_is_trained_and_exported_with_a_class_head() {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     let body = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/families/mistral-body");
@@ -320,9 +319,9 @@ fn a_body_without_a_head_is_trained_on_classes_and_goes_out_with_them() {
     assert!((ours - theirs).abs() < 1e-5, "{ours} and {theirs}");
 }
 
-/// Nothing is learned, so nothing gets better: the run ends when its patience does, stopped between or not.
+/// Nothing is learned, so nothing improves: the run ends when its patience runs out, whether it is interrupted or not.
 #[test]
-fn patience_ends_a_run_and_comes_back_with_it() {
+fn patience_ends_a_run_and_is_restored() {
     let scratch = tempfile::tempdir().expect("a folder");
     let sides = (texts(64, 1), texts(20, 2));
     let words = [
@@ -348,7 +347,7 @@ fn patience_ends_a_run_and_comes_back_with_it() {
     let on = own.resumed(&["train.steps=100".into()]).expect("a config");
     let ran = run_in(&parted, &on, &sides);
     assert_eq!((ran.outcome.steps, ran.outcome.early.is_some()), (8, true));
-    // Going on once more, it is where it was.
+    // Resumed once more, it makes no further step.
     let ran = run_in(&parted, &on, &sides);
     assert_eq!((ran.outcome.steps, ran.steps.len()), (8, 0));
     let patient = on.resumed(&["train.patience=5".into()]).expect("a config");

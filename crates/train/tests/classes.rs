@@ -1,4 +1,4 @@
-//! A head of classes: Hugging Face's logits, loss and gradients.
+//! Compares class heads with Hugging Face's logits, loss and gradients.
 
 use std::collections::BTreeMap;
 
@@ -20,7 +20,7 @@ use crate::unfused;
 
 struct Golden {
     model: DecoderConfig,
-    /// Their weights, below a name.
+    /// The reference's weights, under a name.
     weights: Fixture,
     below: &'static str,
     /// Texts, logits, loss and gradients.
@@ -46,7 +46,7 @@ impl Golden {
         huggingface::stored(&self.model, |path| shapes[path].0.dims.clone()).expect("names")
     }
 
-    /// A session with the file's weights and texts. Between the texts lie tokens of nobody, and there is room for two more.
+    /// A session with the file's weights and texts. There is padding between the texts, and capacity for two more.
     fn session(&mut self, pooling: Pooling, options: &Options) -> Session {
         const GAP: usize = 3;
         let (ids, lengths) = (self.fixture.i32s("input_ids"), self.fixture.i32s("lengths"));
@@ -59,7 +59,7 @@ impl Golden {
         let plans = compile(&[program(Role::GRAD), program(Role::Eval)], &cpu::target(2), options);
         let mut session = Session::new(plans.expect("plans"), 2).expect("a session");
         for at in self.places() {
-            // A body without a head has it beside the results.
+            // For a body without a head, the head is stored with the results.
             let theirs = match self.fixture.file.entries().contains_key(&at.theirs) {
                 true => self.fixture.f32s(&at.theirs),
                 false => {
@@ -145,7 +145,7 @@ encoders! {
     distilbert = "distilbert";
 }
 
-/// Logits, loss and every gradient of a decoder's body with a head of classes put on it.
+/// Logits, loss and every gradient of a decoder body with a class head added.
 #[test]
 fn a_body_without_a_head() {
     let mut golden = Golden::checkpoint("families/mistral-body");
@@ -180,8 +180,8 @@ impl Golden {
         assert_eq!(gradients.len(), in_file, "every gradient of the file is compared");
         for (theirs, got) in &gradients {
             let (mut got, mut wanted) = (got.clone(), self.fixture.f32s(&format!("grad.{theirs}")));
-            // A term that is added to every key moves no probability where nothing rotates: its gradient is 0 but for rounding, so
-            // it is measured beside the queries'.
+            // A term that is added to every key changes no probability without rotary positions: its gradient is 0 except for
+            // rounding, so it is measured relative to that of the queries.
             for (key, query) in [("key.bias", "query.bias"), ("k_lin.bias", "q_lin.bias")] {
                 if let Some(layer) = theirs.strip_suffix(key) {
                     wanted.extend(self.fixture.f32s(&format!("grad.{layer}{query}")));

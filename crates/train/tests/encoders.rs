@@ -1,5 +1,5 @@
-//! Encoders as files have them: bodies under every name that their tensors may have, with and without a pooler, runs that begin
-//! from them, and what those export.
+//! Encoders in files: bodies under all names that their tensors may have, with and without a pooler, runs that begin from them,
+//! and the exports of those runs.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ fn family(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden/families").join(name)
 }
 
-/// Tensors in f32 with their extents, by name.
+/// Tensors in f32 with their shapes, by name.
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<u8>)>;
 
 fn tensors(folder: &Path) -> Tensors {
@@ -40,7 +40,7 @@ fn tensors(folder: &Path) -> Tensors {
     names.into_iter().map(read).collect()
 }
 
-/// A folder with other tensors and another class than the one of a family.
+/// A family's folder with other tensors and another class.
 fn folder(at: &Path, family_name: &str, class: &str, tensors: &Tensors) {
     fs::create_dir_all(at).expect("a folder");
     let config = fs::read(family(family_name).join("config.json")).expect("a file");
@@ -74,7 +74,7 @@ fn config(scratch: &Path, from: &Path, more: &[&str]) -> Result<Config, String> 
     recipes::resolve("tiny", &[], &words).map_err(|error| error.0)
 }
 
-/// The parameters that a run begins with.
+/// A session with the initial parameters of a run.
 fn begun(config: &Config) -> Session {
     let compiled = compile::compile(config, &cpu::target(2)).expect("plans");
     let mut session = Session::new(compiled.plans, 2).expect("a session");
@@ -82,7 +82,7 @@ fn begun(config: &Config) -> Session {
     session
 }
 
-/// Pairs of texts, the second of which begins behind the third token.
+/// Pairs of texts, the second of which begins after the third token.
 fn pairs(vocab: u32) -> ExampleTable {
     let mut table = ExampleTable::default();
     for i in 0..12u32 {
@@ -94,7 +94,7 @@ fn pairs(vocab: u32) -> ExampleTable {
     table
 }
 
-/// Old files call the vectors of norms gamma and beta, files of the body leave its name out, and both may bring the pooler.
+/// Old files call the vectors of norms gamma and beta, files of the body omit its name, and both may contain the pooler.
 #[test]
 fn a_body_is_read_under_every_name_its_tensors_have() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -149,9 +149,9 @@ fn a_body_is_read_under_every_name_its_tensors_have() {
     assert!(refused.contains("lacks `bert.encoder.layer.0.output.dense.bias`"), "{refused}");
 }
 
-/// Every family trains on pairs, and what it exports computes what the run does.
+/// Every family trains on pairs, and its export computes what the run does.
 #[test]
-fn runs_from_encoders_go_out_and_come_back() {
+fn runs_from_encoders_are_exported_and_read_back() {
     let scratch = tempfile::tempdir().expect("a folder");
     let device = Device::cpu();
     for (name, class) in [
@@ -174,7 +174,7 @@ fn runs_from_encoders_go_out_and_come_back() {
         };
         let ours = of("run", &table);
         assert!(relative(&of("out", &table), &ours) < 1e-6, "{name}");
-        // Only BERT has two types.
+        // Only BERT has two token types.
         let mut untyped = ExampleTable::default();
         table.iter().for_each(|example| untyped.push(example));
         let off = relative(&of("run", &untyped), &ours);
@@ -186,7 +186,7 @@ fn runs_from_encoders_go_out_and_come_back() {
     }
 }
 
-/// RoBERTa's positions begin behind that of padding, whatever the room of a row is.
+/// RoBERTa's positions begin after the padding index, whatever the length of rows is.
 #[test]
 fn fewer_positions_are_the_first_of_a_text() {
     let scratch = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! A run in the Hugging Face layout: what is written reads back to the bit, with the fields and files other tools read.
+//! Exports in the Hugging Face layout: the weights read back to the bit, with the fields and files that other tools read.
 
 use std::fs;
 use std::path::Path;
@@ -46,7 +46,7 @@ fn json(path: &Path) -> Value {
 }
 
 #[test]
-fn a_run_goes_out_and_comes_back_to_the_bit() {
+fn a_run_is_exported_and_read_back_to_the_bit() {
     let scratch = tempfile::tempdir().expect("a folder");
     let at = |name: &str| scratch.path().join(name);
     for (name, overrides) in [
@@ -103,7 +103,7 @@ fn a_run_goes_out_and_comes_back_to_the_bit() {
         there.sort();
         assert_eq!(there, made.files);
 
-        // A run that begins from the folder and does not move has the same weights.
+        // A run that begins from the folder with zero updates has the same weights.
         let from = format!("model.from={}", out.display());
         let still =
             ["train.steps=1", "train.batch=2", "warmup_steps=0", "lr=1e-30", "weight_decay=0", "eval.rows=0"];
@@ -122,7 +122,7 @@ fn a_run_goes_out_and_comes_back_to_the_bit() {
             all
         };
         assert_eq!(of(&run, 3), of(&back, 1), "{name}");
-        // And goes out again as the same files, but for what the rows of a run say of positions.
+        // A second export gives the same files, except for the positions, which follow the rows of the run.
         let twice = at(&format!("{name}-twice"));
         exported(&back, &twice, |_| {}).expect("a folder");
         for file in ["model.safetensors", "config.json", "tokenizer.json", "generation_config.json"] {
@@ -131,7 +131,7 @@ fn a_run_goes_out_and_comes_back_to_the_bit() {
     }
 }
 
-/// Whether a tensor of a checkpoint is a weight and not the optimiser's.
+/// Whether a tensor of a checkpoint is a weight instead of optimiser state.
 fn own_weight(name: &str) -> bool {
     ["embed.", "layers.", "norm", "head."].iter().any(|start| name.starts_with(start))
 }
@@ -217,7 +217,7 @@ fn nothing_is_overwritten_or_left_half_done() {
     fs::write(out.join("thesis.tex"), "mine").expect("a file");
     refused(&out, "is there already: give another --to, or --force");
     assert_eq!(fs::read_to_string(out.join("thesis.tex")).unwrap(), "mine");
-    // Not even by force: what is replaced is an export and nothing else.
+    // Even with --force, only exports are replaced.
     let forced = || exported(&run, &out, |wanted| wanted.force = true);
     let sentence = forced().expect_err("a refusal").to_string();
     assert!(sentence.contains("holds thesis.tex, which no export wrote"), "{sentence}");
@@ -231,7 +231,7 @@ fn nothing_is_overwritten_or_left_half_done() {
     fs::write(&file, "").expect("a file");
     refused(&file, "is a file: give --to a folder");
     refused(&file.join("out"), "the export to");
-    // A folder of others is exported already, and a decoder that is nobody's has no config.json.
+    // A folder of another program is in the layout already, and a decoder of no published architecture has no config.json.
     let sentence = exported(&out, &scratch.path().join("again"), |_| {}).unwrap_err().to_string();
     assert!(sentence.contains("in the Hugging Face layout already"), "{sentence}");
     let odd = scratch.path().join("odd");
@@ -243,7 +243,7 @@ fn nothing_is_overwritten_or_left_half_done() {
 }
 
 #[test]
-fn what_lay_beside_an_imported_model_goes_out_with_it() {
+fn files_beside_an_imported_model_are_exported() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (first, base, run, out) = (
         scratch.path().join("first"),

@@ -1,5 +1,5 @@
-//! Every family of decoders against `transformers`: logits, loss and every gradient of a tiny checkpoint with every option off
-//! and on, the checkpoint as `logits` and `generate` read it, and its `config.json` written back.
+//! Compares every family of decoders with `transformers`: logits, loss and every gradient of a tiny checkpoint with every option
+//! off and on, the checkpoint as `logits` and `generate` read it, and its `config.json` written back.
 //!
 //! `make_families.py` beside the fixtures made them.
 
@@ -56,7 +56,7 @@ fn equals_the_library(name: &str, class: &str) {
     let (ids, logits) = (expected.i32s("input_ids"), expected.f32s("logits"));
     let len = ids.len() / 2;
     let rows: Vec<Vec<u32>> = ids.chunks(len).map(|row| row.iter().map(|id| *id as u32).collect()).collect();
-    // Dynamic rotations are compared in rows that are longer than the model was made for, which commands refuse.
+    // Dynamic rotary scaling is tested in rows that are longer than the model's positions, which commands refuse.
     if described.model.context < len {
         return;
     }

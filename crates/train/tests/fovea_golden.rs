@@ -1,5 +1,5 @@
-//! The decoder that looks at frames against the model written from its equations over `transformers`' DINOv2 and Llama: tokens of
-//! frames, loss and every gradient of a tiny random model, in f32 on the CPU and with the oracle, and text over the cache.
+//! Compares the foveated decoder with a model written from its equations over `transformers`' DINOv2 and Llama: frame tokens,
+//! loss and every gradient of a tiny random model, in f32 on the CPU and with the oracle, and generation with the cache.
 //! `make_fovea.py` beside the fixtures made them, in f64.
 
 use std::collections::{BTreeMap, HashMap};
@@ -24,7 +24,7 @@ use crate::distance::relative;
 use crate::fixture::{Fixture, sums};
 use crate::unfused;
 
-/// Largest relative L2 distance of any tensor.
+/// The largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
 /// The first samples have frames.
 const VIDEOS: usize = 2;
@@ -35,7 +35,7 @@ fn second_looks_equal_the_reference() {
     equals_the_reference(Look::Fine, "");
 }
 
-/// The text behind first looks: one pass, in which no query is made.
+/// The text after first looks: a single pass, in which no query is computed.
 #[test]
 fn first_looks_equal_the_reference() {
     equals_the_reference(Look::Coarse, "coarse.");
@@ -64,7 +64,7 @@ struct Computed {
 }
 
 impl Computed {
-    /// Asserts that every gradient of another pass is as this one's. Key biases have none but rounding.
+    /// Asserts that every gradient of another pass equals this one's. Gradients of key biases are only rounding.
     fn assert_near(&self, what: &str, other: &Computed) {
         let off = (self.loss - other.loss).abs() / other.loss;
         assert!(off < BOUND, "{what}: the loss is off by {off:.1e}");
@@ -107,14 +107,14 @@ pub struct Golden {
     pub samples: Vec<Sample>,
 }
 
-/// Whether an image that is several frames is encoded once or for every frame.
+/// Whether an image that occurs as several frames is encoded once or for every frame.
 #[derive(Clone, Copy, PartialEq)]
 enum Repeats {
     Once,
     EveryTime,
 }
 
-/// Samples one after another in one row, as a plan takes them.
+/// Samples packed into one row, in the form that a plan takes.
 struct Layout {
     form: LossForm,
     i32s: BTreeMap<&'static str, Vec<i32>>,
@@ -167,7 +167,7 @@ impl Golden {
         }
     }
 
-    /// Where each of our weights lies among the authors'.
+    /// The location of each of our weights among the authors'.
     fn places(&self) -> Vec<Stored> {
         let model = Model::from(self.model.clone());
         let shapes = pretrained::parameters(&model);
@@ -178,7 +178,7 @@ impl Golden {
         self.places().into_iter().map(|at| (at.ours.clone(), at.take(&self.weights[&at.theirs].1))).collect()
     }
 
-    /// Some samples, with more room of everything than they take.
+    /// A layout of some samples, with spare capacity in every dimension.
     fn layout(&self, which: &[usize], repeats: Repeats) -> Layout {
         let samples: Vec<&Sample> = which.iter().map(|number| &self.samples[*number]).collect();
         let mut tokens: Vec<i32> = vec![3];
@@ -193,7 +193,7 @@ impl Golden {
             tokens.extend(vec![-1; frames]);
             tokens.extend(&sample.tokens);
             positions.extend(0..lens[lens.len() - 1]);
-            // Of the last frame, or of nothing.
+            // The target after the last frame, or padding.
             targets.extend(vec![-1; frames]);
             weights.extend(vec![0.0; frames]);
             targets.extend(sample.tokens[1..].iter().chain([&-1]));
@@ -277,7 +277,7 @@ impl Golden {
         session
     }
 
-    /// By a session that is compiled with these options.
+    /// Computes a pass by a session that is compiled with these options.
     fn compiled(&self, layout: &Layout, options: &Options) -> Computed {
         let mut session = self.session(Role::GRAD, self.graph(layout), layout, options);
         session.run(Role::GRAD).expect("gradients");
@@ -292,7 +292,7 @@ impl Golden {
         Computed { loss: session.read_f32(LOSS_SUM).expect("a sum")[0] as f64, gradients }
     }
 
-    /// By the plain evaluation of the graph that no pass has touched.
+    /// Computes a pass by evaluating the graph as it is before all passes of the compiler.
     fn by_the_oracle(&self, layout: &Layout) -> Computed {
         let trained = differentiate(&self.graph(layout)).graph;
         let mut values: HashMap<String, Vec<f64>> =
@@ -331,7 +331,8 @@ impl Golden {
         for (name, gradient) in &theirs {
             let want = fixture.f32s(&format!("{kept}{name}"));
             let off = if name.ends_with("attention.key.bias") {
-                // A shift that all keys share changes no probability: its gradient is rounding, held against the queries'.
+                // A common shift of all keys changes no probability: its gradient is rounding, measured relative to that of the
+                // queries.
                 let queries = fixture.f32s(&format!("{kept}{}", name.replace("key", "query")));
                 length(gradient) / length(&wide(&queries))
             } else if want.iter().all(|x| *x == 0.0) {
@@ -347,7 +348,7 @@ impl Golden {
         println!("{what}: {} gradients, {} is off most, by {:.1e}", theirs.len(), worst.1, worst.0);
     }
 
-    /// The graph of the tokens of frames alone.
+    /// The graph of the frame tokens alone.
     fn tokens_graph(&self, layout: &Layout) -> Graph {
         let (b, c) = (Builder::new(), &self.model);
         let w = decoder::weights(&b, c);
@@ -386,7 +387,7 @@ impl Golden {
     }
 }
 
-/// The tokens of all frames, in both ways of looking.
+/// The frame tokens, for both kinds of looks.
 #[test]
 fn tokens_of_frames_equal_the_reference() {
     for (look, kept) in [(Look::Coarse, "coarse_tokens"), (Look::Fine, "fine_tokens")] {
@@ -403,7 +404,7 @@ fn tokens_of_frames_equal_the_reference() {
     }
 }
 
-/// Nothing of a sample is seen by another, and an image that is several frames is encoded once or for each of them.
+/// No sample attends to another, and an image that occurs as several frames may be encoded once or for each of them.
 #[test]
 fn samples_packed_and_alone_and_repeats_once_and_every_time() {
     for look in [Look::Fine, Look::Coarse] {
@@ -431,7 +432,7 @@ fn samples_packed_and_alone_and_repeats_once_and_every_time() {
     }
 }
 
-/// A sample without frames in a plan without the tower is the one beside others.
+/// A sample without frames gives the same result in a plan without the tower as beside others.
 #[test]
 fn text_alone_needs_no_tower() {
     let golden = Golden::open(Look::Fine);
@@ -444,7 +445,7 @@ fn text_alone_needs_no_tower() {
     alone.assert_near("text alone", &beside);
 }
 
-/// Of the last layer only what queries read is computed of the patches, and weights are read once for each use.
+/// In the last layer only the inputs of queries are computed for the patches, and weights are read once for each use.
 #[test]
 fn patches_stop_before_the_last_layer() {
     let golden = Golden::open(Look::Fine);
@@ -460,7 +461,7 @@ fn patches_stop_before_the_last_layer() {
     }
 }
 
-/// Queries read wq alone, so keys and values are one product and queries another; in the text all three are one.
+/// Queries read only wq, so keys and values are one product and queries another; in the text all three are one.
 #[test]
 fn keys_and_values_are_one_product_where_queries_are_read_alone() {
     let golden = Golden::open(Look::Fine);
@@ -471,8 +472,8 @@ fn keys_and_values_are_one_product_where_queries_are_read_alone() {
     assert!(has("layers.0.attn.wq+wk+wv") && has("layers.0.ffn.gate+up"));
 }
 
-/// Frame by frame over the cache, the query of each made of the state behind the one before; then text, greedily. Both samples
-/// at once, one after another and in lanes of their own.
+/// Frame by frame with the cache, where each query comes from the state after the previous frame; then text, greedily. Both
+/// samples at once, one after another, and in separate lanes.
 #[test]
 fn text_over_the_cache_equals_the_plain_loop() {
     const PROMPT: usize = 4;
@@ -501,7 +502,7 @@ fn text_over_the_cache_equals_the_plain_loop() {
     initial::write_tables(&mut session).expect("tables");
     let mut read = [0; VIDEOS];
     let mut made: Vec<Vec<i32>> = vec![vec![]; VIDEOS];
-    // The second sample begins a run later, so that lanes without new tokens keep their states.
+    // The second sample begins one run later, so that lanes without new tokens keep their states.
     for run in 0.. {
         let mut rows: Vec<(usize, Option<u32>, Vec<i32>)> = vec![];
         for lane in 0..lanes {

@@ -1,5 +1,5 @@
-//! Models that look at frames through the commands: text over frames, weights of the authors' names in and out, and a text model
-//! and a DINOv2 that become one model.
+//! Foveated models with the commands: generation about frames, import and export with the authors' names, and a text model and a
+//! DINOv2 that become one model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::fovea_golden::Golden;
 use crate::small_run::train_in;
 
-/// Words of the synthetic language, which runs below learn.
+/// Words of the synthetic language, on which the runs below train.
 const WORDS: usize = 512;
 
 type Tensors = BTreeMap<String, (Vec<usize>, Vec<f32>)>;
@@ -33,7 +33,7 @@ fn write_model(folder: &Path, config: &Value, tensors: &Tensors) {
     fs::write(folder.join("model.safetensors"), file).expect("a file");
 }
 
-/// The fixture's weights with room for more words: the rows of the first again.
+/// The fixture's weights for more words: its first rows repeated.
 fn wordy(golden: &Golden) -> Tensors {
     let mut tensors = golden.weights.clone();
     let (shape, values) = tensors.get_mut("llm.model.embed_tokens.weight").expect("an embedding");
@@ -42,7 +42,7 @@ fn wordy(golden: &Golden) -> Tensors {
     tensors
 }
 
-/// The tensors whose names begin so, without that.
+/// The tensors with a name prefix, which is removed.
 fn below(tensors: &Tensors, scope: &str) -> Tensors {
     let within = |(name, tensor): (&String, &(Vec<usize>, Vec<f32>))| {
         Some((name.strip_prefix(scope)?.to_string(), tensor.clone()))
@@ -52,7 +52,7 @@ fn below(tensors: &Tensors, scope: &str) -> Tensors {
 
 fn run_from(words: &[String]) -> flatout_train::Config {
     let small = ["train.steps=1", "train.batch=2", "model.context=16", "warmup_steps=0", "eval.rows=0"];
-    // A rate that is zero in f32: weights of exactly zero stay too.
+    // A learning rate that is zero in f32: weights that are exactly zero stay so too.
     let small = small.into_iter().chain(["lr=1e-50", "weight_decay=0"]).map(String::from);
     recipes::resolve("tiny", &[], &small.chain(words.iter().cloned()).collect::<Vec<_>>()).expect("a config")
 }
@@ -72,10 +72,9 @@ fn exported(run: &Path, to: PathBuf) -> Tensors {
     file.entries().iter().map(read).collect()
 }
 
-/// The authors' names are read by `model.from`, and a run of texts that does not move the weights writes the same bytes under the
-/// same names.
+/// `model.from` reads the authors' names, and a run with zero updates writes the same bytes under the same names.
 #[test]
-fn a_checkpoint_comes_in_and_goes_out_to_the_bit() {
+fn a_checkpoint_is_read_and_exported_to_the_bit() {
     let golden = Golden::open(Look::Fine);
     let scratch = tempfile::tempdir().expect("a folder");
     let [source, run, out] = ["source", "run", "out"].map(|name| scratch.path().join(name));
@@ -89,7 +88,8 @@ fn a_checkpoint_comes_in_and_goes_out_to_the_bit() {
     assert_eq!(read(&out), read(&source));
 }
 
-/// A text model by `model.from` and a DINOv2 by `model.vision.from`: their weights are read, and what connects them is drawn.
+/// A text model from `model.from` and a DINOv2 from `model.vision.from`: their weights are read, and the connecting parameters
+/// are drawn.
 #[test]
 fn a_text_model_and_a_dinov2_become_one() {
     let golden = Golden::open(Look::Fine);
@@ -116,7 +116,7 @@ fn a_text_model_and_a_dinov2_become_one() {
     let fovea = config.model.as_fovea().expect("a tower");
     assert_eq!((fovea.width, fovea.layers, fovea.positions, fovea.query), (24, 3, 7, 14));
     train_in(&run, &config, |_| {});
-    // The run knows both sources exactly, whatever folder it is continued from.
+    // The run records both sources exactly, whatever directory it is resumed from.
     let pinned = flatout_train::run::config(&run).expect("the run's config").model;
     let exactly = |path: &Path| Some(path.canonicalize().expect("a folder").display().to_string());
     assert_eq!(pinned.from().map(String::as_str), exactly(&text).as_deref());
@@ -133,7 +133,7 @@ fn a_text_model_and_a_dinov2_become_one() {
             let size = values.iter().map(|x| x * x).sum::<f32>() / values.len() as f32;
             assert!((0.2..3.0).contains(&size), "{name} has a mean square of {size}");
         } else {
-            // Even between the bounds of PyTorch's linear layers, weights and vectors alike.
+            // Uniform within the bounds of PyTorch's linear layers, weights and vectors alike.
             let inner = made[&name.replace("bias", "weight")].0[1] as f32;
             let largest = values.iter().fold(0f32, |largest, x| largest.max(x.abs())) * inner.sqrt();
             assert!(largest <= 1.0 && largest > 0.7, "{name} is up to {largest} of its bound");
@@ -141,7 +141,7 @@ fn a_text_model_and_a_dinov2_become_one() {
     }
     for (word, sentence) in [
         ("model.vision.width=48", "`model.vision.width` is 48 and the model of"),
-        ("model.vision.deepstack=[0]", "`model.vision.deepstack` is of model.vision.kind=qwen3_vl"),
+        ("model.vision.deepstack=[0]", "`model.vision.deepstack` is a key of model.vision.kind=qwen3_vl"),
         ("model.vision.heads=5", "`model.vision.heads` is 5"),
         ("dropout=0.1", "with model.vision.kind=fovea nothing is dropped"),
     ] {
@@ -151,23 +151,23 @@ fn a_text_model_and_a_dinov2_become_one() {
     }
     let swapped = words(&[&format!("model.vision.from={}", text.display())]);
     let refused = recipes::resolve("tiny", &[], &swapped).expect_err("no DINOv2").to_string();
-    assert!(refused.contains("which is no DINOv2"), "{refused}");
-    // A run that has a tower brings it, and what a recipe says of another is put aside.
+    assert!(refused.contains("give a DINOv2"), "{refused}");
+    // A run with a tower provides it, and keys of a recipe for another tower are ignored.
     let next = run_from(&[format!("model.from={}", run.display())]);
     let brought = next.model.as_fovea().expect("a tower");
     assert_eq!((brought.query, brought.image_size, &brought.from), (14, 24, &None));
 }
 
-/// Prompts about frames, with what follows them in the reference.
-struct Asked {
+/// Prompts about frames, and the reference's continuations.
+struct PromptFixture {
     folder: tempfile::TempDir,
     pictures: Pictures,
     prompts: Vec<Prompt>,
     wanted: Vec<Vec<u32>>,
 }
 
-impl Asked {
-    fn open() -> Asked {
+impl PromptFixture {
+    fn open() -> PromptFixture {
         let mut golden = Golden::open(Look::Fine);
         let folder = tempfile::tempdir().expect("a folder");
         write_model(folder.path(), &golden.fixture.json, &golden.weights);
@@ -187,49 +187,49 @@ impl Asked {
         let each = generated.len() / prompts.len();
         let wanted =
             generated.chunks(each).map(|row| row.iter().map(|token| *token as u32).collect()).collect();
-        Asked { folder, pictures, prompts, wanted }
+        PromptFixture { folder, pictures, prompts, wanted }
     }
 
     fn answers(&self, prompts: &[Prompt], sequences: usize, overrides: &[&str]) -> Vec<Vec<u32>> {
         let overrides: Vec<String> = overrides.iter().map(|word| word.to_string()).collect();
         let loaded = Loaded::open(self.folder.path(), &overrides).expect("a model");
-        let how =
+        let sampling =
             Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: self.wanted[0].len() };
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().expect("a prompt");
-        let room = Room { sequences, tokens: longest + how.max_tokens };
+        let room = Room { sequences, tokens: longest + sampling.max_tokens };
         let device = Device::Cpu { threads: 2 };
         let mut generator =
             Generator::seeing(loaded, &device, room, self.pictures.clone(), CHUNK_WITH_FRAMES)
                 .expect("a model");
-        generator.continue_prompts(prompts, how, &mut |_, _| {}).expect("answers")
+        generator.continue_prompts(prompts, sampling, &mut |_, _| {}).expect("answers")
     }
 }
 
 /// Both at once, one after another in one lane, and more prompts than lanes.
 #[test]
 fn answers_about_frames_are_those_of_the_reference() {
-    let asked = Asked::open();
+    let fixture = PromptFixture::open();
     for sequences in [2, 1, 3] {
-        assert_eq!(asked.answers(&asked.prompts, sequences, &[]), asked.wanted, "{sequences} at once");
+        assert_eq!(fixture.answers(&fixture.prompts, sequences, &[]), fixture.wanted, "{sequences} at once");
     }
-    let more = [asked.prompts.clone(), asked.prompts.clone(), asked.prompts[..1].to_vec()].concat();
-    let wanted = [asked.wanted.clone(), asked.wanted.clone(), asked.wanted[..1].to_vec()].concat();
-    assert_eq!(asked.answers(&more, 3, &[]), wanted, "the same picture in two lanes is encoded once");
+    let more = [fixture.prompts.clone(), fixture.prompts.clone(), fixture.prompts[..1].to_vec()].concat();
+    let wanted = [fixture.wanted.clone(), fixture.wanted.clone(), fixture.wanted[..1].to_vec()].concat();
+    assert_eq!(fixture.answers(&more, 3, &[]), wanted, "the same picture in two lanes is encoded once");
 }
 
-/// A model may be asked behind first looks alone, and says something else.
+/// A model can be used with first looks alone, and gives other answers.
 #[test]
-fn first_looks_can_be_asked_for() {
-    let asked = Asked::open();
-    let together = asked.answers(&asked.prompts, 2, &["model.vision.mode=coarse"]);
-    assert_ne!(together, asked.wanted);
-    for (prompt, wanted) in asked.prompts.iter().zip(&together) {
-        let alone = asked.answers(std::slice::from_ref(prompt), 1, &["model.vision.mode=coarse"]);
+fn a_model_can_be_used_with_first_looks_alone() {
+    let fixture = PromptFixture::open();
+    let together = fixture.answers(&fixture.prompts, 2, &["model.vision.mode=coarse"]);
+    assert_ne!(together, fixture.wanted);
+    for (prompt, wanted) in fixture.prompts.iter().zip(&together) {
+        let alone = fixture.answers(std::slice::from_ref(prompt), 1, &["model.vision.mode=coarse"]);
         assert_eq!(alone, std::slice::from_ref(wanted));
     }
 }
 
-/// SmolLM2-135M's 134,515,008 values, DINOv2-S's 22,056,192 without the token for masked patches, and what connects them.
+/// SmolLM2-135M's 134,515,008 parameters, DINOv2-S's 22,056,192 without the mask token, and those that connect them.
 #[test]
 fn models_of_the_published_sizes_have_their_values() {
     let words = ["model.vision.kind=fovea", "vision.width=384", "vision.layers=12", "vision.heads=6"];

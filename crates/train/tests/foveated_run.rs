@@ -1,5 +1,5 @@
-//! Samples with frames through the whole loop: one update is the same update however it is laid out, runs do not depend on
-//! threads and go on to the bit, sources of shards are mixed, and a frame that does not decode leaves its sample out.
+//! Complete runs on samples with frames: an update is the same in every layout, runs do not depend on the number of threads and
+//! resume to the bit, shards of several sources are mixed, and a sample with a frame that cannot be decoded is left out.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,11 +24,11 @@ use crate::adapters::f32s;
 use crate::distance::relative;
 use crate::small_run::train_in;
 
-/// On the L2 distance of every tensor of the gradient.
+/// Bound on the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
 const THREADS: usize = 2;
 
-/// Sizes of a foveated model that make a run take a moment.
+/// Sizes of a foveated model that make a run short.
 pub const SIZES: [&str; 11] = [
     "model.width=32",
     "model.heads=2",
@@ -57,7 +57,7 @@ fn config(recipe: &str, overrides: &[&str]) -> Config {
     recipes::resolve(recipe, &["small".into()], &words).expect("a config")
 }
 
-/// The sums of one update of 48 drawn samples, and how many micro-batches it had.
+/// The sums of one update of 48 synthetic samples, and its number of micro-batches.
 fn sums(overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize) {
     let asked = config("fvlm-135m-sft", &[overrides, &["train.batch=48"]].concat());
     let data = examples::read(&asked, None, &mut |_| {}).expect("samples");
@@ -115,7 +115,7 @@ fn losses(steps: &[Step]) -> Vec<f32> {
 }
 
 #[test]
-fn runs_go_on_exactly_with_any_number_of_threads() {
+fn runs_resume_exactly_with_any_number_of_threads() {
     let folder = tempfile::tempdir().expect("a folder");
     let more = [STEPS, "train.batch=8", "checkpoint.every=4", "eval.rows=8", "eval.every=4"];
     let of = |name: &str, extra: &[&str], broken: Option<&Path>| {
@@ -132,7 +132,7 @@ fn runs_go_on_exactly_with_any_number_of_threads() {
     let (others, other_state) = of("threads", &["loader.workers=3"], None);
     assert_eq!(losses(&whole), losses(&others));
     assert!(state == other_state);
-    // The rates of both groups are those of the whole run, to the bit.
+    // The rates of both groups equal those of the unbroken run, to the bit.
     assert!(whole.iter().all(|step| step.lrs.len() == 2 && step.lr == step.lrs["base"]));
     let resumed = run::config(&broken).and_then(|config| config.resumed(&[])).expect("the run's own config");
     let rest = train_in(&broken, &resumed, |_| {});
@@ -182,7 +182,7 @@ pub fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
     archive
 }
 
-/// Samples with these numbers of frames; of one of them a frame does not decode.
+/// Samples with these numbers of frames; one frame of one sample cannot be decoded.
 fn shard(path: &Path, frames: usize, broken: bool) {
     let image = include_bytes!("../../data/tests/pictures/rgb.png");
     let mut members = vec![];
@@ -199,7 +199,7 @@ fn shard(path: &Path, frames: usize, broken: bool) {
 }
 
 #[test]
-fn shards_are_mixed_and_a_broken_frame_leaves_its_sample_out() {
+fn shards_are_mixed_and_a_sample_with_a_broken_frame_is_left_out() {
     let folder = tempfile::tempdir().expect("a folder");
     let [videos, texts] = ["v.tar", "t.tar"].map(|name| folder.path().join(name));
     shard(&videos, 3, true);
@@ -227,13 +227,13 @@ fn shards_are_mixed_and_a_broken_frame_leaves_its_sample_out() {
         message.contains("nothing is learned from a sample") && message.contains("v.tar, byte")
     };
     assert!(warnings.iter().any(|message| named(&message)), "{warnings:?}");
-    // An epoch is one of the first source: twelve of its samples are three quarters of sixteen.
+    // An epoch is one pass over the first source: its twelve samples are three quarters of sixteen.
     let config = config("fvlm-135m-sft", &words);
     let data = examples::read(&config, None, &mut |_| {}).expect("samples");
     assert_eq!(data.steps_of_epochs(&config, 2).expect("updates"), 4);
 }
 
-/// Shards without frames are no samples that decode to nothing: they are learned.
+/// Samples without frames do not count as failed to decode: they are learned.
 #[test]
 fn texts_without_frames_are_learned() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -245,7 +245,7 @@ fn texts_without_frames_are_learned() {
     assert!(steps[23].loss < 0.8 * steps[0].loss, "{} then {}", steps[0].loss, steps[23].loss);
 }
 
-/// Weights are kept in f32 beside the bf16 that products read: at a rate of 1e-5 rounding would swallow most updates.
+/// Weights have an f32 copy beside the bf16 one that products read: at a rate of 1e-5 rounding would swallow most updates.
 #[test]
 fn updates_below_the_steps_of_bf16_are_kept() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,5 +1,5 @@
-//! Training in 8-bit floats on the CPU, which computes them exactly: the curve of bf16, scales that follow the tensors,
-//! and what a machine or a model without them is told.
+//! Training in 8-bit floats on the CPU, which computes them exactly: the loss curve of bf16, scales that follow the tensors, and
+//! the refusals on machines and models without support.
 
 use flatout_ir::passes::fp8::{APART, TYPES, shared_path};
 use flatout_ir::passes::fp8_copies::HISTORY;
@@ -39,7 +39,7 @@ fn the_curve_is_that_of_bf16() {
     }
 }
 
-/// Any split of a step sees the same largest magnitudes, so the scales are the same.
+/// Any split of a step yields the same largest magnitudes, so the scales are the same.
 #[test]
 fn magnitudes_are_those_of_the_whole_step() {
     let first = ["train.micro_batch=8", "train.micro_batch=4", "train.micro_batch=2"].map(|split| {
@@ -51,7 +51,7 @@ fn magnitudes_are_those_of_the_whole_step() {
             let read = |what: &str| session.read_f32(&shared_path(what, dtype)).expect("a slot");
             assert!(read("amax").iter().all(|x| *x == 0.0), "an update clears what it gathered");
             let (history, scales) = (read("history"), read("scale"));
-            // Newest first; of earlier steps nothing is known.
+            // Newest first; entries for steps before the run are 0.
             let row = |row: &[f32]| row.iter().step_by(APART).copied().collect();
             let rows: Vec<Vec<f32>> = history.chunks(scales.len()).map(row).collect();
             assert_eq!(rows.len(), HISTORY);
@@ -85,7 +85,7 @@ fn every_product_of_a_layer_is_in_eight_bits() {
 }
 
 #[test]
-fn what_cannot_run_is_refused_in_a_sentence() {
+fn unsupported_settings_are_refused() {
     let fp8 = config(&["precision=fp8"]);
     let target = device::named("rtx3090", &fp8.switches).expect("a GPU of the table");
     let why = compile(&fp8, &target).expect_err("a refusal").to_string();
@@ -107,7 +107,7 @@ fn h200(config: &Config) -> Target {
     device::named("h200", &config.switches).expect("a GPU of the table")
 }
 
-/// The target with every launch of these plans timed, each at a part of its roofline.
+/// The target with timings for every launch of these plans, each a fraction of its roofline speed.
 fn timed(target: &Target, plans: &[&Compiled], part: impl Fn(&Size) -> f64) -> Target {
     let launches = plans.iter().flat_map(|c| &c.plans.plans).flat_map(|plan| &plan.launches);
     let points = launches.map(|launch| {
@@ -117,10 +117,10 @@ fn timed(target: &Target, plans: &[&Compiled], part: impl Fn(&Size) -> f64) -> T
     Target { timings: Timings::new(points), ..target.clone() }
 }
 
-/// By the roofline all layers of `pretrain-226m` gain. With the parts of it that kernels reach on an H200, the product of
-/// 768 x 768 does not earn back what quantising around it costs.
+/// By the roofline all layers of `pretrain-226m` gain. At the fractions of it that kernels reach on an H200, the product of 768 x
+/// 768 does not save what quantising around it costs.
 #[test]
-fn what_would_lose_stays_in_bf16() {
+fn layers_that_would_lose_stay_in_bf16() {
     let config = pretraining(&[]);
     let target = h200(&config);
     let by_roofline = compile(&config, &target).expect("plans");
@@ -139,8 +139,8 @@ fn what_would_lose_stays_in_bf16() {
     let target = timed(&target, &[&by_roofline, &bf16], reached);
     let by_time = compile(&config, &target).expect("plans");
     let said = fp8_layers::sentence(&by_time.plans, &by_time.settled).expect("a sentence");
-    assert!(said.starts_with("fp8 for 18 of 24 products, attn.wk, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: what gains (by what was timed here"), "{said}");
-    assert!(said.contains("and not what would lose (attn.wo +0."), "{said}");
+    assert!(said.starts_with("fp8 for 18 of 24 products, attn.wk, attn.wq, attn.wv, ffn.down, ffn.gate, ffn.up: the layers that gain (by what was timed here"), "{said}");
+    assert!(said.contains("without those that would lose (attn.wo +0."), "{said}");
     let cost = |c: &Compiled| {
         flatout_ir::cost::cost(c.plans.plan(Role::GRAD).expect("grad"), &target).predicted_seconds
     };
@@ -153,19 +153,19 @@ fn what_would_lose_stays_in_bf16() {
         cost(&bf16)
     );
 
-    // The choice is written down, and other timings do not change it.
+    // The choice is recorded, and other timings do not change it.
     let pinned = by_time.pinned(&config);
     assert_eq!(pinned.train.fp8_layers, ["attn.wk", "attn.wq", "attn.wv", "ffn.down", "ffn.gate", "ffn.up"]);
     let again = compile(&pinned, &h200(&config)).expect("plans");
     assert_eq!(again.settled.options, by_time.settled.options);
-    // Where weights are not merged, the same names mean the same layers.
+    // Without merged weights, the same names select the same layers.
     let apart =
         compile(&pinned.with(&["fuse.qkv=off".into()]).expect("a config"), &h200(&config)).expect("plans");
     let said = fp8_layers::sentence(&apart.plans, &apart.settled).expect("a sentence");
     assert!(said.starts_with("fp8 for 30 of 36 products, attn.wk, attn.wq, attn.wv, ffn.down,"), "{said}");
 }
 
-/// A machine without units for 8-bit floats has nothing to gain: all layers run in them, to be looked at.
+/// A machine without units for 8-bit floats gains nothing: all layers use them, for experiments.
 #[test]
 fn nothing_is_chosen_where_nothing_can_be_gained() {
     let compiled = compile(&config(&["precision=fp8"]), &compile::target()).expect("plans");
@@ -173,7 +173,7 @@ fn nothing_is_chosen_where_nothing_can_be_gained() {
     assert!(said.ends_with("cpu has no units for 8-bit floats: nothing is to be gained"), "{said}");
     let pinned = compiled.pinned(&config(&["precision=fp8"]));
     assert_eq!(pinned.train.fp8_layers, ["all"]);
-    // On a GPU that has them, small layers whose scales take a pass of their own lose everywhere, and that is said.
+    // On a GPU with such units, small layers whose scales need a pass of their own always lose, and the sentence says so.
     let small = config(&["precision=fp8", "fp8.scaling=current"]);
     let small = compile(&small, &h200(&small)).expect("plans");
     let said = fp8_layers::sentence(&small.plans, &small.settled).expect("a sentence");
@@ -184,7 +184,7 @@ fn nothing_is_chosen_where_nothing_can_be_gained() {
 }
 
 #[test]
-fn names_that_mean_nothing_are_refused_in_a_sentence() {
+fn unknown_layer_names_are_refused() {
     let refused = |word: &str| {
         let why = compile(&config(&["precision=fp8", word]), &compile::target()).expect_err("a refusal");
         why.to_string()

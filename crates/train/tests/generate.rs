@@ -20,7 +20,7 @@ use crate::small_run::{config, train_in};
 
 const CONTEXT: usize = 160;
 
-/// The plain way: every logit of the whole sequence at once, with the checkpoint's weights.
+/// The straightforward computation: all logits of the whole sequence at once, with the checkpoint's weights.
 struct Forward {
     session: Session,
     config: Config,
@@ -77,7 +77,7 @@ fn prompts_of_any_length_and_the_tokens_after_them() {
     let mut forward = Forward::open(&config, &generator);
     let wanted = forward.logits(&all);
     let mut worst = 0.0f64;
-    // Prompts are read 64 tokens at a time: below, at and beyond one, two and the whole context.
+    // Prompts are read 64 tokens at a time: below, at and beyond one chunk, two chunks and the whole context.
     for prompt in [1, 2, 5, 63, 64, 65, 66, 127, 128, 129, 159, 160] {
         generator.clear();
         let mut check = |logits: Vec<f32>, last: usize| {
@@ -89,7 +89,7 @@ fn prompts_of_any_length_and_the_tokens_after_them() {
         for next in prompt..(prompt + 3).min(CONTEXT) {
             check(generator.read(&all[next..next + 1]).expect("a token"), next);
         }
-        // A second piece of several tokens goes through the prefill plan again.
+        // A second piece of several tokens uses the prefill plan again.
         let more = (prompt + 3).min(CONTEXT)..(prompt + 13).min(CONTEXT);
         if !more.is_empty() {
             check(generator.read(&all[more.clone()]).expect("more"), more.end - 1);
@@ -105,9 +105,9 @@ fn the_same_seed_draws_the_same_text() {
     let (_folder, _, mut generator) = trained(&[]);
     let mut say = |temperature: f64| -> Vec<String> {
         let text = |seed| {
-            let how = Sampling { temperature, top_k: 0, top_p: 1.0, seed, max_tokens: 40 };
+            let sampling = Sampling { temperature, top_k: 0, top_p: 1.0, seed, max_tokens: 40 };
             let mut pieces = String::new();
-            let text = generator.generate("", how, |piece| pieces.push_str(piece)).expect("text");
+            let text = generator.generate("", sampling, |piece| pieces.push_str(piece)).expect("text");
             assert!(text.starts_with(&pieces), "{pieces:?} comes before all of {text:?}");
             text
         };
@@ -129,7 +129,7 @@ fn bf16_runs_generate_in_bf16() {
     assert!(off > 1e-5 && off < 0.03, "bf16 is off by {off:.1e} from fp32");
 }
 
-/// Values that are learned by token go into the cache with the others.
+/// Learned token values are part of the cache.
 #[test]
 fn learned_values_are_in_the_cache() {
     let (_folder, config, mut generator) =
@@ -142,7 +142,7 @@ fn learned_values_are_in_the_cache() {
     }
 }
 
-/// A session for several sequences at once.
+/// A generator for several sequences at once.
 fn several(dir: &std::path::Path, sequences: usize) -> Generator {
     let loaded = Loaded::open(dir, &[]).expect("a run");
     Generator::new(loaded, &Device::Cpu { threads: 2 }, Room { sequences, tokens: CONTEXT }).expect("a model")
@@ -156,7 +156,7 @@ fn lanes_of_any_lengths_have_the_logits_of_the_full_forward_pass() {
     let all: Vec<Vec<u32>> =
         (0..5).map(|lane| tokens(CONTEXT).into_iter().map(|t| (t * 7 + lane) % 200).collect()).collect();
     let wanted: Vec<Vec<Vec<f32>>> = all.iter().map(|tokens| forward.logits(tokens)).collect();
-    // Prompts that fill less and more than a prefill, lanes that pause, single tokens beside long pieces.
+    // Prompts that fill less and more than a prefill, lanes that pause, and single tokens beside long pieces.
     let rounds: [[usize; 5]; 5] =
         [[1, 70, 3, 0, 130], [1, 1, 1, 90, 1], [0, 40, 0, 1, 1], [1, 1, 1, 1, 1], [157, 0, 9, 0, 2]];
     let mut seen = [0; 5];
@@ -177,27 +177,30 @@ fn lanes_of_any_lengths_have_the_logits_of_the_full_forward_pass() {
 #[test]
 fn many_prompts_at_once_are_continued_as_one_by_one() {
     let (folder, _, mut alone) = trained(&[]);
-    let how = Sampling { temperature: 1.0, top_k: 40, top_p: 0.95, seed: 11, max_tokens: 30 };
+    let sampling = Sampling { temperature: 1.0, top_k: 40, top_p: 0.95, seed: 11, max_tokens: 30 };
     let prompts: Vec<Vec<u32>> = (0..7).map(|i| tokens(100)[..1 + 13 * i].to_vec()).collect();
     let one_by_one: Vec<Vec<u32>> = prompts
         .iter()
         .map(|prompt| {
-            alone.continue_all(std::slice::from_ref(prompt), how, &mut |_, _| {}).expect("text").remove(0)
+            alone
+                .continue_all(std::slice::from_ref(prompt), sampling, &mut |_, _| {})
+                .expect("text")
+                .remove(0)
         })
         .collect();
     assert!(one_by_one.iter().any(|made| made.len() == 30), "some are cut off: {one_by_one:?}");
-    // More prompts than lanes: a lane that is done takes the next.
+    // More prompts than lanes: a lane that is done takes the next prompt.
     for sequences in [7, 3, 2] {
         let mut told = vec![vec![]; 7];
         let mut several = several(&folder.path().join("run"), sequences);
-        let made = several.continue_all(&prompts, how, &mut |prompt, token| told[prompt].push(token));
+        let made = several.continue_all(&prompts, sampling, &mut |prompt, token| told[prompt].push(token));
         assert_eq!(made.expect("text"), one_by_one, "{sequences} at once");
         assert_eq!(told, one_by_one);
         assert_eq!(several.made, one_by_one.iter().map(Vec::len).sum::<usize>());
     }
     let copies = vec![prompts[2].clone(); 3];
     let made =
-        several(&folder.path().join("run"), 3).continue_all(&copies, how, &mut |_, _| {}).expect("text");
+        several(&folder.path().join("run"), 3).continue_all(&copies, sampling, &mut |_, _| {}).expect("text");
     assert_eq!(made[0], one_by_one[2]);
     assert!(made[0] != made[1] && made[1] != made[2], "copies of a prompt are drawn by themselves");
 }

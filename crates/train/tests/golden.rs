@@ -1,5 +1,5 @@
-//! The decoder against Hugging Face's models: logits, loss and every gradient of tiny random checkpoints, in f32 on
-//! the CPU. `make_golden.py` beside the fixtures made them, in f64.
+//! Compares the decoder with Hugging Face's models: logits, loss and every gradient of tiny random checkpoints, in f32 on the
+//! CPU. `make_golden.py` beside the fixtures made them, in f64.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ use crate::distance::relative;
 use crate::fixture::Fixture;
 use crate::unfused;
 
-/// Largest relative L2 distance of any tensor.
+/// The largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
 
-/// The file's rows and the length of each.
+/// Number of rows in a file, and the length of each.
 const ROWS: usize = 2;
 const LEN: usize = 23;
 
@@ -100,12 +100,12 @@ impl Golden {
     }
 }
 
-/// A model of the library with its weights, and what the library computed from them.
+/// A model of the library with its weights, and the library's results.
 pub struct Golden {
     pub model: DecoderConfig,
-    /// Where each of our weights lies among theirs.
+    /// The location of each of our weights among theirs.
     places: Vec<Stored>,
-    /// Their weights, below a name.
+    /// Their weights, under a name.
     weights: Fixture,
     below: &'static str,
     /// Rows, logits, the sum of losses, and gradients by the names of weights.
@@ -148,7 +148,7 @@ impl Golden {
         Golden { model, places, weights, below: "", expected }
     }
 
-    /// How far every tensor of the file is from what a session compiled with these options computes.
+    /// The distance of every tensor of the file from the one that a session compiled with these options computes.
     fn distances(&mut self, options: &Options) -> BTreeMap<String, f64> {
         let places = self.places.clone();
         let mut session = self.session(options);
@@ -198,7 +198,7 @@ impl Golden {
         let plans = compile(&programs, &cpu::target(2), options).expect("plans");
         let mut session = Session::new(plans, 2).expect("a session");
         let (ids, labels) = (self.expected.i32s("input_ids"), self.expected.i32s("labels"));
-        // The model's rows may be longer than the file's: what is added counts nothing.
+        // The model's rows may be longer than the file's: the padding has weight 0.
         let padded = |values: &[i32], fill: i32| -> Vec<i32> {
             let row = |row: &[i32]| [row, &vec![fill; context - LEN]].concat();
             values.chunks(LEN).flat_map(row).collect()
@@ -232,7 +232,7 @@ fn model(json: &Value) -> DecoderConfig {
         head_size: Some(whole("head_dim")),
         ffn: whole("intermediate_size"),
         vocab: whole("vocab_size"),
-        // A learned position is a parameter, so their number is the model's; otherwise rows are as long as the file's.
+        // A learned position is a parameter, so the model determines their number; otherwise rows are as long as the file's.
         context: if learned { whole("max_position_embeddings") } else { LEN },
         norm: if json["norm"] == "layer_norm" { Norm::Layer } else { Norm::Rms },
         norm_eps: json["rms_norm_eps"].as_f64().or(json["norm_eps"].as_f64()).expect("an epsilon"),

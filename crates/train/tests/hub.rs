@@ -1,4 +1,4 @@
-//! Models by name: downloaded from a server that speaks the hub's protocol, into the cache its tools share.
+//! Models by name: downloaded from a server that speaks the hub's protocol, into the cache that the hub's tools share.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,13 +22,13 @@ fn files(name: &str) -> Content {
     content
 }
 
-struct World {
+struct HubSetup {
     server: HubServer,
     hub: Hub,
     scratch: tempfile::TempDir,
 }
 
-fn world(content: Content) -> World {
+fn setup(content: Content) -> HubSetup {
     let server = HubServer::start(content);
     let scratch = tempfile::tempdir().expect("a folder");
     let hub = Hub {
@@ -37,10 +37,10 @@ fn world(content: Content) -> World {
         token: None,
         offline: false,
     };
-    World { server, hub, scratch }
+    HubSetup { server, hub, scratch }
 }
 
-impl World {
+impl HubSetup {
     fn get(&self, name: &str, want: Want) -> Result<Snapshot, String> {
         let name = Name::parse(name).expect("a name");
         self.hub.snapshot(&name, want, &mut |_| {}).map_err(|error| error.0)
@@ -54,29 +54,29 @@ impl World {
 #[test]
 fn a_model_comes_whole_into_the_layout_of_the_cache() {
     let content = files("llama-bf16-shards");
-    let world = world(content.clone());
-    let Snapshot { folder, commit } = world.get("org/name", Want::Everything).expect("a model");
+    let setup = setup(content.clone());
+    let Snapshot { folder, commit } = setup.get("org/name", Want::Everything).expect("a model");
     assert_eq!(
         (folder.as_path(), commit.as_str()),
-        (world.model().join("snapshots").join(COMMIT).as_path(), COMMIT)
+        (setup.model().join("snapshots").join(COMMIT).as_path(), COMMIT)
     );
     for (file, bytes) in &content.files {
         assert_eq!(fs::read(folder.join(file)).expect("a file"), *bytes, "{file}");
         let link = fs::read_link(folder.join(file)).expect("a link");
         assert!(link.starts_with("../../blobs"), "{link:?}");
     }
-    assert_eq!(fs::read_to_string(world.model().join("refs/main")).unwrap(), COMMIT);
-    assert!(world.model().join(".no_exist").join(COMMIT).join("generation_config.json").is_file());
-    let names: Vec<String> = fs::read_dir(world.model().join("blobs"))
+    assert_eq!(fs::read_to_string(setup.model().join("refs/main")).unwrap(), COMMIT);
+    assert!(setup.model().join(".no_exist").join(COMMIT).join("generation_config.json").is_file());
+    let names: Vec<String> = fs::read_dir(setup.model().join("blobs"))
         .unwrap()
         .map(|e| e.unwrap().file_name().into_string().unwrap())
         .collect();
     assert!(names.iter().all(|name| name.len() == 40 || name.len() == 64), "{names:?}");
     folder::weights(&folder, &folder::describe(&folder).expect("a model").model, false).expect("weights");
 
-    // From then on nobody is asked, by branch or by commit, online or not.
-    world.server.asked();
-    let offline = World { hub: Hub { offline: true, ..world.hub.clone() }, ..world };
+    // From then on no request is sent, by branch or by commit, online or not.
+    setup.server.asked();
+    let offline = HubSetup { hub: Hub { offline: true, ..setup.hub.clone() }, ..setup };
     for name in ["org/name".to_string(), format!("org/name@{COMMIT}")] {
         assert_eq!(offline.get(&name, Want::Everything).expect("a model").folder, folder);
         assert_eq!(offline.get(&name, Want::Description).expect("a model").folder, folder);
@@ -92,50 +92,50 @@ fn a_model_comes_whole_into_the_layout_of_the_cache() {
 
 #[test]
 fn a_description_costs_no_weights() {
-    let world = world(files("llama"));
-    let snapshot = world.get("org/name@side/branch", Want::Description).expect("a model");
+    let setup = setup(files("llama"));
+    let snapshot = setup.get("org/name@side/branch", Want::Description).expect("a model");
     assert!(
         snapshot.folder.join("config.json").is_file() && !snapshot.folder.join("model.safetensors").exists()
     );
-    assert_eq!(fs::read_to_string(world.model().join("refs/side/branch")).unwrap(), COMMIT);
-    assert!(world.server.asked().iter().all(|line| !line.contains("safetensors")));
-    world.get("org/name@side/branch", Want::Description).expect("a model");
-    assert!(world.server.asked().is_empty(), "what is known not to exist is not asked for again");
-    world.get("org/name@side/branch", Want::Everything).expect("a model");
+    assert_eq!(fs::read_to_string(setup.model().join("refs/side/branch")).unwrap(), COMMIT);
+    assert!(setup.server.asked().iter().all(|line| !line.contains("safetensors")));
+    setup.get("org/name@side/branch", Want::Description).expect("a model");
+    assert!(setup.server.asked().is_empty(), "what is known not to exist is not asked for again");
+    setup.get("org/name@side/branch", Want::Everything).expect("a model");
     assert!(snapshot.folder.join("model.safetensors").is_file());
 }
 
 #[test]
-fn a_transfer_that_breaks_off_goes_on_where_it_stopped() {
+fn a_broken_transfer_is_continued() {
     let content = files("llama");
     let weights = content.files["model.safetensors"].clone();
-    let world = world(Content { breaks: 1, ..content });
-    let folder = world.get("org/name", Want::Everything).expect("a model").folder;
+    let setup = setup(Content { breaks: 1, ..content });
+    let folder = setup.get("org/name", Want::Everything).expect("a model").folder;
     assert_eq!(fs::read(folder.join("model.safetensors")).unwrap(), weights);
     let from_store: Vec<String> =
-        world.server.asked().into_iter().filter(|line| line.starts_with("GET /blobs")).collect();
+        setup.server.asked().into_iter().filter(|line| line.starts_with("GET /blobs")).collect();
     assert_eq!(from_store.len(), 2, "{from_store:?}");
     assert!(from_store[1].contains(&format!("range=bytes={}-", weights.len() / 2)), "{from_store:?}");
 }
 
 #[test]
-fn what_an_earlier_process_left_is_used_and_checked() {
+fn partial_files_of_an_earlier_process_are_used_and_checked() {
     let content = files("llama");
     let weights = content.files["model.safetensors"].clone();
     for (left, ignores_ranges) in [
         (weights[..1000].to_vec(), false),
         (weights[..1000].to_vec(), true),
-        // Bytes of something else: the hash tells, and the file comes anew.
+        // Bytes of something else: the hash reveals it, and the file is downloaded again.
         (vec![7; 1000], false),
         (vec![7; weights.len() + 5], false),
         (weights.clone(), false),
     ] {
-        let world = world(Content { ignores_ranges, ..content.clone() });
+        let setup = setup(Content { ignores_ranges, ..content.clone() });
         let etag = ring::digest::digest(&ring::digest::SHA256, &weights);
         let etag: String = etag.as_ref().iter().map(|byte| format!("{byte:02x}")).collect();
-        fs::create_dir_all(world.model().join("blobs")).unwrap();
-        fs::write(world.model().join("blobs").join(format!("{etag}.incomplete")), &left).unwrap();
-        let folder = world.get("org/name", Want::Everything).expect("a model").folder;
+        fs::create_dir_all(setup.model().join("blobs")).unwrap();
+        fs::write(setup.model().join("blobs").join(format!("{etag}.incomplete")), &left).unwrap();
+        let folder = setup.get("org/name", Want::Everything).expect("a model").folder;
         assert!(
             fs::read(folder.join("model.safetensors")).unwrap() == weights,
             "{} bytes were left",
@@ -146,21 +146,21 @@ fn what_an_earlier_process_left_is_used_and_checked() {
 
 #[test]
 fn a_file_that_does_not_end_where_it_should_is_not_taken() {
-    let world = world(Content { too_many: 3 << 20, ..files("llama") });
+    let setup = setup(Content { too_many: 3 << 20, ..files("llama") });
     let began = std::time::Instant::now();
-    let refused = world.get("org/name", Want::Everything).unwrap_err();
+    let refused = setup.get("org/name", Want::Everything).unwrap_err();
     assert!(refused.contains("sends more of model.safetensors of org/name than the "), "{refused}");
     assert!(began.elapsed().as_secs() < 5, "it is asked for once");
-    let left: Vec<_> = fs::read_dir(world.model().join("blobs")).unwrap().flatten().collect();
+    let left: Vec<_> = fs::read_dir(setup.model().join("blobs")).unwrap().flatten().collect();
     assert!(left.iter().all(|entry| entry.metadata().unwrap().len() < 1 << 20), "{left:?}");
 }
 
 #[test]
-fn the_token_goes_to_the_hub_and_to_nobody_else() {
-    let mut world = world(files("llama"));
-    world.hub.token = Some("hf_secret".into());
-    world.get("org/name", Want::Everything).expect("a model");
-    let asked = world.server.asked();
+fn the_token_is_sent_only_to_the_hub() {
+    let mut setup = setup(files("llama"));
+    setup.hub.token = Some("hf_secret".into());
+    setup.get("org/name", Want::Everything).expect("a model");
+    let asked = setup.server.asked();
     let (store, hub): (Vec<_>, Vec<_>) = asked.iter().partition(|line| line.contains(" /blobs/"));
     assert!(!store.is_empty() && store.iter().all(|line| line.ends_with("auth=-")), "{store:?}");
     assert!(!hub.is_empty() && hub.iter().all(|line| line.ends_with("auth=Bearer hf_secret")), "{hub:?}");
@@ -168,14 +168,14 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
 
 #[test]
 fn a_renamed_model_is_found() {
-    let world = world(files("llama"));
-    let snapshot = world.get("org/old", Want::Everything).expect("a model");
+    let setup = setup(files("llama"));
+    let snapshot = setup.get("org/old", Want::Everything).expect("a model");
     assert!(snapshot.folder.join("model.safetensors").is_file());
 }
 
 #[test]
-fn what_the_hub_refuses_is_said_in_a_sentence() {
-    let mut world = world(files("llama"));
+fn refusals_of_the_hub_are_explained() {
+    let mut setup = setup(files("llama"));
     let cases = [
         ("org/gated", "org/gated is gated and no token was sent: accept its terms at http://"),
         ("org/private", "org/private does not exist on http://"),
@@ -184,14 +184,14 @@ fn what_the_hub_refuses_is_said_in_a_sentence() {
         ("org/busy", "answered 503 for org/busy"),
     ];
     for (name, words) in cases {
-        let sentence = world.get(name, Want::Everything).unwrap_err();
+        let sentence = setup.get(name, Want::Everything).unwrap_err();
         assert!(sentence.contains(words) && !sentence.contains('\n'), "{sentence:?} lacks {words:?}");
     }
-    world.hub.token = Some("hf_other".into());
-    let sentence = world.get("org/gated", Want::Everything).unwrap_err();
+    setup.hub.token = Some("hf_other".into());
+    let sentence = setup.get("org/gated", Want::Everything).unwrap_err();
     assert!(sentence.contains("the token sent may not read it"), "{sentence}");
-    world.hub.endpoint = "http://127.0.0.1:1".into();
-    let sentence = world.get("org/name", Want::Everything).unwrap_err();
+    setup.hub.endpoint = "http://127.0.0.1:1".into();
+    let sentence = setup.get("org/name", Want::Everything).unwrap_err();
     assert!(sentence.contains("http://127.0.0.1:1 cannot be reached for org/name"), "{sentence}");
 }
 
@@ -200,10 +200,10 @@ fn models_that_cannot_be_read_are_refused_before_their_weights_come() {
     let refused = |change: &dyn Fn(&mut Content), words: &str| {
         let mut content = files("llama");
         change(&mut content);
-        let world = world(content);
-        let sentence = world.get("org/name", Want::Everything).unwrap_err();
+        let setup = setup(content);
+        let sentence = setup.get("org/name", Want::Everything).unwrap_err();
         assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");
-        assert!(world.server.asked().iter().all(|line| !line.contains("/blobs/")));
+        assert!(setup.server.asked().iter().all(|line| !line.contains("/blobs/")));
     };
     refused(
         &|content| {

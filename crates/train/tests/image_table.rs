@@ -1,4 +1,4 @@
-//! A set of images on the device: what training sees of it is what a loader gives, to the bit.
+//! A set of images on the device: training sees the bytes that a loader gives.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ use flatout_train::training::trainer::train;
 
 use crate::small_run::train_in;
 
-/// Records as CIFAR-10 has them, of noise.
+/// Records in CIFAR-10's format, of noise.
 fn cifar(path: &Path, images: usize) {
     let mut state = 11u64;
     let mut byte = || {
@@ -32,7 +32,7 @@ fn cifar(path: &Path, images: usize) {
     fs::write(path, (0..images).flat_map(record).collect::<Vec<u8>>()).unwrap();
 }
 
-/// Vision-BDH on that file, small.
+/// A small Vision-BDH on that file.
 fn config(file: &Path, overrides: &[&str]) -> Config {
     let path = format!("data.path={}", file.display());
     let small = [
@@ -60,7 +60,7 @@ fn losses(dir: &Path, config: &Config) -> Vec<f32> {
     train_in(dir, config, |_| {}).iter().map(|step| step.loss).collect()
 }
 
-/// Three epochs of every view there is: parts as they are drawn, whole images mirrored, and a view of another size.
+/// Three epochs of all kinds of views: random crops, whole images mirrored, and a view of another size.
 #[test]
 fn a_launch_gives_the_bytes_of_the_loader() {
     let dir = tempfile::tempdir().unwrap();
@@ -100,9 +100,9 @@ fn a_launch_gives_the_bytes_of_the_loader() {
     }
 }
 
-/// With everything that draws, mixing included.
+/// With everything that uses random numbers, including mixing.
 #[test]
-fn runs_with_and_without_the_table_have_the_same_bits_and_may_go_on_as_each_other() {
+fn runs_with_and_without_the_table_have_the_same_bits_and_resume_each_other() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("data_batch_1.bin");
     cifar(&file, 40);

@@ -1,4 +1,4 @@
-//! Checkpoints as other tools write them: the reference library's logits, its AdamW steps, and runs that begin from them.
+//! Checkpoints written by other tools: the reference library's logits, its AdamW steps, and runs that begin from them.
 //! `make_checkpoints.py` beside the fixtures made them.
 
 use std::collections::BTreeMap;
@@ -54,7 +54,7 @@ fn rows(ids: &[i32], len: usize) -> Vec<Vec<u32>> {
     ids.chunks(len).map(|row| row.iter().map(|id| *id as u32).collect()).collect()
 }
 
-/// Rows of the fixtures.
+/// Number of rows in a fixture.
 const ROWS: usize = 2;
 
 pub fn has_the_references_logits(name: &str) {
@@ -102,7 +102,7 @@ fn logits_of_gemma3_shapes() {
     ["gemma3", "gemma3-images"].into_iter().for_each(has_the_references_logits);
 }
 
-/// The part that sees images is left out, and that is said.
+/// The vision part is left out, and a warning says so.
 #[test]
 fn of_a_model_that_sees_images_the_text_part_is_read() {
     let loaded = Loaded::open(&folder("gemma3-images"), &[]).expect("a model");
@@ -116,7 +116,7 @@ fn a_cache_keeps_what_windows_need() {
     reads_in_portions(&folder("gemma3"), 19);
 }
 
-/// Tokens read a few at a time see the same as all at once, also where windows are shorter than the text.
+/// Tokens read a few at a time attend to the same ones as all at once, even if windows are shorter than the text.
 pub fn reads_in_portions(folder: &Path, tokens: usize) {
     let mut expected = TensorFile::open(&folder.join("expected.safetensors")).expect("a file");
     let ids: Vec<u32> = i32s(&mut expected, "input_ids").into_iter().map(|id| id as u32).collect();
@@ -137,7 +137,7 @@ pub fn reads_in_portions(folder: &Path, tokens: usize) {
 }
 
 #[test]
-fn rows_of_other_lengths_are_tensors_of_their_own() {
+fn rows_of_other_lengths_are_separate_tensors() {
     let folder = folder("llama");
     let all = [vec![1, 2, 3, 4, 5], vec![1, 2, 3], vec![7]];
     let out = tempfile::tempdir().expect("a folder");
@@ -153,7 +153,7 @@ fn rows_of_other_lengths_are_tensors_of_their_own() {
     }
 }
 
-/// Two updates with AdamW: loss, gradients, norm and weights are PyTorch's.
+/// Two updates with AdamW: loss, gradients, norm and weights equal PyTorch's.
 fn steps_as_pytorch_does(name: &str) {
     let mut steps = TensorFile::open(&folder(name).join("steps.safetensors")).expect("a file");
     let mut expected = TensorFile::open(&folder(name).join("expected.safetensors")).expect("a file");
@@ -173,7 +173,7 @@ fn steps_as_pytorch_does(name: &str) {
     let mut session = Session::new(compiled.plans, 2).expect("a session");
     pretrained::begin(&config, &mut session).expect("weights");
 
-    // The model's rows are longer than the file's: what is added counts nothing.
+    // The model's rows are longer than the file's: the padding has weight 0.
     let (context, len) = (config.model.decoder().context, ids.len() / ROWS);
     let padded = |values: &[i32], fill: i32| -> Vec<i32> {
         values.chunks(len).flat_map(|row| [row, &vec![fill; context - len]].concat()).collect()
@@ -184,7 +184,7 @@ fn steps_as_pytorch_does(name: &str) {
     let shapes = pretrained::parameters(&config.model);
     let mut names =
         huggingface::stored(config.model.decoder(), |path| shapes[path].0.dims.clone()).expect("names");
-    // A value added to every key alike changes no probability: where nothing rotates, its gradient is rounding alone.
+    // A value added to every key alike changes no probability: without rotary positions, its gradient is only rounding.
     names.retain(|stored| !(name == "gpt2" && stored.ours.ends_with("attn.wk_bias")));
     let check = |what: &str, got: &[f32], wanted: Vec<f32>, bound: f64| {
         let off = relative(got, &wanted);
@@ -198,7 +198,7 @@ fn steps_as_pytorch_does(name: &str) {
         session.write_f32(&input_path(Role::GRAD, "weights"), &weights).expect("an input");
         session.run(Role::GRAD).expect("gradients");
         for stored in names.iter().filter(|_| step == 1) {
-            // Sums here, means there.
+            // Sums here, means in the file.
             let sums = session.read_f32(&gradient_path(&stored.ours)).expect("a gradient");
             let means: Vec<f32> = sums.iter().map(|sum| sum / supervised).collect();
             let wanted = stored.take(&f32s(&mut steps, &format!("grad.{}", stored.theirs)));
@@ -269,7 +269,7 @@ fn a_run_begins_from_a_run_at_any_step() {
     let given = [vec![5, 6, 7, 8], vec![9, 10, 11, 12]];
     for (said, step) in [("first", 12), ("first@12", 12), ("first@4", 4)] {
         let from = scratch.path().join(said).display().to_string();
-        // One update with no learning rate to speak of: the weights stay what they were loaded as.
+        // One update with a negligible learning rate: the weights stay as loaded.
         let config =
             config_from(&from, &["train.steps=1", "schedule.warmup_steps=0", "lr=1e-30", "weight_decay=0"]);
         let dir = scratch.path().join(format!("then-{said}"));
@@ -285,7 +285,7 @@ fn a_run_begins_from_a_run_at_any_step() {
 }
 
 #[test]
-fn what_is_frozen_is_loaded_again_by_its_hash() {
+fn frozen_weights_are_reloaded_and_verified_by_hash() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (base, dir, whole) =
         (scratch.path().join("base"), scratch.path().join("run"), scratch.path().join("whole"));
@@ -309,7 +309,7 @@ fn what_is_frozen_is_loaded_again_by_its_hash() {
     };
     train_in(&whole, &config("train.steps=12"), |_| {});
     train_in(&dir, &config("train.steps=4"), |_| {});
-    // In two parts, the second of which has to find the frozen weights again, it is the unbroken run to the bit.
+    // In two parts, the second of which must reload the frozen weights, it equals the unbroken run to the bit.
     let own = flatout_train::run::config(&dir).expect("a config");
     train_in(&dir, &own.resumed(&["train.steps=12".into()]).expect("a config"), |_| {});
     let (one, two) = (whole.join("checkpoints/step-12"), dir.join("checkpoints/step-12"));
@@ -340,7 +340,7 @@ fn what_is_frozen_is_loaded_again_by_its_hash() {
 }
 
 #[test]
-fn what_is_trained_needs_its_source_no_more() {
+fn a_fully_trained_run_no_longer_needs_its_source() {
     let scratch = tempfile::tempdir().expect("a folder");
     let (first, dir) = (scratch.path().join("first"), scratch.path().join("then"));
     first_run(&first);
@@ -352,7 +352,7 @@ fn what_is_trained_needs_its_source_no_more() {
     Generator::open(&dir, &Device::Cpu { threads: 2 }).expect("a run");
 }
 
-/// Rows shorter than the learned positions of a model read the first of them.
+/// Rows shorter than a model's learned positions use the first of them.
 #[test]
 fn learned_positions_may_be_fewer_than_the_sources() {
     let words =
@@ -373,7 +373,7 @@ fn learned_positions_may_be_fewer_than_the_sources() {
     let refused = recipes::resolve("tiny", &[], &long).unwrap_err().0;
     assert!(refused.contains("learned positions: give at most as many"), "{refused}");
 
-    // The same of a run, where they are frozen and read again when it goes on.
+    // The same for a run, where they are frozen and read again when it is resumed.
     let scratch = tempfile::tempdir().expect("a folder");
     let source = scratch.path().join("first");
     let learned =
@@ -401,7 +401,7 @@ fn with_file(name: &str, file: &str, text: &str) -> tempfile::TempDir {
 }
 
 #[test]
-fn texts_end_where_the_generation_config_says() {
+fn texts_end_as_the_generation_config_says() {
     const FILE: &str = "generation_config.json";
     let stops = |text: &str| {
         Loaded::open(with_file("llama", FILE, text).path(), &[]).map(|loaded| loaded.stops).map_err(|e| e.0)
@@ -414,7 +414,7 @@ fn texts_end_where_the_generation_config_says() {
     assert!(refused.contains(FILE) && refused.contains("`eos_token_id` is \"</s>\""), "{refused}");
 }
 
-/// A model that could be exported must still be exportable after training: a refusal comes before it, not after.
+/// If the source can be exported, the trained model must be exportable too: it is refused before training, not afterwards.
 #[test]
 fn a_run_whose_model_could_not_be_exported_is_refused_before_it_begins() {
     let checked = |more: &[&str]| {

@@ -1,5 +1,5 @@
-//! Examples of unequal length, packed, in buckets and padded: one update is the same update in every layout, a run goes on
-//! exactly, and what is said of it is what was computed.
+//! Examples of unequal length, packed, in buckets and padded: an update is the same in every layout, runs resume exactly, and
+//! reports match what was computed.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,7 +30,7 @@ use flatout_train::weights::initial;
 
 use crate::distance::relative;
 
-/// On the L2 distance of every tensor of the gradient.
+/// Bound on the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
 const THREADS: usize = 2;
 
@@ -54,8 +54,8 @@ fn config(overrides: &[&str]) -> Config {
     recipes::resolve("tiny", &[], &words).expect("a config")
 }
 
-/// Every layout there is, several of each kind. The loss of the first is over every row, the others' where `auto` has it, which
-/// is the learned ones, and there the last layer is trimmed to them.
+/// All kinds of layouts, several of each. In the first one the loss covers every row, in the others only the rows that `auto`
+/// selects, the learned ones, to which the last layer is trimmed there.
 const LAYOUTS: [&[&str]; 9] = [
     &["packing=off", "length_buckets=off", "micro_batch=4", "head_rows=all"],
     &["packing=off", "micro_batch=4"],
@@ -72,12 +72,12 @@ fn compiled(config: &Config) -> Compiled {
     compile(config, &cpu::target(THREADS)).expect("plans")
 }
 
-/// The sums that four updates of forty examples leave, and how many micro-batches of which plan they had.
+/// The sums after four updates of forty examples, and the plan of each of their micro-batches.
 fn sums(config: &Config) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     sums_of(config, 40)
 }
 
-/// The sums that four updates of `count` examples leave.
+/// The sums after four updates of `count` examples.
 fn sums_of(config: &Config, count: usize) -> (BTreeMap<String, Vec<f32>>, Vec<usize>) {
     let compiled = compiled(config);
     let arrangement = compiled.settled.arrangement.expect("examples are arranged");
@@ -104,7 +104,7 @@ fn sums_of(config: &Config, count: usize) -> (BTreeMap<String, Vec<f32>>, Vec<us
     let mut updates = Updates::new(table, reading, start).expect("updates");
     let mut shapes = vec![];
     let inputs = Inputs::of(session.plans(), Role::GRAD);
-    // The second has examples from the end of one epoch and the beginning of the next in turn.
+    // The second update has examples from the end of one epoch and the beginning of the next in turn.
     for step in 0..4 {
         for part in updates.next_update().parts {
             shapes.push(part.shape);
@@ -156,7 +156,7 @@ fn the_last_layer_is_trimmed_where_the_head_reads_answers() {
     assert_eq!((trimmed.as_str(), said.as_deref()), ("answers", Some("answers")));
     let (whole, said, all) = state(&[&many[..], &["last_layer=all"]].concat());
     assert_eq!((whole.as_str(), said), ("all", None));
-    // The output of attention and the feed-forward at the rows that are read, forward and twice backward.
+    // The FLOPs of attention's output and the feed-forward for the trimmed rows, once forward and twice backward.
     assert_eq!(all.capacities, answers.capacities);
     let largest = all.capacities[0];
     let behind = 32 * 32 + 3 * 32 * 48;
@@ -170,7 +170,7 @@ fn the_last_layer_is_trimmed_where_the_head_reads_answers() {
         let (none, ..) = state(&[&many[..], asked].concat());
         assert!(none.starts_with("nothing to leave out"), "{none}");
     }
-    // A run that goes on trims what it began with, and one of before there was the switch does not.
+    // A resumed run keeps the trimming it began with, and a run from before the switch existed does not trim.
     let asked = config(&many);
     let of = |resolved: &Resolved| resolved.over(&asked).switches.data.last_layer;
     let mut resolved = Resolved::default();
@@ -180,7 +180,7 @@ fn the_last_layer_is_trimmed_where_the_head_reads_answers() {
     assert_eq!(of(&resolved), HeadRows::All);
 }
 
-/// Trees of five examples behind 34 tokens, of nine behind 33, and an example by itself.
+/// Trees of five examples after 34 tokens, of nine after 33, and a single example.
 const TREES: &str = "data.trees=[5,34,40,15, 1,0,20,10, 9,33,90,30]";
 
 #[test]
@@ -192,7 +192,7 @@ fn examples_that_share_a_prefix_give_the_gradients_they_give_alone() {
         &["micro_batch=12"][..],
         &["micro_batch=12", "head_rows=all"],
         &["micro_batch=12", "last_layer=all"],
-        // Plans that hold two examples: trees are cut, and each part has the prefix.
+        // Plans that hold two examples: trees are split, and each part contains the prefix.
         &["micro_batch=2"],
         &["micro_batch=2", "positions=learned"],
     ] {
@@ -269,7 +269,7 @@ fn train_in(config: &Config, dir: &Path, resume: Resume) -> Trained {
 }
 
 #[test]
-fn every_layout_trains_alike_and_says_what_it_computed() {
+fn every_layout_trains_alike_and_reports_what_it_computed() {
     let folder = tempfile::tempdir().expect("a folder");
     let trained: Vec<Trained> = LAYOUTS
         .iter()
@@ -305,7 +305,7 @@ fn every_layout_trains_alike_and_says_what_it_computed() {
 }
 
 #[test]
-fn a_run_on_examples_goes_on_exactly() {
+fn a_run_on_examples_resumes_exactly() {
     let layouts =
         [&["packing=auto"][..], &["length_buckets=on", "micro_batch=4"], &[TREES, "shared_prefix=on"]];
     for layout in layouts {
@@ -324,7 +324,7 @@ fn a_run_on_examples_goes_on_exactly() {
     }
 }
 
-/// Conversations and labelled pairs, through the whole loop: measured, arranged, trained in two layouts and gone on with.
+/// Conversations and labelled pairs in complete runs: measured, arranged, trained in two layouts and resumed.
 #[test]
 fn conversations_and_classes_are_trained_in_any_layout() {
     let chat = ["data.task=chat", "model.vocab=400", "model.context=96"];
@@ -374,7 +374,7 @@ fn a_measurement_makes_the_updates_of_the_run() {
 }
 
 #[test]
-fn auto_packs_what_is_unequal_and_leaves_equal_lengths_alone() {
+fn auto_packs_unequal_lengths_and_not_equal_ones() {
     let chosen = |config: &Config, switch: &str| {
         let compiled = compiled(config);
         let prepared = active::Prepared::settled(&compiled.settled);
@@ -394,13 +394,13 @@ fn auto_packs_what_is_unequal_and_leaves_equal_lengths_alone() {
     assert_eq!(packing, "off");
     assert!(why.starts_with("examples are about equally long: 1 plan of 48 tokens a row"), "{why}");
     assert_eq!(chosen(&equal, "length_buckets").0, "off");
-    // Only those who ask for it get updates of like lengths.
+    // Updates with examples of similar lengths are used only on request.
     assert_eq!(chosen(&config(&["length_buckets=on"]), "length_buckets").0, "on");
     assert_eq!(chosen(&config(&["length_buckets=on"]), "packing").0, "off");
 }
 
 #[test]
-fn what_cannot_be_laid_out_is_said() {
+fn unsupported_layouts_are_refused() {
     let refused = |overrides: &[&str]| {
         let words: Vec<String> = SMALL.iter().chain(overrides).map(|word| word.to_string()).collect();
         let resolved = recipes::resolve("tiny", &[], &words).map_err(|error| error.to_string());
@@ -408,7 +408,7 @@ fn what_cannot_be_laid_out_is_said() {
         made.expect_err("a refusal")
     };
     for (overrides, said) in [
-        (&["packing=on", "length_buckets=on"][..], "`length_buckets=on` has nothing to do with `packing=on`"),
+        (&["packing=on", "length_buckets=on"][..], "`length_buckets=on` has no effect with `packing=on`"),
         (&["data.mean_tokens=49"], "`data.mean_tokens` is 49 and must be from 2 to `model.context` = 48"),
         (&["data.mean_tokens=1"], "`data.mean_tokens` is 1 and must be"),
         (&["data.lengths=[5,0]"], "`data.lengths` has 0, and each must be from 1"),
@@ -417,13 +417,13 @@ fn what_cannot_be_laid_out_is_said() {
             &["shared_prefix=on", "model.window=8"],
             "`shared_prefix=on` needs layers that see every earlier token",
         ),
-        (&["data.trees=[2,30,1,1]"], "`data.trees` must have four numbers a tree"),
-        (&["data.trees=[2,30,9]"], "`data.trees` must have four numbers a tree"),
-        (&["data.path=a.txt"], "`data.mean_tokens` is of synthetic examples, and data.path is given"),
+        (&["data.trees=[2,30,1,1]"], "`data.trees` must have four numbers per tree"),
+        (&["data.trees=[2,30,9]"], "`data.trees` must have four numbers per tree"),
+        (&["data.path=a.txt"], "`data.mean_tokens` is for synthetic examples, and data.path is given"),
     ] {
         let got = refused(overrides);
         assert!(got.starts_with(said), "{overrides:?}: {got}");
     }
     let rows = recipes::resolve("tiny", &[], &["data.lengths=[5,9]".into()]).expect_err("rows of text");
-    assert!(rows.to_string().starts_with("`data.lengths` is of examples, and rows of text"), "{rows}");
+    assert!(rows.to_string().starts_with("`data.lengths` is for examples, and rows of text"), "{rows}");
 }

@@ -1,5 +1,5 @@
-//! The integration tests of the crate in one binary, because linking one for each file would take most of the time of a
-//! test run. A test sets nothing that belongs to the whole process.
+//! All integration tests of the crate in one binary, because linking one per file would take most of the time of a test run.
+//! Tests must not change process-wide state.
 
 mod accumulation;
 mod adapters;

@@ -1,4 +1,5 @@
-//! Muon: PyTorch's updates of matrices of every shape, whatever is merged or fused; what is AdamW's beside it; and that it learns.
+//! Muon: PyTorch's updates for matrices of every shape, whatever is merged or fused, AdamW's share of the parameters, and
+//! learning.
 
 use flatout_ir::interpreter::Interpreter;
 use flatout_ir::passes::{input_path, update};
@@ -25,7 +26,7 @@ fn names(fixture: &Fixture) -> Vec<(String, Vec<usize>)> {
     fixture.file.entries().iter().filter_map(of).collect()
 }
 
-/// A model whose gradients are its inputs: the loss is the sum of all weights times these.
+/// A model whose gradients are its inputs: the loss is the sum of all weights multiplied by these.
 fn model(names: &[(String, Vec<usize>)]) -> Graph {
     let b = Builder::new();
     let term = |(name, dims): &(String, Vec<usize>)| {
@@ -56,7 +57,7 @@ fn options(case: &str, names: &[(String, Vec<usize>)], base: Options) -> Options
     Options { precision, update, ..base }
 }
 
-/// Every weight after the first and the last of some updates.
+/// Every weight after the first and the last of several updates.
 fn updated(fixture: &mut Fixture, case: &str, base: Options, is_oracle: bool) -> Vec<(String, Vec<f32>)> {
     let names = names(fixture);
     let options = options(case, &names, base);
@@ -106,7 +107,7 @@ fn updated(fixture: &mut Fixture, case: &str, base: Options, is_oracle: bool) ->
     after
 }
 
-/// How far the changes of all weights are from the reference's, as a share of these: the largest.
+/// The largest relative distance of the changes of a weight from the reference's.
 fn farthest(case: &str, base: &Options, is_oracle: bool) -> f64 {
     let mut fixture = Fixture::tensors("muon");
     let mut farthest: f64 = 0.0;
@@ -121,8 +122,8 @@ fn farthest(case: &str, base: &Options, is_oracle: bool) -> f64 {
     farthest
 }
 
-/// With Newton-Schulz in f32, PyTorch's updates with it in f64. Changes are small beside weights, that of one which only decays most of
-/// all, so that the last bits of these show: others are within 3e-5.
+/// With Newton-Schulz in f32, PyTorch's updates with Newton-Schulz in f64. Changes are small relative to the weights, most of all
+/// for a weight that only decays, so the last bits of the weights matter there: others are within 3e-5.
 #[test]
 fn updates_are_pytorchs() {
     for case in ["f32.original", "f32.match_rms_adamw"] {
@@ -135,8 +136,8 @@ fn updates_are_pytorchs() {
     }
 }
 
-/// With Newton-Schulz in bf16, PyTorch's own within rounding, which each of five steps may triple: PyTorch's is up to 3% from the exact one on such
-/// matrices, and so is ours.
+/// With Newton-Schulz in bf16, PyTorch's within rounding, which each of five steps may triple: PyTorch's result is up to 3% from
+/// the exact one on such matrices, and so is ours.
 #[test]
 fn updates_in_bf16_are_pytorchs_within_rounding() {
     for case in ["bf16.original", "bf16.match_rms_adamw"] {
@@ -157,7 +158,8 @@ fn run(overrides: &[&str]) -> (Vec<f32>, Vec<u8>) {
     (losses, state)
 }
 
-/// Queries, keys and values are matrices of their own however they lie, and so are gates: only products over them are rounded otherwise.
+/// Queries, keys and values are updated as separate matrices whether or not they are merged, and so are gates: only products over
+/// merged matrices round differently.
 #[test]
 fn merged_weights_are_updated_as_if_apart() {
     for (precision, bound) in [("precision=fp32", 1e-4), ("precision=bf16", 5e-3)] {
@@ -172,7 +174,7 @@ fn merged_weights_are_updated_as_if_apart() {
 }
 
 #[test]
-fn state_is_one_momentum_by_a_name_of_its_own() {
+fn state_is_one_momentum_under_its_own_name() {
     for (state, bytes) in [("fp32", 4), ("bf16", 2)] {
         let config = config(&["optimizer.name=muon", &format!("optimizer.state={state}")]);
         let plans = compile::compile(&config, &cpu::target(2)).expect("plans").plans;
@@ -193,7 +195,7 @@ fn state_is_one_momentum_by_a_name_of_its_own() {
     }
 }
 
-/// Layers repeat, so Newton-Schulz takes three products a step for each of four shapes, however many layers there are.
+/// Layers repeat, so Newton-Schulz takes three products per step for each of four shapes, however many layers there are.
 #[test]
 fn equal_shapes_are_multiplied_together() {
     for layers in ["model.layers=2", "model.layers=5"] {
@@ -207,7 +209,7 @@ fn equal_shapes_are_multiplied_together() {
 }
 
 #[test]
-fn what_muon_cannot_train_is_refused() {
+fn settings_that_muon_cannot_train_are_refused() {
     let refused = |words: &[&str]| {
         let config = config(&[&["optimizer.name=muon"], words].concat());
         compile::compile(&config, &cpu::target(2)).expect_err("a refusal").to_string()
@@ -221,7 +223,7 @@ fn what_muon_cannot_train_is_refused() {
     assert!(refused.contains("none of them is trained here"), "{refused}");
 }
 
-/// At one learning rate Muon is below AdamW after as many updates.
+/// At one learning rate Muon reaches a lower loss than AdamW after the same number of updates.
 #[test]
 fn it_learns() {
     let last = |name: &str| {

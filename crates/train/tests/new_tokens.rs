@@ -1,5 +1,4 @@
-//! Tokens that a run adds to the tokeniser of a model: the tables that grow, how they are trained, and how both leave and come
-//! back.
+//! Tokens that a run adds to the tokeniser of a model: the tables that grow, their training, and export and import of both.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,27 +14,27 @@ use serde_json::Value;
 
 use crate::adapters::f32s;
 use crate::distance::relative;
-use crate::resume::goes_on_exactly;
+use crate::resume::resumes_exactly;
 use crate::small_run::{self, train_in};
 
 const TOKENS: &str = "data.new_tokens=['<tool>','</tool>']";
 const VOCAB: usize = 300;
 
-/// A folder with a text, a text that has the new tokens, and a model with a tokeniser that has not.
-struct Scene(tempfile::TempDir);
+/// A folder with a text, a text with the new tokens, and a model whose tokeniser lacks them.
+struct TestFolder(tempfile::TempDir);
 
-impl Scene {
-    fn new(tied: bool) -> Scene {
-        let scene = Scene(tempfile::tempdir().expect("a folder"));
+impl TestFolder {
+    fn new(tied: bool) -> TestFolder {
+        let folder = TestFolder(tempfile::tempdir().expect("a folder"));
         let plain: String = (0..400).map(|i| format!("the {} cats saw {i} birds.\n\n", i * 7 % 30)).collect();
         let tools = plain.replace("saw", "<tool>look up</tool> and saw");
-        fs::write(scene.at("plain.txt"), plain).expect("a text");
-        fs::write(scene.at("tools.txt"), tools).expect("a text");
-        let text = scene.word("data.path", "plain.txt");
+        fs::write(folder.at("plain.txt"), plain).expect("a text");
+        fs::write(folder.at("tools.txt"), tools).expect("a text");
+        let text = folder.word("data.path", "plain.txt");
         let (tied, vocab) = (format!("model.tied={tied}"), format!("model.vocab={VOCAB}"));
-        train_in(&scene.at("first"), &small_run::config(&[&text, &tied, &vocab, "train.steps=6"]), |_| {});
-        scene.export("first", "base", false);
-        scene
+        train_in(&folder.at("first"), &small_run::config(&[&text, &tied, &vocab, "train.steps=6"]), |_| {});
+        folder.export("first", "base", false);
+        folder
     }
 
     fn at(&self, name: &str) -> PathBuf {
@@ -46,7 +45,7 @@ impl Scene {
         format!("{key}={}", self.at(name).display())
     }
 
-    /// The words of a run on the text with new tokens that begins from a model.
+    /// The overrides of a run on the text with new tokens that begins from a model.
     fn words(&self, from: &str, more: &[&str]) -> Vec<String> {
         let own = [self.word("model.from", from), self.word("data.path", "tools.txt")];
         own.into_iter().chain(more.iter().map(|word| word.to_string())).collect()
@@ -69,7 +68,7 @@ impl Scene {
         serde_json::from_slice(&fs::read(self.at(path)).expect("a file")).expect("JSON")
     }
 
-    /// Logits of rows that have the new tokens.
+    /// Logits of rows with the new tokens.
     fn logits(&self, model: &str) -> Vec<f32> {
         let path = self.at("logits.safetensors");
         let mut loaded = Loaded::open(&self.at(model), &[]).expect("a model");
@@ -79,7 +78,7 @@ impl Scene {
     }
 }
 
-/// A table of the newest checkpoint of a run, or of a folder.
+/// A table of a folder, or of a run's newest checkpoint.
 fn table(model: &Path, name: &str) -> Vec<f32> {
     let place = Loaded::open(model, &[]).expect("a model").place;
     let state = place.join("state.safetensors");
@@ -89,13 +88,13 @@ fn table(model: &Path, name: &str) -> Vec<f32> {
 
 const STILL: [&str; 4] = ["train.steps=1", "lr=1e-30", "schedule.warmup_steps=0", "weight_decay=0"];
 
-/// Old rows are the model's, and new ones begin at the mean of them.
+/// Old rows are the model's, and new rows begin near their mean.
 #[test]
 fn tables_grow_around_the_mean_of_their_rows() {
-    let scene = Scene::new(false);
-    scene.train("still", &scene.words("base", &[&[TOKENS][..], &STILL].concat()));
+    let folder = TestFolder::new(false);
+    folder.train("still", &folder.words("base", &[&[TOKENS][..], &STILL].concat()));
     for (ours, theirs) in [("embed.weight", "model.embed_tokens.weight"), ("head.weight", "lm_head.weight")] {
-        let (grown, old) = (table(&scene.at("still"), ours), table(&scene.at("base"), theirs));
+        let (grown, old) = (table(&folder.at("still"), ours), table(&folder.at("base"), theirs));
         let width = old.len() / VOCAB;
         assert_eq!((grown.len(), &grown[..old.len()]), ((VOCAB + 2) * width, &old[..]));
         let mean =
@@ -106,14 +105,14 @@ fn tables_grow_around_the_mean_of_their_rows() {
     }
 }
 
-/// A model that is trained whole leaves with its tokens, and what begins from it, or from the run, has them.
+/// A fully trained model is exported with its tokens, and runs that begin from the export or from the run have them.
 #[test]
-fn a_model_that_grew_leaves_and_comes_back() {
-    let scene = Scene::new(true);
-    scene.train("run", &scene.words("base", &[TOKENS, "train.steps=6", "lr=1e-2"]));
-    scene.export("run", "out", false);
-    assert_eq!(scene.json("out/config.json")["vocab_size"], VOCAB + 2);
-    let added = scene.json("out/tokenizer.json")["added_tokens"].clone();
+fn a_model_that_grew_is_exported_and_read_back() {
+    let folder = TestFolder::new(true);
+    folder.train("run", &folder.words("base", &[TOKENS, "train.steps=6", "lr=1e-2"]));
+    folder.export("run", "out", false);
+    assert_eq!(folder.json("out/config.json")["vocab_size"], VOCAB + 2);
+    let added = folder.json("out/tokenizer.json")["added_tokens"].clone();
     let ids: Vec<(u64, &str)> = added
         .as_array()
         .expect("a list")
@@ -121,46 +120,46 @@ fn a_model_that_grew_leaves_and_comes_back() {
         .filter_map(|token| Some((token["id"].as_u64()?, token["content"].as_str()?)))
         .collect();
     assert!(ids.contains(&(300, "<tool>")) && ids.contains(&(301, "</tool>")), "{ids:?}");
-    let vocabulary = Vocabulary::load(&scene.at("out/tokenizer.json")).expect("a tokeniser");
+    let vocabulary = Vocabulary::load(&folder.at("out/tokenizer.json")).expect("a tokeniser");
     let tokens = vocabulary.encode("cats <tool>look</tool>").expect("tokens");
     assert!(tokens.contains(&300) && tokens.last() == Some(&301), "{tokens:?}");
     assert_eq!(vocabulary.decode(&tokens), "cats <tool>look</tool>");
-    assert_eq!(scene.logits("out"), scene.logits("run"));
+    assert_eq!(folder.logits("out"), folder.logits("run"));
 
-    scene.train("onward", &scene.words("run", &STILL));
-    assert_eq!(scene.logits("onward"), scene.logits("run"));
-    scene.export("onward", "again", false);
-    assert_eq!(scene.json("again/tokenizer.json"), scene.json("out/tokenizer.json"));
+    folder.train("onward", &folder.words("run", &STILL));
+    assert_eq!(folder.logits("onward"), folder.logits("run"));
+    folder.export("onward", "again", false);
+    assert_eq!(folder.json("again/tokenizer.json"), folder.json("out/tokenizer.json"));
 }
 
-/// Beside adapters the tables are trained whole, go out with them as PEFT has them, and come back to the bit.
+/// With adapters the tables are trained in full, exported in PEFT's layout, and imported to the bit.
 #[test]
-fn tables_that_grew_go_out_with_adapters() {
+fn tables_that_grew_are_exported_with_adapters() {
     for tied in [true, false] {
-        let scene = Scene::new(tied);
+        let folder = TestFolder::new(tied);
         let also = if tied { "adapter.also_train=embed" } else { "adapter.also_train=['embed','head']" };
         let tuned = [TOKENS, "adapter.kind=lora", "adapter.rank=2", also, "train.steps=6", "lr=1e-2"];
-        scene.train("run", &scene.words("base", &tuned));
-        let files = scene.export("run", "apart", true);
+        folder.train("run", &folder.words("base", &tuned));
+        let files = folder.export("run", "apart", true);
         assert!(files.contains(&"tokenizer.json".to_string()), "{files:?}");
-        let config = scene.json("apart/adapter_config.json");
+        let config = folder.json("apart/adapter_config.json");
         assert_eq!(config["modules_to_save"], serde_json::json!(["lm_head", "model.embed_tokens"]));
-        let from = scene.word("adapter.from", "apart");
-        scene.train("again", &scene.words("base", &[&[TOKENS, from.as_str(), also][..], &STILL].concat()));
-        assert_eq!(scene.logits("again"), scene.logits("run"), "tied {tied}");
-        scene.export("run", "merged", false);
-        let off = relative(&scene.logits("merged"), &scene.logits("run"));
+        let from = folder.word("adapter.from", "apart");
+        folder.train("again", &folder.words("base", &[&[TOKENS, from.as_str(), also][..], &STILL].concat()));
+        assert_eq!(folder.logits("again"), folder.logits("run"), "tied {tied}");
+        folder.export("run", "merged", false);
+        let off = relative(&folder.logits("merged"), &folder.logits("run"));
         assert!(off < 1e-5, "tied {tied}: off by {off:.1e}");
         if tied {
-            // Tensors of a head that was trained apart.
-            let path = scene.at("apart/adapter_model.safetensors");
+            // The tensors of a head that was trained separately.
+            let path = folder.at("apart/adapter_model.safetensors");
             let mut bytes = fs::read(&path).expect("tensors");
             let header = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("eight bytes")) as usize;
             let json: Value = serde_json::from_slice(&bytes[8..header]).expect("a header");
             let at = json["base_model.model.lm_head.weight"]["data_offsets"][0].as_u64().expect("a place");
             bytes[header + at as usize] ^= 1;
             fs::write(&path, bytes).expect("tensors");
-            let words = scene.words("base", &[&[TOKENS, from.as_str(), also][..], &STILL].concat());
+            let words = folder.words("base", &[&[TOKENS, from.as_str(), also][..], &STILL].concat());
             let words: Vec<&str> = words.iter().map(String::as_str).collect();
             let config = small_run::config(&words);
             let refused = begun(&config).expect_err("a refusal");
@@ -169,7 +168,7 @@ fn tables_that_grew_go_out_with_adapters() {
     }
 }
 
-/// Opens a session and writes the weights that the config begins with; the error is its sentence.
+/// Opens a session and writes the initial weights of the config; the error is the message.
 fn begun(config: &flatout_train::Config) -> Result<(), String> {
     let target = flatout_runtime::cpu::target(2);
     let compiled = flatout_train::resolve::compile::compile(config, &target).expect("plans");
@@ -179,23 +178,23 @@ fn begun(config: &flatout_train::Config) -> Result<(), String> {
 }
 
 #[test]
-fn runs_that_grow_go_on_exactly() {
-    let scene = Scene::new(true);
+fn runs_that_grow_resume_exactly() {
+    let folder = TestFolder::new(true);
     let words =
-        scene.words("base", &[TOKENS, "adapter.kind=lora", "adapter.also_train=embed", "precision=bf16"]);
-    goes_on_exactly(&words.iter().map(String::as_str).collect::<Vec<_>>());
+        folder.words("base", &[TOKENS, "adapter.kind=lora", "adapter.also_train=embed", "precision=bf16"]);
+    resumes_exactly(&words.iter().map(String::as_str).collect::<Vec<_>>());
 }
 
-/// Labelled texts, whose number of classes the data says, grow a model too.
+/// Models of labelled texts, whose number of classes comes from the data, can grow too.
 #[test]
 fn models_of_classes_grow() {
-    let scene = Scene::new(true);
+    let folder = TestFolder::new(true);
     let rows: String = (0..20)
         .map(|i| format!("{{\"text\": \"<tool>cats {i}</tool>\", \"label\": \"{}\"}}\n", ["a", "b"][i % 2]))
         .collect();
-    fs::write(scene.at("labelled.jsonl"), rows).expect("texts");
-    let path = scene.word("data.path", "labelled.jsonl");
-    let words = scene.words("base", &[TOKENS, "data.task=classes", "model.head=classes", &path]);
+    fs::write(folder.at("labelled.jsonl"), rows).expect("texts");
+    let path = folder.word("data.path", "labelled.jsonl");
+    let words = folder.words("base", &[TOKENS, "data.task=classes", "model.head=classes", &path]);
     let config = recipes::resolve("tiny", &[], &words).expect("a config");
     assert_eq!((config.model.vocab(), config.model.classes()), (Some(VOCAB + 2), Some(2)));
 }
@@ -203,11 +202,11 @@ fn models_of_classes_grow() {
 /// The config of a run has the vocabulary that its model grew to.
 #[test]
 fn a_run_with_new_tokens_starts_again_from_its_own_config() {
-    let scene = Scene::new(false);
-    scene.train("run", &scene.words("base", &[TOKENS, "train.steps=1", "schedule.warmup_steps=0"]));
-    let own = scene.at("run").join("config.toml");
+    let folder = TestFolder::new(false);
+    folder.train("run", &folder.words("base", &[TOKENS, "train.steps=1", "schedule.warmup_steps=0"]));
+    let own = folder.at("run").join("config.toml");
     let own = own.to_str().expect("a path");
-    let first = Loaded::open(&scene.at("run"), &[]).expect("a run").config;
+    let first = Loaded::open(&folder.at("run"), &[]).expect("a run").config;
     let again = recipes::resolve(own, &[], &[]).expect("the same config");
     assert_eq!((again.model.vocab(), again.model), (Some(VOCAB + 2), first.model));
     let other = recipes::resolve(own, &[], &["model.vocab=310".into()]).expect_err("another vocabulary").0;
@@ -216,25 +215,25 @@ fn a_run_with_new_tokens_starts_again_from_its_own_config() {
 
 #[test]
 fn new_tokens_that_cannot_be_are_refused() {
-    let scene = Scene::new(false);
+    let folder = TestFolder::new(false);
     let refused = |more: &[&str], part: &str| {
-        let sentence = recipes::resolve("tiny", &[], &scene.words("base", more)).expect_err(part).0;
+        let sentence = recipes::resolve("tiny", &[], &folder.words("base", more)).expect_err(part).0;
         assert!(sentence.contains(part), "{sentence}");
     };
     refused(&["data.new_tokens=['<tool>','the']"], "\"the\", which the tokeniser has already as token");
     refused(&["data.new_tokens=['<a>','<a>']"], "data.new_tokens has \"<a>\" twice");
-    refused(&["data.new_tokens=[' ']"], "a token without a letter");
+    refused(&["data.new_tokens=[' ']"], "a blank token");
     refused(&[TOKENS, "train.freeze=embed"], "`train.freeze` names `embed.weight`");
     refused(&[TOKENS, "adapter.kind=lora"], "name embed in adapter.also_train");
     refused(&[TOKENS, "adapter.kind=lora", "adapter.also_train=embed"], "name head in adapter.also_train");
     let words = ["data.new_tokens=['<a>']", "model.value_embeddings=1", "model.tied=false"].map(String::from);
-    let files = [scene.word("data.path", "plain.txt"), scene.word("data.tokenizer", "base/tokenizer.json")];
+    let files = [folder.word("data.path", "plain.txt"), folder.word("data.tokenizer", "base/tokenizer.json")];
     let sentence = recipes::resolve("tiny", &[], &[&words[..], &files].concat()).expect_err("tables").0;
-    assert!(sentence.contains("tables of learned values cannot grow"), "{sentence}");
-    let alone = ["data.new_tokens=['<a>']", &scene.word("data.path", "tools.txt")].map(String::from);
+    assert!(sentence.contains("value embeddings cannot grow"), "{sentence}");
+    let alone = ["data.new_tokens=['<a>']", &folder.word("data.path", "tools.txt")].map(String::from);
     let sentence = recipes::resolve("tiny", &[], &alone).expect_err("no tokeniser").0;
     assert!(sentence.contains("there is no tokeniser to add them to"), "{sentence}");
-    let synthetic = [&alone[..1], &[scene.word("model.from", "base")]].concat();
+    let synthetic = [&alone[..1], &[folder.word("model.from", "base")]].concat();
     let sentence = recipes::resolve("tiny", &[], &synthetic).expect_err("no text").0;
     assert!(sentence.contains("the synthetic source reads no file"), "{sentence}");
 }

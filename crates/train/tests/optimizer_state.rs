@@ -1,5 +1,5 @@
-//! Moments in fewer bytes: the losses of f32 moments within half a percent, the bytes that are saved, and everything that
-//! is bitwise with f32 moments bitwise with these.
+//! Moments in fewer bytes: losses within half a percent of those with f32 moments, the memory saved, and the same bitwise
+//! guarantees as with f32 moments.
 
 use std::path::Path;
 
@@ -39,8 +39,8 @@ fn losses_with_slow_second_moments_stay_within_half_a_percent() {
     losses_stay_near("optimizer.betas=[0.9,0.999]");
 }
 
-/// A decoder that learns most of what it can, three times. A single run leaves its course by other roundings, up to 0.3% either
-/// way; what moments do to the loss is the mean.
+/// Trains a decoder nearly to convergence with three seeds. Different rounding changes a single run by up to 0.3% in either
+/// direction; the effect of moments is visible in the mean.
 fn losses_stay_near(betas: &str) {
     const SEEDS: usize = 3;
     let trained = |state: &str, seed: usize| {
@@ -58,9 +58,9 @@ fn losses_stay_near(betas: &str) {
     }
 }
 
-/// Cutting an update, and loader threads, change no bit of losses or state.
+/// Splitting an update and loader threads change no bit of losses or state.
 #[test]
-fn what_is_bitwise_stays_so() {
+fn bitwise_guarantees_hold() {
     for kind in KINDS {
         let of = |more: &[&str]| {
             run(&config(&[&[kind, "model.dropout=0.1", "train.micro_batch=4"], more].concat()))
@@ -72,7 +72,7 @@ fn what_is_bitwise_stays_so() {
     }
 }
 
-/// Memory as `plan` prints it: bytes of the category `optimizer` a parameter.
+/// Memory as `plan` prints it: bytes of the category `optimizer` per parameter.
 #[test]
 fn memory_falls_as_planned() {
     let bytes = |state: &str| {

@@ -1,8 +1,8 @@
-//! `tiny` trained on packed rows with its documents masked from each other learns what it would from the documents one
-//! by one: the whole gradient of a step, at the first weights and after some updates.
+//! `tiny` trained on packed rows with masked documents learns the same as from the documents one by one: compares the whole
+//! gradient of a step, with the first weights and after some updates.
 //!
-//! One by one means that: a plan whose sequence is exactly the document, without padding, a neighbour or a mask, run
-//! once a document. The gradients of its runs are added up here.
+//! One by one means a plan whose sequence is exactly the document, without padding, a neighbour or a mask, run once per document.
+//! The gradients of these runs are added up here.
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ use flatout_train::weights::initial;
 
 use crate::distance::relative;
 
-/// On the L2 distance of the whole gradient, and of every tensor of it.
+/// Bound on the L2 distance of the whole gradient, and of each of its tensors.
 const BOUND: f64 = 1e-5;
 const UPDATES: usize = 12;
 const THREADS: usize = 2;
@@ -54,7 +54,7 @@ fn write(session: &mut Session, rows: &Rows, from: usize, len: usize) {
     session.write_f32(&at("weights"), &rows.weights[part]).expect("weights");
 }
 
-/// The plans `train` runs, fed as it feeds them; leaves the gradients of the rows in their sums.
+/// Runs the plans of `train` with its inputs, and leaves the gradients of the rows in their sums.
 fn packed(session: &mut Session, rows: &Rows, micro_batch: usize) {
     let at = |name: &str| input_path(Role::GRAD, name);
     let capacity = session.plans().slot(&at("segment_start")).expect("documents are masked").ty.elements();
@@ -73,7 +73,7 @@ fn packed(session: &mut Session, rows: &Rows, micro_batch: usize) {
     }
 }
 
-/// The same sums from one run a document, at the weights of `of`.
+/// The same sums from one run per document, with the weights of session `of`.
 fn one_by_one(model: &DecoderConfig, rows: &Rows, of: &Session) -> Sums {
     let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
     for (row, segments) in rows.segments.iter().enumerate() {
@@ -116,7 +116,7 @@ fn assert_equal(got: &Sums, want: &Sums, what: &str) {
 }
 
 #[test]
-fn tiny_learns_from_packed_documents_what_it_learns_from_each_alone() {
+fn tiny_learns_the_same_from_packed_and_single_documents() {
     let overrides = ["data.document_mask=true", "precision=fp32", "eval.rows=0"].map(String::from);
     let config = recipes::resolve("tiny", &[], &overrides).expect("a config");
     let model = config.model.decoder();
@@ -144,7 +144,7 @@ fn tiny_learns_from_packed_documents_what_it_learns_from_each_alone() {
             let want = one_by_one(model, &rows, &session);
             assert_equal(&got, &want, &format!("{documents} documents after {update} updates"));
             if update == 0 {
-                // The comparison notices documents that see each other.
+                // The comparison notices documents that attend to each other.
                 let whole = Segment { start: 0, len: rows.context as u32 };
                 let joined = Rows { segments: vec![vec![whole]; rows.count()], ..rows };
                 let (mut session, mut other) = (begin(), Sums::new());

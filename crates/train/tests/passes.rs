@@ -1,5 +1,5 @@
-//! Effects of switches and passes on numbers, memory and reports: fifty losses with every value of every switch, a pass
-//! left out that the report of what is active must notice, and regions whose insides own no memory.
+//! Effects of switches and passes on numbers, memory and reports: fifty losses with every value of every switch, a disabled pass
+//! that the report of active switches must notice, and regions whose inner values take no memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,11 +15,11 @@ use flatout_train::switches::{AttentionKernel, Autotune, Class, Switch, TABLE};
 
 use crate::small_run::{STEPS, config, train_in};
 
-/// The model of the fifty losses: dropout, so that recomputing has something to draw again, and a learning rate at
-/// which roundings stay roundings.
+/// The model of the fifty losses: with dropout, so that recomputation must draw the same numbers again, and a learning rate at
+/// which rounding errors are not amplified.
 const MODEL: [&str; 3] = ["model.dropout=0.1", "train.micro_batch=4", "optimizer.lr=1e-3"];
 
-/// Every value of a switch that runs here and gives other plans, precision apart.
+/// Every value of a switch that runs here and gives other plans, except precision.
 const SETTINGS: [&str; 15] = [
     "attention=naive",
     "fuse.qkv=off",
@@ -46,7 +46,7 @@ fn losses(setting: Option<&str>) -> Vec<f32> {
     steps.iter().map(|step| step.loss).collect()
 }
 
-/// The active switches with a setting; `None` where it cannot run here.
+/// The active switches with a setting; `None` if it cannot run here.
 fn compiled(setting: Option<&str>) -> Option<BTreeMap<String, String>> {
     let overrides: Vec<&str> = MODEL.into_iter().chain(setting).collect();
     let compiled = compile::compile(&config(&overrides), &compile::target()).ok()?;
@@ -54,7 +54,7 @@ fn compiled(setting: Option<&str>) -> Option<BTreeMap<String, String>> {
 }
 
 #[test]
-fn every_switch_keeps_fifty_losses_as_its_class_says() {
+fn every_switch_keeps_fifty_losses_within_its_equivalence_class() {
     let default = compiled(None).expect("the default runs");
     let base = losses(None);
     assert!(
@@ -69,7 +69,7 @@ fn every_switch_keeps_fifty_losses_as_its_class_says() {
         let Switch { name, class, .. } = switch;
         for value in switch.values() {
             let setting = format!("switches.{name}={value}");
-            // A setting that cannot run or changes nothing that is compiled has no numbers of its own.
+            // A setting that cannot run or does not change the plans is skipped.
             if compiled(Some(&setting)).is_none_or(|active| active == default) {
                 continue;
             }
@@ -87,7 +87,7 @@ fn every_switch_keeps_fifty_losses_as_its_class_says() {
     assert_eq!(compared, wanted);
 }
 
-/// In bf16 roundings are larger, and so is the bound. Twenty updates, as they are measured.
+/// In bf16 rounding errors are larger, and so is the bound. Twenty updates, as in measurements.
 #[test]
 fn every_switch_keeps_the_losses_of_a_bf16_run() {
     let bench = |setting: Option<&str>| {
@@ -152,7 +152,7 @@ fn a_pass_that_did_not_run_is_noticed() {
     ];
     for (pass, switch, with, without) in cases {
         assert_eq!(whole[switch], with, "{switch} with every pass");
-        // Patterns also clear away what merging leaves, so without them nothing is merged.
+        // Patterns also remove what merging leaves behind, so without them nothing is merged.
         let merges = pass != "patterns";
         let sabotaged = plans(&Options {
             skip_pass: Some(pass),
@@ -169,7 +169,7 @@ fn a_pass_that_did_not_run_is_noticed() {
 }
 
 #[test]
-fn every_model_compiles_to_what_its_switches_ask_for() {
+fn every_model_compiles_to_its_switches() {
     let models = [
         "norm=rms",
         "norm=layer",
@@ -194,7 +194,7 @@ fn every_model_compiles_to_what_its_switches_ask_for() {
     let mut refused = vec![];
     for (model, setting) in models.iter().flat_map(|m| settings.iter().map(move |s| (m, s))) {
         let overrides: Vec<&str> = model.split(' ').chain(setting.split(' ')).collect();
-        // Compiling ends with a check of the report against what was asked for.
+        // Compiling ends with a check of the report against the request.
         if let Err(failure) = compile::compile(&config(&overrides), &compile::target()) {
             refused.push(format!("{model} {setting}: {failure}"));
         }
@@ -225,7 +225,7 @@ fn the_insides_of_regions_own_no_memory() {
     println!("{regions} regions with {} values inside", inside.len());
     assert!(regions > 0 && !inside.is_empty());
 
-    // Every one of these values has a buffer where regions are left out, and nothing else has one more.
+    // Each of these values has a buffer if regions are left out, and no other buffer is added.
     let transient = |plans: &PlanSet| plans.transients(plans.largest_plan()).count();
     assert_eq!(transient(&without) - transient(&with), inside.len());
     let writes = |plans: &PlanSet, key: u64| {

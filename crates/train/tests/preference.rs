@@ -1,4 +1,4 @@
-//! Losses that compare answers against PyTorch in f64 and ten steps of TRL's DPOTrainer, in every layout. `make_preference.py`
+//! Compares preference losses with PyTorch in f64 and with ten steps of TRL's DPOTrainer, in every layout. `make_preference.py`
 //! beside the fixtures made them.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use flatout_train::resolve::arranged::eval_layout;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::tasks::batch::{Draw, Inputs};
 use flatout_train::tasks::examples::shares_prefixes;
-use flatout_train::tasks::preference::{Compared, Scores, Side};
+use flatout_train::tasks::preference::{AnswerSplit, Compared, Scores};
 use flatout_train::training::update::{accumulate, apply, collect};
 use flatout_train::training::{baseline, reference};
 use flatout_train::weights::initial;
@@ -26,11 +26,11 @@ use flatout_train::weights::initial;
 use crate::distance::relative;
 use crate::fixture::Fixture;
 
-/// Largest relative L2 distance of any tensor.
+/// The largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
 const THREADS: usize = 2;
 
-/// Every way to lay pairs out: behind their prompt, apart, in rows, at once and one by one.
+/// All layouts of pairs: with a shared prompt, apart, in rows, all at once and one by one.
 const LAYOUTS: [&[&str]; 6] = [
     &["micro_batch=4"],
     &["micro_batch=1"],
@@ -54,7 +54,7 @@ const SMALL: [&str; 11] = [
     "optimizer.clip=0",
 ];
 
-/// Pairs of a fixture: the chosen answer behind its prompt, then the rejected one. Judged answers are the same, one by one,
+/// Pairs of a fixture: the chosen answer after its prompt, then the rejected one. Judged answers are the same answers one by one,
 /// of which the chosen ones are wanted.
 fn table(fixture: &mut Fixture, scope: &str, is_paired: bool) -> ExampleTable {
     let [tokens, lengths, prompts] =
@@ -72,7 +72,7 @@ fn table(fixture: &mut Fixture, scope: &str, is_paired: bool) -> ExampleTable {
     table
 }
 
-/// A config of the fixture's model that is laid out for a table's examples.
+/// A config of the fixture's model, with capacities for a table's examples.
 fn config(overrides: &[&str], table: &mut ExampleTable) -> Config {
     let words: Vec<String> = SMALL.iter().chain(overrides).map(|word| word.to_string()).collect();
     let mut config = recipes::resolve("tiny", &[], &words).expect("a config");
@@ -88,7 +88,7 @@ fn config(overrides: &[&str], table: &mut ExampleTable) -> Config {
     config
 }
 
-struct Begun {
+struct PairSession {
     session: Session,
     updates: Updates,
     inputs: Vec<Inputs>,
@@ -97,7 +97,7 @@ struct Begun {
 }
 
 /// A session with the fixture's weights, and the updates of its pairs.
-fn begin(config: &Config, table: ExampleTable) -> Begun {
+fn begin(config: &Config, table: ExampleTable) -> PairSession {
     let compiled = compile(config, &cpu::target(THREADS)).expect("plans");
     let mut session = Session::new(compiled.plans.clone(), THREADS).expect("a session");
     let mut llama = Fixture::open("llama");
@@ -123,30 +123,30 @@ fn begin(config: &Config, table: ExampleTable) -> Begun {
     let updates = Updates::new(table, options, start).expect("updates");
     let inputs = compiled.plans.grads().enumerate();
     let inputs = inputs.map(|(shape, _)| Inputs::of(&compiled.plans, Role::Grad(shape))).collect();
-    Begun { session, updates, inputs, compared, compiled }
+    PairSession { session, updates, inputs, compared, compiled }
 }
 
-impl Begun {
-    /// Gradients of the next update.
+impl PairSession {
+    /// Accumulates the gradients of the next update.
     fn accumulate(&mut self, config: &Config) {
         let parts = self.updates.next_update().parts;
         let numbers: Vec<usize> = parts.iter().flat_map(|part| part.numbers.clone()).collect();
         let layout = self.layout(config);
-        baseline::take(&mut self.session, &self.compared, Side::Train, &numbers, Some(&layout))
+        baseline::take(&mut self.session, &self.compared, AnswerSplit::Train, &numbers, Some(&layout))
             .expect("a baseline");
         for part in parts {
             let (role, inputs) = (Role::Grad(part.shape), &self.inputs[part.shape]);
-            let batch = self.compared.batch(role, Side::Train, part, inputs).expect("a batch");
+            let batch = self.compared.batch(role, AnswerSplit::Train, part, inputs).expect("a batch");
             accumulate(&mut self.session, &batch, Draw::default()).expect("gradients");
         }
     }
 
-    /// How the plan `eval` is laid out.
+    /// The layout of the plan `eval`.
     fn layout(&self, config: &Config) -> Layout {
         eval_layout(config, self.compiled.settled.arrangement.as_ref().expect("examples are arranged"))
     }
 
-    /// Scores all answers by the session's own weights.
+    /// Scores all answers with the session's own weights.
     fn score(&mut self, config: &Config) -> Scores {
         let layout = self.layout(config);
         reference::score(&mut self.session, &self.compared, &layout, &mut |_| {}).expect("scores")
@@ -186,17 +186,17 @@ fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
     let mut table = table(&mut fixture, "", is_paired);
     let config = config(overrides, &mut table);
     let units = table.units() as f32;
-    let mut begun = begin(&config, table);
+    let mut pairs = begin(&config, table);
     if config.has_reference() {
-        // The model gives what PyTorch's gives.
-        let own = begun.score(&config).0;
+        // The model's log-probabilities equal PyTorch's.
+        let own = pairs.score(&config).0;
         let off = relative(&own[0], &fixture.f32s("logp"));
         assert!(off < BOUND, "{overrides:?}: log-probabilities are off by {off:.1e}");
         let mismatched = if is_paired { vec![] } else { vec![fixture.f32s("kto.mismatched"), vec![]] };
-        begun.compared.give(Scores([vec![fixture.f32s("reference"), vec![]], mismatched].concat()));
+        pairs.compared.give(Scores([vec![fixture.f32s("reference"), vec![]], mismatched].concat()));
     }
-    begun.accumulate(&config);
-    let read = |path: &str| begun.session.read_f32(path).expect("a sum");
+    pairs.accumulate(&config);
+    let read = |path: &str| pairs.session.read_f32(path).expect("a sum");
     assert_eq!(read(WEIGHT_SUM), [units]);
     let off = relative(&read(LOSS_SUM), &fixture.f32s(&format!("{name}.loss")));
     assert!(off < BOUND, "{overrides:?}: the loss is off by {off:.1e}");
@@ -213,8 +213,8 @@ fn equals_pytorch(name: &str, overrides: &[&str], is_paired: bool) {
     }
 }
 
-/// The reference is the model itself at the first step: the loss is log 2 and no answer is preferred yet. Then AdamW goes the
-/// way it goes for TRL.
+/// At the first step the reference is the model itself: the loss is log 2 and no answer is preferred yet. The following AdamW
+/// steps equal TRL's.
 #[test]
 fn ten_steps_are_trls() {
     let mut fixture = Fixture::tensors("preference");
@@ -223,13 +223,13 @@ fn ten_steps_are_trls() {
     for layout in LAYOUTS {
         let mut table = table(&mut fixture, "steps.", true);
         let config = config(layout, &mut table);
-        let mut begun = begin(&config, table);
-        let scores = begun.score(&config);
-        begun.compared.give(scores);
+        let mut pairs = begin(&config, table);
+        let scores = pairs.score(&config);
+        pairs.compared.give(scores);
         for (step, wanted) in wanted.iter().enumerate() {
-            begun.accumulate(&config);
-            let posted = apply(&mut begun.session, &[1e-3]).expect("an update");
-            let results = collect(&mut begun.session, posted).expect("results");
+            pairs.accumulate(&config);
+            let posted = apply(&mut pairs.session, &[1e-3]).expect("an update");
+            let results = collect(&mut pairs.session, posted).expect("results");
             let rewards = results.rewards.expect("rewards");
             if step == 0 {
                 assert!((results.loss as f64 - 2f64.ln()).abs() < 1e-6, "{layout:?}: {}", results.loss);
@@ -239,7 +239,7 @@ fn ten_steps_are_trls() {
             let off = (results.loss - wanted).abs();
             assert!(off < 1e-5, "{layout:?}, step {}: {} is not {wanted}", step + 1, results.loss);
             assert!(step < 3 || rewards.reward_accuracy == 1.0, "{rewards:?}");
-            // Named sums come to the same whatever the split.
+            // Named sums do not depend on the split.
             if rewards_of_first.len() <= step {
                 rewards_of_first.push(rewards);
             }

@@ -1,4 +1,4 @@
-//! Runs that learn preferences: where they begin, how they go on, what they are compared with, and that they learn.
+//! Runs that learn preferences: their beginning, resuming, the reference, and learning.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +41,7 @@ fn rewards(step: &Step) -> RewardMetrics {
     *step.metrics.as_ref().and_then(Metrics::rewards).expect("rewards")
 }
 
-/// The reference's scores as a run keeps them.
+/// The reference scores that a run stored.
 fn scores(run: &Path) -> Vec<Vec<u8>> {
     let file = TensorFile::open(&run.join("reference.safetensors")).expect("scores");
     let read = |name: &String| {
@@ -52,7 +52,7 @@ fn scores(run: &Path) -> Vec<Vec<u8>> {
     file.entries().keys().filter(|name| *name != "key").map(read).collect()
 }
 
-/// The reference is the model as training begins: nothing is preferred yet.
+/// The reference is the model at the start of training: nothing is preferred yet.
 #[test]
 fn the_first_loss_is_the_logarithm_of_2() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -70,7 +70,7 @@ fn the_first_loss_is_the_logarithm_of_2() {
         assert!(rewards(&steps[0]).reward_margin.abs() < 1e-5, "{name}: {:?}", rewards(&steps[0]));
         assert!(steps[1].loss != steps[0].loss, "{name}: the second step is another");
     }
-    // A fresh adapter adds nothing, so that the reference is the model without it; layouts differ in their last bits.
+    // A fresh adapter adds nothing, so the reference is the model without it; layouts differ in their last bits.
     let [all, lora, apart] = ["all", "lora", "apart"].map(|name| scores(&folder.path().join(name)));
     let values = |bytes: &[Vec<u8>]| -> Vec<f32> {
         let words = bytes.iter().flat_map(|side| side.chunks_exact(4));
@@ -81,8 +81,8 @@ fn the_first_loss_is_the_logarithm_of_2() {
     assert!(off < 1e-6, "{off:.1e}");
 }
 
-/// Trains without a break, takes the directory as it is once a step is saved, and trains that to the end.
-fn goes_on_exactly(overrides: &[&str]) {
+/// Trains without a break, copies the directory as it is once a step is saved, and resumes the copy to the end.
+fn resumes_exactly(overrides: &[&str]) {
     let folder = tempfile::tempdir().expect("a folder");
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let often = ["train.steps=12", "checkpoint.every=6", "checkpoint.keep=3", "eval.every=6"];
@@ -128,15 +128,15 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn resumed_runs_end_in_the_same_bits() {
-    goes_on_exactly(&["model.dropout=0.1", "train.micro_batch=2"]);
-    goes_on_exactly(&["adapter.kind=lora", "preference.loss=ipo", "precision=bf16"]);
-    goes_on_exactly(&["preference.loss=orpo"]);
-    goes_on_exactly(&["preference.loss=kto", "train.micro_batch=2"]);
+    resumes_exactly(&["model.dropout=0.1", "train.micro_batch=2"]);
+    resumes_exactly(&["adapter.kind=lora", "preference.loss=ipo", "precision=bf16"]);
+    resumes_exactly(&["preference.loss=orpo"]);
+    resumes_exactly(&["preference.loss=kto", "train.micro_batch=2"]);
 }
 
-/// Scores are read again as they were computed, to the bit; a file of other answers, or a missing one, ends the run.
+/// Stored scores equal the computed ones to the bit; a file with scores of other answers, or a missing file, ends the run.
 #[test]
-fn a_run_that_goes_on_reads_the_reference() {
+fn a_resumed_run_reads_the_stored_reference_scores() {
     let folder = tempfile::tempdir().expect("a folder");
     let [one, other] = ["one", "other"].map(|name| folder.path().join(name));
     let config = config(&["train.steps=3", "checkpoint.every=0"]);
@@ -144,7 +144,7 @@ fn a_run_that_goes_on_reads_the_reference() {
     train_in(&other, &config, |_| {});
     let kept = fs::read(one.join("reference.safetensors")).expect("scores");
     assert!(kept == fs::read(other.join("reference.safetensors")).expect("scores"), "computed twice");
-    // A life that was killed in the reference pass left a run without scores and without a checkpoint.
+    // A process that was killed in the reference pass left a run without scores and without a checkpoint.
     fs::remove_file(other.join("reference.safetensors")).expect("gone");
     fs::remove_dir_all(other.join("checkpoints")).expect("gone");
     let again = train_in(&other, &config, |_| {});
@@ -166,7 +166,7 @@ fn a_run_that_goes_on_reads_the_reference() {
     assert!(sentence.contains("belongs to other answers"), "{sentence}");
 }
 
-/// Why a run does not go on.
+/// The error with which a run refuses to resume.
 fn refused(dir: &Path, config: &Config) -> String {
     use flatout_train::run::signal::StopFlag;
     use flatout_train::run::{Resume, Run};
@@ -180,7 +180,7 @@ fn refused(dir: &Path, config: &Config) -> String {
     }
 }
 
-/// Another run is the reference: its scores are those it gives itself, and the first loss is not log 2 then.
+/// Another run is the reference: its scores equal those it has for itself, and the first loss is not log 2.
 #[test]
 fn another_model_can_be_the_reference() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -190,7 +190,7 @@ fn another_model_can_be_the_reference() {
     let tokenizer = format!("data.tokenizer={}", base.join("tokenizer.json").display());
     let begin = format!("model.from={}", base.display());
     let named = format!("preference.reference={}", base.display());
-    // A run that begins from the other, and one that is only compared with it.
+    // A run that begins from the other run, and one that is only compared with it.
     train_in(&from, &config(&[&few[..], &[&begin, &tokenizer]].concat()), |_| {});
     let steps = train_in(&own, &config(&[&few[..], &[&named, &tokenizer, "train.seed=0"]].concat()), |_| {});
     assert_eq!(scores(&own), scores(&from));
@@ -202,7 +202,7 @@ fn another_model_can_be_the_reference() {
     assert!(sentence.contains("nowhere does not exist"), "{sentence}");
 }
 
-/// `flatout eval` of a run gives what its last evaluation gave.
+/// `flatout eval` of a run gives the results of its last evaluation.
 #[test]
 fn a_run_is_evaluated_as_it_was_in_training() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -226,7 +226,7 @@ fn a_run_is_evaluated_as_it_was_in_training() {
     }
 }
 
-/// Every loss moves the rewards apart on the pairs it learns.
+/// Every loss increases the reward margin on the pairs it learns.
 #[test]
 fn every_loss_learns() {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,4 +1,4 @@
-//! Every recipe on several ranks: exchanges where they stand and at the last moment give the same state, to the bit.
+//! Every recipe on several ranks: exchanges that run immediately and at the last moment give the same state, to the bit.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use flatout_train::resolve::compile::{Compiled, compile};
 
 use crate::small_recipe::{different, small, target};
 
-/// A recipe with all that ranks exchange in its plans, on GPUs whose links let the number of buckets be chosen.
+/// A recipe with all kinds of exchanges in its plans, on GPUs with known links, so that the number of buckets is chosen.
 fn compiled(recipe: &str, ranks: usize, shard: Shard, overlap: &str) -> Compiled {
     let words = [
         "train.batch=8".to_string(),
@@ -28,8 +28,8 @@ fn compiled(recipe: &str, ranks: usize, shard: Shard, overlap: &str) -> Compiled
 /// The roles whose plans may exchange, in the order of an update.
 const ROLES: [Role; 5] = [Role::Derive, Role::GRAD, Role::Apply, Role::Average, Role::Eval];
 
-/// The state of all ranks after copies are made, gradients where ranks add them there, an update, and averages are gathered. Values
-/// are drawn for every slot.
+/// The state of all ranks after weights are copied, gradients are computed where ranks add them, an update, and averages are
+/// gathered. Every slot begins with random values.
 fn state(plans: &PlanSet, mut run: Interpreter) -> Vec<Vec<f64>> {
     let ranks = plans.mesh.ranks();
     for (number, slot) in plans.slots.iter().enumerate().filter(|(_, slot)| !slot.is_whole) {
@@ -48,10 +48,10 @@ fn state(plans: &PlanSet, mut run: Interpreter) -> Vec<Vec<f64>> {
     roots.flat_map(|slot| (0..ranks).map(|rank| run.get_at(rank, &slot.path)).collect::<Vec<_>>()).collect()
 }
 
-/// Elements of all ranks' state that the oracle gets through in a moment.
+/// Elements of all ranks' state that the oracle processes quickly.
 const MOST_ELEMENTS: usize = 1 << 21;
 
-/// Of each recipe as many ranks as the oracle has time for.
+/// Uses as many ranks for each recipe as the oracle has time for.
 #[test]
 fn late_exchanges_change_nothing_in_any_recipe() {
     let (mut beside, mut seen) = (0, BTreeSet::new());
@@ -66,7 +66,7 @@ fn late_exchanges_change_nothing_in_any_recipe() {
             let plans = compiled(recipe, of_recipe, shard, "on").plans;
             let what = format!("{recipe} on {of_recipe} ranks with shard={}", shard.name());
             let eager = state(&plans, Interpreter::new(plans.clone()));
-            // NaN is not equal to itself: bits are compared.
+            // NaN does not equal itself, so bits are compared.
             let bits = |state: Vec<Vec<f64>>| -> Vec<Vec<u64>> {
                 state.into_iter().map(|slot| slot.into_iter().map(f64::to_bits).collect()).collect()
             };

@@ -1,5 +1,5 @@
-//! Learning rates by group: a parameter moves by the rate of its own group and of no other, whatever moments are kept in and
-//! however the update is cut.
+//! Learning rates by group: a parameter moves only by the rate of its own group, whatever the type of its moments and the split
+//! of the update.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use flatout_train::run::checkpoint::{Entry, TensorFile};
 
 use crate::small_run::{config, train_in};
 
-/// One update without clipping, in which a parameter's new value depends on nothing but its own gradient and rate.
+/// One update without clipping, in which a parameter's new value depends only on its own gradient and rate.
 const ONE: [&str; 6] = [
     "train.steps=1",
     "schedule.warmup_steps=0",
@@ -18,10 +18,10 @@ const ONE: [&str; 6] = [
     "train.freeze=**.ffn_norm",
     "lr=1e-3",
 ];
-/// Groups that part no weights which share an input: those would no longer be one product, and round otherwise.
+/// Groups that do not separate weights with a common input: those would no longer be one product, and round differently.
 const GROUPS: &str = "train.groups=[{paths=['embed'],lr=1e-2},{paths=['**.wo'],lr=1e-4,weight_decay=0.5},{paths=['layers.1.ffn'],lr_scale=0.5}]";
 
-/// The parameters behind one update, by name.
+/// The parameters after one update, by name.
 fn trained(overrides: &[&str]) -> BTreeMap<String, Vec<u8>> {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path().join("run");
@@ -61,7 +61,7 @@ fn every_group_moves_by_its_own_rate() {
     assert!(table["embed.weight"] != base["embed.weight"], "rates are not idle");
 }
 
-/// A rate of its own costs what a factor of its own costs: a region, and no launch to fetch the rate.
+/// A separate rate costs as much as a separate factor: a region, and no launch to fetch the rate.
 #[test]
 fn rates_are_read_where_the_host_writes_them() {
     let launches = |groups: &str| {

@@ -1,5 +1,5 @@
-//! A run that stops at step 25 of 50 and goes on ends as the unbroken run does, to the bit; and nothing depends on the
-//! number of loader threads.
+//! A run that stops at step 25 of 50 and resumes equals the unbroken run to the bit; and nothing depends on the number of loader
+//! threads.
 
 use std::fs;
 use std::path::Path;
@@ -13,95 +13,95 @@ const STOP: u64 = 25;
 
 #[test]
 fn resumed_runs_end_in_the_same_bits() {
-    goes_on_exactly(&[]);
+    resumes_exactly(&[]);
 }
 
 #[test]
 fn with_dropout_and_micro_batches() {
-    goes_on_exactly(&["model.dropout=0.1", "train.micro_batch=2"]);
+    resumes_exactly(&["model.dropout=0.1", "train.micro_batch=2"]);
 }
 
 #[test]
 fn in_bf16_with_evaluation() {
-    goes_on_exactly(&["precision=bf16", "eval.rows=4", "eval.every=10"]);
+    resumes_exactly(&["precision=bf16", "eval.rows=4", "eval.every=10"]);
 }
 
-/// The scales of a step come from the steps before it, which a checkpoint must bring along.
+/// The scales of a step come from previous steps, so a checkpoint must contain them.
 #[test]
 fn in_fp8_with_delayed_scales() {
-    goes_on_exactly(&["precision=fp8", "fp8.scaling=delayed", "train.micro_batch=4", "eval.rows=4"]);
+    resumes_exactly(&["precision=fp8", "fp8.scaling=delayed", "train.micro_batch=4", "eval.rows=4"]);
 }
 
 #[test]
 fn with_lora_and_dropout() {
-    goes_on_exactly(&["adapter.kind=lora", "adapter.dropout=0.1", "train.micro_batch=2"]);
+    resumes_exactly(&["adapter.kind=lora", "adapter.dropout=0.1", "train.micro_batch=2"]);
 }
 
 #[test]
-fn with_lora_beside_the_embedding_and_the_head() {
+fn with_lora_of_the_embedding_and_the_head() {
     let ends = "adapter.paths=['layers','embed','head']";
-    goes_on_exactly(&["adapter.kind=lora", ends, "adapter.dropout=0.1", "precision=bf16", "eval.rows=4"]);
+    resumes_exactly(&["adapter.kind=lora", ends, "adapter.dropout=0.1", "precision=bf16", "eval.rows=4"]);
     let narrow = ["adapter.kind=lora", ends, "adapter.rank=16", "precision=fp8", "model.tied=false"];
-    goes_on_exactly(&[&narrow[..], &["train.micro_batch=4"]].concat());
+    resumes_exactly(&[&narrow[..], &["train.micro_batch=4"]].concat());
 }
 
-/// The norms of rows are derived again, to the bit.
+/// Row norms are recomputed, to the bit.
 #[test]
 fn with_dora_in_bf16() {
-    goes_on_exactly(&["adapter.kind=dora", "precision=bf16", "eval.rows=4", "adapter.also_train=norm"]);
+    resumes_exactly(&["adapter.kind=dora", "precision=bf16", "eval.rows=4", "adapter.also_train=norm"]);
 }
 
-/// The base is quantised again, from what it was made of, to the same codes.
+/// The base is quantised again, from the same source, to the same codes.
 #[test]
-fn with_lora_and_dora_beside_a_base_in_four_bits() {
-    goes_on_exactly(&["adapter.kind=lora", "base=nf4", "adapter.dropout=0.1", "train.micro_batch=2"]);
-    goes_on_exactly(&["adapter.kind=dora", "base=nf4", "precision=bf16", "eval.rows=4", "recompute=full"]);
-    goes_on_exactly(&["train.freeze=[layers.0]", "base=nf4", "train.ema=0.9"]);
+fn with_lora_and_dora_and_a_base_in_four_bits() {
+    resumes_exactly(&["adapter.kind=lora", "base=nf4", "adapter.dropout=0.1", "train.micro_batch=2"]);
+    resumes_exactly(&["adapter.kind=dora", "base=nf4", "precision=bf16", "eval.rows=4", "recompute=full"]);
+    resumes_exactly(&["train.freeze=[layers.0]", "base=nf4", "train.ema=0.9"]);
 }
 
 #[test]
-fn with_lora_and_dora_beside_a_base_in_eight_bits() {
+fn with_lora_and_dora_and_a_base_in_eight_bits() {
     let lora = ["adapter.kind=lora", "adapter.rank=16", "base=fp8"];
-    goes_on_exactly(&[&lora[..], &["precision=fp8", "train.micro_batch=4", "adapter.dropout=0.1"]].concat());
-    goes_on_exactly(&["adapter.kind=dora", "base=fp8", "precision=bf16", "eval.rows=4", "recompute=full"]);
-    goes_on_exactly(&["train.freeze=[layers.0]", "base=fp8", "train.ema=0.9"]);
+    resumes_exactly(&[&lora[..], &["precision=fp8", "train.micro_batch=4", "adapter.dropout=0.1"]].concat());
+    resumes_exactly(&["adapter.kind=dora", "base=fp8", "precision=bf16", "eval.rows=4", "recompute=full"]);
+    resumes_exactly(&["train.freeze=[layers.0]", "base=fp8", "train.ema=0.9"]);
 }
 
 #[test]
-fn with_dora_beside_weights_in_8_bits() {
-    goes_on_exactly(&["adapter.kind=dora", "adapter.rank=16", "precision=fp8", "train.micro_batch=4"]);
+fn with_dora_and_products_in_8_bits() {
+    resumes_exactly(&["adapter.kind=dora", "adapter.rank=16", "precision=fp8", "train.micro_batch=4"]);
 }
 
 #[test]
 fn with_moments_in_bf16() {
-    goes_on_exactly(&["optimizer.state=bf16", "fuse.optimizer=off"]);
+    resumes_exactly(&["optimizer.state=bf16", "fuse.optimizer=off"]);
 }
 
 #[test]
 fn with_moments_in_eight_bits() {
-    goes_on_exactly(&["optimizer.state=int8", "precision=bf16"]);
+    resumes_exactly(&["optimizer.state=int8", "precision=bf16"]);
 }
 
 #[test]
 fn with_averages_of_the_weights() {
-    goes_on_exactly(&["train.ema=0.9", "precision=bf16", "eval.rows=4", "eval.every=10"]);
+    resumes_exactly(&["train.ema=0.9", "precision=bf16", "eval.rows=4", "eval.every=10"]);
 }
 
 #[test]
 fn with_muon_and_averages() {
-    goes_on_exactly(&["optimizer.name=muon", "train.ema=0.9", "train.micro_batch=4", "eval.rows=4"]);
+    resumes_exactly(&["optimizer.name=muon", "train.ema=0.9", "train.micro_batch=4", "eval.rows=4"]);
 }
 
 #[test]
 fn with_muon_in_bf16() {
-    goes_on_exactly(&["optimizer.name=muon", "optimizer.state=bf16", "precision=bf16"]);
+    resumes_exactly(&["optimizer.name=muon", "optimizer.state=bf16", "precision=bf16"]);
 }
 
-/// The options of `gpt2-speedrun`: learned values, first outputs of zero, capped logits, and a schedule of windows that changes in the
-/// middle of either half.
+/// The options of `gpt2-speedrun`: learned values, first outputs of zero, capped logits, and a window schedule that changes in
+/// the middle of either half.
 #[test]
 fn with_learned_values_and_a_schedule_of_windows() {
-    goes_on_exactly(&[
+    resumes_exactly(&[
         "optimizer.name=muon",
         "model.value_embeddings=1",
         "model.tied=false",
@@ -118,10 +118,10 @@ fn with_learned_values_and_a_schedule_of_windows() {
     ]);
 }
 
-/// Rates of their own by group: the schedule goes on where it was, for each of them.
+/// Separate rates by group: the schedule of each continues where it was.
 #[test]
 fn with_learning_rates_by_group() {
-    let steps = goes_on_exactly(&[
+    let steps = resumes_exactly(&[
         "lr=1e-4",
         "schedule.name=converge",
         "schedule.final_lr=1e-3",
@@ -141,7 +141,7 @@ fn with_learning_rates_by_group() {
 
 #[test]
 fn with_documents_apart() {
-    goes_on_exactly(&["data.document_mask=true", "recompute=full"]);
+    resumes_exactly(&["data.document_mask=true", "recompute=full"]);
 }
 
 #[test]
@@ -149,12 +149,12 @@ fn on_text_over_several_epochs() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = text(folder.path());
     let steps =
-        goes_on_exactly(&[&format!("data.path={path}"), "data.held_out=0", "data.document_mask=true"]);
+        resumes_exactly(&[&format!("data.path={path}"), "data.held_out=0", "data.document_mask=true"]);
     let epoch = |i: usize| steps[i].epoch;
     assert!(epoch(49) > 2.0 && epoch(24) > 0.5 && epoch(24) < epoch(49), "{} {}", epoch(24), epoch(49));
 }
 
-/// Text of a few thousand tokens.
+/// A text of a few thousand tokens.
 fn text(folder: &Path) -> String {
     let words =
         ["a river", "the hill", "some rain", "one stone", "falls on", "runs over", "and then", "below"];
@@ -165,8 +165,8 @@ fn text(folder: &Path) -> String {
     path.display().to_string()
 }
 
-/// Trains without a break, takes the directory as it is once step 25 is saved, and trains that to the end.
-pub fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
+/// Trains without a break, copies the directory as it is once step 25 is saved, and resumes the copy to the end.
+pub fn resumes_exactly(overrides: &[&str]) -> Vec<Step> {
     let folder = tempfile::tempdir().expect("a folder");
     let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
     let every = ["checkpoint.every=25"];
@@ -197,7 +197,7 @@ pub fn goes_on_exactly(overrides: &[&str]) -> Vec<Step> {
     unbroken
 }
 
-/// A step line without what a clock decides.
+/// A step line without the fields that depend on a clock.
 fn untimed(step: &Step) -> Step {
     let rates = Step { step_ms: 0.0, tokens_per_second: 0.0, samples_per_second: 0.0, ..step.clone() };
     Step { time: 0.0, of_predicted: None, data_wait_ms: None, ..rates }

@@ -1,5 +1,5 @@
-//! Samples that a run takes at its evaluations: texts are those of `generate`, predictions those of the evaluation, and training does not
-//! know of them.
+//! Samples that a run takes at its evaluations: texts equal those of `generate`, predictions those of the evaluation, and
+//! training is unaffected.
 
 use std::fs;
 use std::path::Path;
@@ -51,15 +51,15 @@ fn writes_what_is_generated(more: &[&str]) {
     let steps: Vec<u64> = samples.iter().map(|sample| sample.step).collect();
     assert_eq!(steps, [20, 20, 40, 40, 50, 50], "{more:?}");
     let mut generator = Generator::open(&dir, &Device::cpu()).unwrap();
-    let how = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 12 };
+    let sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 12 };
     for sample in &samples[4..] {
-        let whole = generator.generate(&sample.prompt, how, |_| {}).unwrap();
+        let whole = generator.generate(&sample.prompt, sampling, |_| {}).unwrap();
         assert_eq!(format!("{}{}", sample.prompt, sample.text.as_deref().unwrap()), whole, "{more:?}");
     }
 }
 
 #[test]
-fn samples_are_what_generate_writes_and_change_no_bit() {
+fn samples_equal_generate_and_change_no_bit() {
     writes_what_is_generated(&[]);
 }
 
@@ -69,12 +69,12 @@ fn samples_are_of_the_average_where_it_is_evaluated() {
 }
 
 #[test]
-fn samples_beside_adapters() {
+fn samples_with_adapters() {
     writes_what_is_generated(&["adapter.kind=lora", "adapter.dropout=0.1", "train.micro_batch=2"]);
 }
 
 #[test]
-fn a_run_that_goes_on_takes_the_same_samples() {
+fn a_resumed_run_takes_the_same_samples() {
     let folder = tempfile::tempdir().unwrap();
     let whole = config(
         &[
@@ -90,14 +90,14 @@ fn a_run_that_goes_on_takes_the_same_samples() {
     steps.extend(more);
     assert_eq!(losses(&steps), losses(&unbroken));
     assert_eq!(later, samples[2..]);
-    // Whoever goes on may ask for others, or for none.
+    // A resumed run may ask for other samples, or for none.
     let (_, none) =
         trained(&broken, &whole.with(&["train.steps=60".into(), "samples.prompts=[]".into()]).unwrap());
     assert!(none.is_empty());
 }
 
 #[test]
-fn plans_have_room_for_samples_only_where_they_are_asked_for() {
+fn plans_have_capacity_for_samples_only_on_request() {
     let plans = |words: &[&str]| {
         compile::compile(&config(&[&EVALUATED, words].concat()), &compile::target()).unwrap().plans
     };
@@ -108,13 +108,13 @@ fn plans_have_room_for_samples_only_where_they_are_asked_for() {
         plans.slots.iter().filter(|slot| slot.class == Class::Cache).map(|slot| slot.ty.bytes()).sum()
     };
     assert_eq!(cache(&without), 0);
-    // Keys and values of two layers with one head of 16 in f32, for what begins a text, a prompt of 19 bytes and 8 tokens.
+    // Keys and values of two layers with one head of 16 in f32, for a BOS token, a prompt of 19 bytes and 8 tokens.
     assert_eq!(cache(&with), 2 * 2 * 16 * (1 + 19 + 8) * 4);
     assert!(with.arena_bytes >= without.arena_bytes + cache(&with));
 }
 
 #[test]
-fn bad_wishes_are_sentences() {
+fn invalid_sample_settings_are_refused() {
     let refused = |words: &[&str]| {
         let words: Vec<String> = EVALUATED.iter().chain(words).map(|word| word.to_string()).collect();
         recipes::resolve("tiny", &[], &words).unwrap_err().to_string()
@@ -146,7 +146,7 @@ fn bad_wishes_are_sentences() {
     assert!(sentence.starts_with("`samples.prompts`: The word \"xylophone\" is not one of"), "{sentence}");
 }
 
-/// With as many samples as are evaluated, the share of right ones is the accuracy of the evaluation.
+/// With a sample for every evaluated row, the share of right ones is the accuracy of the evaluation.
 fn predictions(dir: &Path, config: &Config) -> Vec<Sample> {
     let (mut accuracies, mut samples) = (vec![], vec![]);
     train_in(dir, config, |event| match event {
@@ -170,7 +170,7 @@ fn predictions(dir: &Path, config: &Config) -> Vec<Sample> {
 }
 
 #[test]
-fn images_are_logged_with_what_they_are_taken_for() {
+fn images_are_logged_with_their_predictions() {
     let folder = tempfile::tempdir().unwrap();
     let small = [
         "model.width=32",
@@ -205,7 +205,7 @@ fn images_are_logged_with_what_they_are_taken_for() {
 }
 
 #[test]
-fn texts_are_logged_with_what_they_are_taken_for() {
+fn texts_are_logged_with_their_predictions() {
     let folder = tempfile::tempdir().unwrap();
     let words = [
         "data.task=classes",

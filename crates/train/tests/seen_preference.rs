@@ -1,5 +1,5 @@
-//! Preferences about images and frames: ten steps of DPO on Qwen3-VL as PyTorch makes them, gradients of pairs behind their
-//! prompt and apart, where runs begin, how they go on, what they keep, and a frame that does not decode.
+//! Preferences about images and frames: ten steps of DPO on Qwen3-VL equal PyTorch's, gradients of pairs with a shared prompt
+//! equal those apart, and tests of where runs begin, resuming, stored scores, and a frame that cannot be decoded.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -38,11 +38,11 @@ use crate::foveated_run;
 use crate::small_run::train_in;
 use crate::vl_golden::Golden;
 
-/// On the L2 distance of every tensor of the gradient.
+/// Bound on the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
 const THREADS: usize = 2;
 
-/// Recipes of both kinds of models that see, with sizes that make a run take a moment.
+/// Recipes of both kinds of vision models, with sizes that make a run short.
 const IMAGES: (&str, &[&str]) = ("qwen3-vl-2b-dpo", &["model.width=32", "model.ffn=48", "model.layers=2"]);
 const FRAMES: (&str, &[&str]) = ("fvlm-135m-dpo", &foveated_run::SIZES);
 
@@ -66,21 +66,21 @@ fn config((recipe, sizes): (&str, &[&str]), overrides: &[&str]) -> Config {
     recipes::resolve(recipe, &["small".into()], &words).expect("a config")
 }
 
-/// A session over some pairs, with what feeds it.
-struct Begun<'d> {
+/// A session for some pairs, with the source of its batches.
+struct PairSession<'d> {
     data: &'d Examples,
     session: Session,
     source: Box<dyn BatchSource>,
 }
 
-impl Begun<'_> {
-    /// Compiles for the data, lets `write` set the weights, and scores all answers by them.
+impl PairSession<'_> {
+    /// Compiles for the data, lets `write` set the weights, and scores all answers with them.
     fn new<'d>(
         asked: &Config,
         data: &'d Examples,
         seed: u64,
         write: &dyn Fn(&mut Session),
-    ) -> (Begun<'d>, Vec<f32>) {
+    ) -> (PairSession<'d>, Vec<f32>) {
         let mut resolved = Resolved::default();
         data.measure(asked, &mut resolved);
         let config = resolved.over(asked);
@@ -94,10 +94,10 @@ impl Begun<'_> {
         let of_training = scores.0[0].clone();
         compared.give(scores);
         let source = data.source(&config, compiled.feeding(), None).expect("a source");
-        (Begun { data, session, source }, of_training)
+        (PairSession { data, session, source }, of_training)
     }
 
-    /// Sums the gradients of the next update, and gives the number of its micro-batches.
+    /// Sums the gradients of the next update, and returns its number of micro-batches.
     fn accumulate(&mut self) -> usize {
         self.source.begin_update();
         let mut parts = 0;
@@ -110,7 +110,7 @@ impl Begun<'_> {
     }
 }
 
-/// The pairs of the fixture about its images, in place of those that are drawn.
+/// The fixture's pairs about its images, in place of synthetic ones.
 fn golden_pairs(small: &Config, config: &Config, fixture: &mut Fixture) -> Examples {
     let drawn = examples::read(small, None, &mut |_| {}).expect("examples");
     let patching =
@@ -155,7 +155,8 @@ fn golden_pairs(small: &Config, config: &Config, fixture: &mut Fixture) -> Examp
     Examples { train, held_out, images, compared: Some(compared), ..drawn }
 }
 
-/// Log-probabilities, the gradient of the first step, and the losses of ten. `make_vl_preference.py` beside the fixture made them.
+/// Log-probabilities, the gradient of the first step, and the losses of ten. `make_vl_preference.py` beside the fixture made
+/// them.
 #[test]
 fn ten_steps_about_images_are_pytorchs() {
     let mut fixture = Fixture::tensors("vl-preference");
@@ -177,16 +178,16 @@ fn ten_steps_about_images_are_pytorchs() {
                 session.write_f32(&path, &values).expect("a weight");
             }
         };
-        let (mut begun, scores) = Begun::new(&asked, &data, 1, &weights);
+        let (mut pairs, scores) = PairSession::new(&asked, &data, 1, &weights);
         let off = relative(&scores, &logp);
         assert!(off < BOUND, "{layout:?}: log-probabilities are off by {off:.1e}");
         for (step, wanted) in wanted.iter().enumerate() {
-            begun.accumulate();
+            pairs.accumulate();
             if step == 0 {
-                check_gradients(&begun.session, &golden, &mut fixture, layout);
+                check_gradients(&pairs.session, &golden, &mut fixture, layout);
             }
-            let posted = apply(&mut begun.session, &[1e-3]).expect("an update");
-            let results = collect(&mut begun.session, posted).expect("results");
+            let posted = apply(&mut pairs.session, &[1e-3]).expect("an update");
+            let results = collect(&mut pairs.session, posted).expect("results");
             let off = (results.loss - wanted).abs();
             let bound = if step == 0 { 1e-6 } else { 1e-5 };
             assert!(off < bound, "{layout:?}, step {}: {} is not {wanted}", step + 1, results.loss);
@@ -194,7 +195,7 @@ fn ten_steps_about_images_are_pytorchs() {
     }
 }
 
-/// The gradients of a step against those of the fixture, which are of the mean over pairs.
+/// Compares the gradients of a step with the fixture's, which are those of the mean over pairs.
 fn check_gradients(session: &Session, golden: &Golden, fixture: &mut Fixture, layout: &[&str]) {
     let mut theirs: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     let pairs = session.read_f32(WEIGHT_SUM).expect("a sum")[0] as f64;
@@ -211,27 +212,27 @@ fn check_gradients(session: &Session, golden: &Golden, fixture: &mut Fixture, la
     }
 }
 
-/// The sums of one update of 40 drawn pairs, and the number of its micro-batches.
+/// The sums of one update of 40 synthetic pairs, and its number of micro-batches.
 fn update(kind: (&str, &[&str]), overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize) {
-    // The gradients of both answers in the tower nearly cancel, and rounding would be a larger share of what is left: so the chosen
-    // one's own loss is learned beside it.
+    // The gradients of both answers nearly cancel in the tower, where rounding would be a larger share of the rest: so the chosen
+    // answer's own loss is learned too.
     let fixed = ["train.batch=40", "eval.rows=0", "preference.sft=1"];
     let asked = config(kind, &[overrides, &fixed].concat());
     let data = examples::read(&asked, None, &mut |_| {}).expect("pairs");
-    let (mut begun, _) = Begun::new(&asked, &data, 3, &|_| {});
-    let parts = begun.accumulate();
-    let slots = begun.session.plans().slots.iter();
+    let (mut pairs, _) = PairSession::new(&asked, &data, 3, &|_| {});
+    let parts = pairs.accumulate();
+    let slots = pairs.session.plans().slots.iter();
     let trained = slots.filter(|slot| slot.class == flatout_ir::Class::Weight && !slot.is_whole);
     // A shift of all keys changes no softmax: the gradient of their biases is rounding.
     let trained = trained.filter(|slot| !slot.path.contains("wk_bias"));
     let paths: Vec<String> = trained.map(|slot| gradient_path(&slot.path)).collect();
     let paths = paths.into_iter().chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
-    (paths.map(|path| (path.clone(), begun.session.read_f32(&path).expect("a sum"))).collect(), parts)
+    (paths.map(|path| (path.clone(), pairs.session.read_f32(&path).expect("a sum"))).collect(), parts)
 }
 
-/// Both answers behind one prompt, whose image or frames are looked into once, learn what they learn apart.
+/// Both answers after one shared prompt, whose image or frames are encoded once, give the gradients that they give apart.
 #[test]
-fn gradients_behind_one_prompt_are_those_of_the_answers_apart() {
+fn gradients_with_a_shared_prompt_equal_those_of_separate_answers() {
     for kind in [IMAGES, FRAMES] {
         let (want, most) =
             update(kind, &["shared_prefix=off", "micro_batch=1", "head_rows=all", "recompute=none"]);
@@ -260,7 +261,7 @@ fn rewards(step: &Step) -> RewardMetrics {
     *step.metrics.as_ref().and_then(Metrics::rewards).expect("rewards")
 }
 
-/// The reference is the model as training begins: nothing is preferred yet.
+/// The reference is the model at the start of training: nothing is preferred yet.
 #[test]
 fn the_first_loss_is_the_logarithm_of_2() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -278,21 +279,21 @@ fn the_first_loss_is_the_logarithm_of_2() {
     for (kind, name, more) in cases {
         let run = folder.path().join(name);
         let steps = train_in(&run, &config(kind, more), |_| {});
-        // A judged answer that gained nothing costs a half.
+        // A judged answer without a gain has a loss of one half.
         let wanted = if name == "kto" { 0.5 } else { 2f64.ln() };
         let off = (steps[0].loss as f64 - wanted).abs();
         assert!(off < 1e-6, "{name}: {} is off by {off:.1e}", steps[0].loss);
         assert!(rewards(&steps[0]).reward_margin.abs() < 1e-5, "{name}: {:?}", rewards(&steps[0]));
         assert!(steps[1].loss != steps[0].loss, "{name}: the second step is another");
     }
-    // A fresh adapter adds nothing, so that the reference is the model without it.
+    // A fresh adapter adds nothing, so the reference is the model without it.
     let [whole, lora] = ["images", "lora"].map(|name| folder.path().join(name).join("reference.safetensors"));
     assert!(fs::read(whole).expect("scores") == fs::read(lora).expect("scores"));
 }
 
-/// A run that goes on reads the reference that it kept, and ends in the same bits; so does an evaluation of it.
+/// A resumed run reads the stored reference scores and ends with the same bits; so does an evaluation of it.
 #[test]
-fn runs_go_on_exactly_with_the_reference_they_kept() {
+fn runs_resume_exactly_with_stored_reference_scores() {
     for kind in [IMAGES, FRAMES] {
         let folder = tempfile::tempdir().expect("a folder");
         let (whole, broken) = (folder.path().join("whole"), folder.path().join("broken"));
@@ -313,7 +314,7 @@ fn runs_go_on_exactly_with_the_reference_they_kept() {
         let file = |run: &Path, name: &str| fs::read(run.join(name)).expect("a file");
         let state = "checkpoints/step-8/state.safetensors";
         assert!(file(&whole, state) == file(&broken, state), "{}: the weights differ", kind.0);
-        // Scores from the disk are the computed ones to the bit: nothing was written again.
+        // Stored scores equal the computed ones to the bit: nothing was written again.
         assert!(
             file(&broken, "reference.safetensors") == kept && file(&whole, "reference.safetensors") == kept
         );
@@ -328,9 +329,9 @@ fn runs_go_on_exactly_with_the_reference_they_kept() {
     }
 }
 
-/// A pair about a frame that does not decode counts nothing, in the reference and in the loss.
+/// A pair about a frame that cannot be decoded has no weight, in the reference and in the loss.
 #[test]
-fn a_broken_frame_leaves_its_pair_out() {
+fn a_pair_with_a_broken_frame_is_left_out() {
     let folder = tempfile::tempdir().expect("a folder");
     let image = include_bytes!("../../data/tests/pictures/rgb.png");
     let mut members = vec![];
@@ -358,9 +359,9 @@ fn a_broken_frame_leaves_its_pair_out() {
         assert!(warnings.iter().any(|said| said.contains("pairs.tar, byte")), "{layout}: {warnings:?}");
         let asked = config(FRAMES, &words);
         let data = examples::read(&asked, None, &mut |_| {}).expect("pairs");
-        let (mut begun, scores) = Begun::new(&asked, &data, 1, &|_| {});
+        let (mut pairs, scores) = PairSession::new(&asked, &data, 1, &|_| {});
         assert_eq!(scores.iter().filter(|score| **score == 0.0).count(), 2, "{layout}: {scores:?}");
-        begun.accumulate();
-        assert_eq!(begun.session.read_f32(WEIGHT_SUM).expect("a sum"), [7.0], "{layout}");
+        pairs.accumulate();
+        assert_eq!(pairs.session.read_f32(WEIGHT_SUM).expect("a sum"), [7.0], "{layout}");
     }
 }

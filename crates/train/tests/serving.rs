@@ -1,4 +1,4 @@
-//! Requests that come at any time get the tokens and log-probabilities that they get alone, to the bit.
+//! Requests that arrive at any time get the tokens and log-probabilities that they get alone, to the bit.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -34,9 +34,9 @@ fn tokens(seed: u32, count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| random::philox([i, seed, 0, 0], [5, 5])[0] % 200).collect()
 }
 
-/// All that a request was given.
+/// Everything that a request received.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Given {
+struct Response {
     echoed: Vec<Told>,
     text: String,
     tokens: Vec<Told>,
@@ -44,9 +44,9 @@ struct Given {
     finish: Option<Finish>,
 }
 
-impl Given {
+impl Response {
     fn take(&mut self, news: Progress) {
-        assert_eq!(self.finish, None, "nothing comes behind the end");
+        assert_eq!(self.finish, None, "nothing comes after the end");
         self.echoed.extend(news.echoed);
         self.text += &news.text;
         self.tokens.extend(news.tokens);
@@ -55,29 +55,30 @@ impl Given {
     }
 }
 
-fn alone(generator: &mut Generator, request: &Request) -> Given {
-    let mut given = Given::default();
+fn alone(generator: &mut Generator, request: &Request) -> Response {
+    let mut response = Response::default();
     let id = generator.submit(request.clone()).expect("a request");
     while generator.is_busy() {
         for news in generator.advance().expect("a run") {
             assert_eq!(news.id, id);
-            given.take(news);
+            response.take(news);
         }
     }
-    given
+    response
 }
 
-/// Texts do not end with the token that ends a document.
+/// Prevents texts from ending with the token that ends a document.
 fn endless() -> Adjustments {
     Adjustments { bias: vec![(EOS, -100.0)], ..Adjustments::default() }
 }
 
-/// Requests of every kind: long and short prompts, hot and cold, with and without log-probabilities, text, scored prompts.
+/// Requests of every kind: long and short prompts, low and high temperatures, with and without log-probabilities, text, scored
+/// prompts.
 fn requests() -> Vec<Request> {
     let lengths = [1, 2, 17, 63, 64, 65, 120, 130, 159, 160, 40, 9];
     let request = |(number, length): (usize, usize)| {
         let temperature = [0.0, 0.7, 1.0][number % 3];
-        let how = Sampling {
+        let sampling = Sampling {
             temperature,
             top_k: [0, 20][number % 2],
             top_p: [1.0, 0.9][number % 2],
@@ -90,62 +91,62 @@ fn requests() -> Vec<Request> {
             text: (number % 2 == 0).then(Vec::new),
             copy: (number % 2) as u32,
             adjustments: Adjustments { frequency: [0.0, 0.4][number / 4 % 2], ..endless() },
-            ..Request::new(tokens(number as u32, length).into(), how)
+            ..Request::new(tokens(number as u32, length).into(), sampling)
         }
     };
     lengths.into_iter().enumerate().map(request).collect()
 }
 
 #[test]
-fn what_a_request_gets_does_not_depend_on_the_others() {
+fn results_of_a_request_do_not_depend_on_other_requests() {
     let folder = trained();
     let requests = requests();
-    // Arrivals by chance: several at once, some while others are read or continued, more than there are lanes.
+    // Random arrivals: several at once, some while others are read or continued, more than there are lanes.
     for (seed, lanes) in [(1, 3), (2, 3), (3, 2), (4, 7), (5, 12)] {
         let mut generator = serving(folder.path(), lanes);
-        let wanted: Vec<Given> = requests.iter().map(|request| alone(&mut generator, request)).collect();
-        assert!(wanted.iter().all(|given| given.finish.is_some()));
-        assert!(wanted.iter().any(|given| given.tokens.len() >= 30), "some are long");
+        let wanted: Vec<Response> = requests.iter().map(|request| alone(&mut generator, request)).collect();
+        assert!(wanted.iter().all(|response| response.finish.is_some()));
+        assert!(wanted.iter().any(|response| response.tokens.len() >= 30), "some are long");
         let mut order: Vec<usize> = (0..requests.len()).collect();
         order.sort_by_key(|number| random::philox([*number as u32, seed, 1, 0], [9, 9])[0]);
         let mut coming = order.into_iter().peekable();
-        let mut given: BTreeMap<u64, (usize, Given)> = BTreeMap::new();
+        let mut response: BTreeMap<u64, (usize, Response)> = BTreeMap::new();
         let mut runs = 0;
         while coming.peek().is_some() || generator.is_busy() {
             let arrivals = random::philox([runs, seed, 2, 0], [9, 9])[0] % 4;
             for _ in 0..if generator.is_busy() { arrivals / 3 } else { 1 + arrivals } {
                 let Some(number) = coming.next() else { break };
                 let id = generator.submit(requests[number].clone()).expect("a request");
-                given.insert(id, (number, Given::default()));
+                response.insert(id, (number, Response::default()));
             }
             for news in generator.advance().expect("a run") {
-                given.get_mut(&news.id).expect("a known request").1.take(news);
+                response.get_mut(&news.id).expect("a known request").1.take(news);
             }
             runs += 1;
         }
-        assert_eq!(given.len(), requests.len());
-        for (number, given) in given.into_values() {
-            assert_eq!(given, wanted[number], "request {number} of {lanes} lanes, seed {seed}");
+        assert_eq!(response.len(), requests.len());
+        for (number, response) in response.into_values() {
+            assert_eq!(response, wanted[number], "request {number} of {lanes} lanes, seed {seed}");
         }
     }
 }
 
-/// Prompts as long as several runs, and the same tokens read by the plan that gives the logits of the last one alone.
+/// Prompts longer than several runs, and the same tokens read by the plan that returns only the last logits.
 #[test]
 fn the_tokens_of_a_prompt_have_the_log_probabilities_of_drawing_them() {
     let folder = trained();
     let mut generator = serving(folder.path(), 2);
     let prompt = tokens(3, 150);
-    let how = Sampling { max_tokens: 1, temperature: 0.0, ..Sampling::default() };
-    let request = Request { echo: true, top: Some(2), ..Request::new(prompt.clone().into(), how) };
-    let given = alone(&mut generator, &request);
-    assert_eq!(given.echoed.iter().map(|told| told.token).collect::<Vec<_>>(), prompt);
-    assert_eq!(given.echoed[0], Told { token: prompt[0], ..Told::default() });
+    let sampling = Sampling { max_tokens: 1, temperature: 0.0, ..Sampling::default() };
+    let request = Request { echo: true, top: Some(2), ..Request::new(prompt.clone().into(), sampling) };
+    let response = alone(&mut generator, &request);
+    assert_eq!(response.echoed.iter().map(|told| told.token).collect::<Vec<_>>(), prompt);
+    assert_eq!(response.echoed[0], Told { token: prompt[0], ..Told::default() });
     for at in [1, 2, 63, 64, 65, 149] {
         generator.clear();
         let logits = generator.read(&prompt[..at]).expect("logits");
         let sum = logits.iter().map(|x| (*x as f64).exp()).sum::<f64>().ln();
-        let told = &given.echoed[at];
+        let told = &response.echoed[at];
         let logp = logits[prompt[at] as usize] as f64 - sum;
         assert!(
             (told.logp.expect("a number") as f64 - logp).abs() < 1e-5,
@@ -154,18 +155,21 @@ fn the_tokens_of_a_prompt_have_the_log_probabilities_of_drawing_them() {
         let best = logits.iter().copied().fold(f32::MIN, f32::max) as f64 - sum;
         assert!((told.top[0].1 as f64 - best).abs() < 1e-5 && told.top[1].1 <= told.top[0].1, "token {at}");
     }
-    let nothing = Request { how: Sampling { max_tokens: 0, ..how }, ..request };
-    let given = alone(&mut generator, &nothing);
-    assert_eq!((given.echoed.len(), given.drawn, given.finish), (150, 0, Some(Finish::Length)));
+    let nothing = Request { how: Sampling { max_tokens: 0, ..sampling }, ..request };
+    let response = alone(&mut generator, &nothing);
+    assert_eq!((response.echoed.len(), response.drawn, response.finish), (150, 0, Some(Finish::Length)));
 }
 
 #[test]
-fn texts_end_where_they_are_told_to() {
+fn texts_end_at_stop_strings_and_tokens() {
     let folder = trained();
     let mut generator = serving(folder.path(), 2);
-    let how = Sampling { max_tokens: 30, temperature: 0.0, ..Sampling::default() };
-    let plain =
-        Request { text: Some(vec![]), adjustments: endless(), ..Request::new(tokens(7, 20).into(), how) };
+    let sampling = Sampling { max_tokens: 30, temperature: 0.0, ..Sampling::default() };
+    let plain = Request {
+        text: Some(vec![]),
+        adjustments: endless(),
+        ..Request::new(tokens(7, 20).into(), sampling)
+    };
     let whole = alone(&mut generator, &plain);
     assert_eq!((whole.tokens.len(), &whole.finish), (30, &Some(Finish::Length)), "{whole:?}");
     let vocabulary = generator.vocabulary().expect("a tokeniser").clone();
@@ -188,12 +192,12 @@ fn texts_end_where_they_are_told_to() {
     let at = made.iter().position(|token| *token == made[5]).expect("it is there");
     assert_eq!((&last.tokens[..], last.drawn), (&whole.tokens[..at], at + 1));
     assert!(matches!(last.finish, Some(Finish::Token(told)) if told.token == made[5]));
-    // The end of a document, as a token of its own with its log-probability.
+    // The end of a document, as a separate token with its log-probability.
     let to_end = Adjustments { bias: vec![(EOS, 100.0)], ..Adjustments::default() };
     let ended = alone(&mut generator, &Request { adjustments: to_end, top: Some(1), ..plain.clone() });
     assert!(ended.text.is_empty() && ended.tokens.is_empty());
     assert!(matches!(ended.finish, Some(Finish::Token(Told { token: EOS, logp: Some(_), .. }))));
-    // A token that may not come.
+    // A token that is suppressed.
     let bias = vec![(made[0], -100.0), (EOS, -100.0)];
     let other = alone(&mut generator, &Request { adjustments: Adjustments { bias, ..endless() }, ..plain });
     assert!(other.tokens.iter().all(|told| told.token != made[0]));
@@ -203,9 +207,9 @@ fn texts_end_where_they_are_told_to() {
 fn lanes_of_cancelled_requests_serve_others() {
     let folder = trained();
     let mut generator = serving(folder.path(), 2);
-    let how = Sampling { max_tokens: 100, temperature: 0.0, ..Sampling::default() };
-    let request = Request::new(tokens(1, 50).into(), how);
-    let short = Request::new(tokens(2, 9).into(), Sampling { max_tokens: 4, ..how });
+    let sampling = Sampling { max_tokens: 100, temperature: 0.0, ..Sampling::default() };
+    let request = Request::new(tokens(1, 50).into(), sampling);
+    let short = Request::new(tokens(2, 9).into(), Sampling { max_tokens: 4, ..sampling });
     let wanted = alone(&mut generator, &short);
     let ids: Vec<u64> = (0..4).map(|_| generator.submit(request.clone()).expect("a request")).collect();
     let last = generator.submit(short).expect("a request");
@@ -213,31 +217,33 @@ fn lanes_of_cancelled_requests_serve_others() {
         generator.advance().expect("a run");
     }
     ids.iter().for_each(|id| generator.cancel(*id));
-    let mut given = Given::default();
+    let mut response = Response::default();
     while generator.is_busy() {
         for news in generator.advance().expect("a run") {
             assert_eq!(news.id, last);
-            given.take(news);
+            response.take(news);
         }
     }
-    assert_eq!(given, wanted);
+    assert_eq!(response, wanted);
     for (count, sentence) in [(0, "at least one"), (CONTEXT + 1, "the context is 160")] {
-        let refused =
-            generator.submit(Request::new(tokens(1, count).into(), how)).expect_err("no room").to_string();
+        let refused = generator
+            .submit(Request::new(tokens(1, count).into(), sampling))
+            .expect_err("no room")
+            .to_string();
         assert!(refused.contains(sentence), "{refused}");
     }
     let refused =
-        generator.submit(Request::new(vec![1 << 20].into(), how)).expect_err("no token").to_string();
+        generator.submit(Request::new(vec![1 << 20].into(), sampling)).expect_err("no token").to_string();
     assert!(refused.contains("is not one of the model's"), "{refused}");
 }
 
-/// Images that come with their requests: the answers of `transformers`, whoever else is there, with prompts without images among
-/// them and more requests than lanes.
+/// Images that arrive with their requests: the answers equal those of `transformers`, whatever other requests there are, among
+/// them prompts without images, and with more requests than lanes.
 #[test]
 fn images_that_come_later_are_answered_as_the_library_does() {
     let folder = tempfile::tempdir().expect("a folder");
     write(folder.path());
-    let how = Sampling { temperature: 0.0, max_tokens: 14, ..Sampling::default() };
+    let sampling = Sampling { temperature: 0.0, max_tokens: 14, ..Sampling::default() };
     let loaded = Loaded::open(folder.path(), &[]).expect("a model");
     let capacity = loaded.positions;
     let reader = PictureReader::of(&loaded, capacity).expect("a reader").expect("a model that sees");
@@ -265,7 +271,7 @@ fn images_that_come_later_are_answered_as_the_library_does() {
             false => reader.placed(&written, &pictures).expect("places"),
         };
         assert_eq!(prompt.tokens, list(&case["prompt"]), "{case}");
-        requests.push(Request { pictures, ..Request::new(prompt, how) });
+        requests.push(Request { pictures, ..Request::new(prompt, sampling) });
         wanted.push(list(&case["new"]));
     }
     assert!(wanted.len() > 2 && requests.iter().any(|request| request.pictures.is_empty()));
@@ -274,7 +280,7 @@ fn images_that_come_later_are_answered_as_the_library_does() {
         let room = Room { sequences, tokens: capacity };
         let device = Device::Cpu { threads: 2 };
         let mut generator = Generator::serving(loaded, &device, room, Some(&reader)).expect("a model");
-        // Copies of a request, which have its pictures in common and answer alike where the likeliest token is drawn.
+        // Copies of a request share its pictures and give equal answers with greedy decoding.
         for (request, wanted) in requests.iter().zip(&wanted) {
             let copies = (0..3).map(|copy| Request { copy, ..request.clone() });
             let ids: Vec<u64> = copies.map(|copy| generator.submit(copy).expect("a request")).collect();
@@ -286,7 +292,7 @@ fn images_that_come_later_are_answered_as_the_library_does() {
             }
             assert!(ids.iter().all(|id| made.get(id).unwrap_or(&vec![]) == wanted), "{sequences} at once");
         }
-        // Twice, so that pictures take the numbers of others; the first of them are cancelled on the way.
+        // Twice, so that pictures reuse numbers of others; the first requests are cancelled in progress.
         for cancels in [true, false] {
             let ids: Vec<u64> = requests
                 .iter()

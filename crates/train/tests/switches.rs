@@ -1,5 +1,5 @@
-//! Every switch turned to every value for every recipe, compiled for the CPU and for a GPU on paper: what is reported is
-//! what the plans hold, and what cannot run is refused with the table's reason. And the documentation is the table.
+//! Every value of every switch for every recipe, compiled for the CPU and for a GPU on paper: the report matches the plans, and
+//! settings that cannot run are refused with the table's reason. Also checks that the documentation matches the table.
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -13,13 +13,13 @@ use flatout_train::switches::{Class, Switch, TABLE};
 
 use crate::small_recipe::{different, small, target};
 
-/// A value of a switch and the plans it came to.
-struct Came {
+/// A value of a switch and the plans compiled with it.
+struct SwitchResult {
     value: &'static str,
     compiled: Rc<Result<Compiled, Failure>>,
 }
 
-impl Came {
+impl SwitchResult {
     fn reported(&self, switch: &Switch) -> Option<&'static str> {
         let compiled = self.compiled.as_ref().as_ref().ok()?;
         let prepared = active::Prepared::settled(&compiled.settled);
@@ -32,12 +32,17 @@ impl Came {
     }
 }
 
-/// GPUs that need not be here. Every recipe is compiled for the CPU and, in turns, for one of them.
+/// GPUs that need not exist here. Every recipe is compiled for the CPU and for one of them in turn.
 const GPUS: [&str; 2] = ["h200", "rtx3090"];
 
-/// Every value of a switch; where a recipe has that value already, that is `base`.
-fn came(config: &Config, base: &Rc<Result<Compiled, Failure>>, switch: &Switch, place: &str) -> Vec<Came> {
-    // On paper `backend=cpu` contradicts the GPU it is planned for.
+/// Every value of a switch; the value that a recipe has already reuses `base`.
+fn results(
+    config: &Config,
+    base: &Rc<Result<Compiled, Failure>>,
+    switch: &Switch,
+    place: &str,
+) -> Vec<SwitchResult> {
+    // On paper `backend=cpu` contradicts the GPU that is planned for.
     let values =
         switch.values().iter().filter(|value| place == "cpu" || (switch.name, **value) != ("backend", "cpu"));
     let attempt = |value: &&'static str| {
@@ -47,12 +52,12 @@ fn came(config: &Config, base: &Rc<Result<Compiled, Failure>>, switch: &Switch, 
             true => base.clone(),
             false => Rc::new(compile(&given, &target(place, &given))),
         };
-        Came { value, compiled }
+        SwitchResult { value, compiled }
     };
     values.map(attempt).collect()
 }
 
-/// Switches of what a session prepares beside the launches, or does inside a kernel: plans do not show it.
+/// Switches that a session applies beside the launches or inside a kernel: plans do not show them.
 const OF_THE_SESSION: [&str; 5] =
     ["cuda_graphs", "autotune", "attention_kernel", "product_kernel", "deterministic"];
 
@@ -61,20 +66,20 @@ fn what_is_reported_is_what_the_plans_hold() {
     let (mut compiled, mut refused) = (0, 0);
     for (i, (recipe, gpu)) in different().into_iter().zip(GPUS.into_iter().cycle()).enumerate() {
         let config = small(recipe, 0);
-        // Most switches are a GPU's, and passes do not tell one CPU from another: every third recipe shows those.
+        // Most switches concern GPUs, and passes treat all CPUs alike: every third recipe tests the CPU.
         let places = if i.is_multiple_of(3) { &["cpu", gpu][..] } else { &[gpu] };
         let compiled_at = |place: &&'static str| (*place, Rc::new(compile(&config, &target(place, &config))));
         let bases: Vec<_> = places.iter().map(compiled_at).collect();
         for (switch, (place, base)) in
             TABLE.iter().flat_map(|switch| bases.iter().map(move |at| (switch, at)))
         {
-            let all = came(&config, base, switch, place);
+            let all = results(&config, base, switch, place);
             for one in &all {
                 let what = format!("{recipe} on {place}: {}={}", switch.name, one.value);
                 let target = target(place, &config);
                 match (one.compiled.as_ref(), switch.available(one.value, &target)) {
                     (Err(Failure::User(said)), Err(why)) => assert_eq!(said.0, why, "{what}"),
-                    // The model, and not the machine, has nothing for it.
+                    // The reason lies in the model instead of the machine.
                     (Err(Failure::User(said)), Ok(())) => assert!(
                         said.0.starts_with("`rope_cache=on` has nothing to cache")
                             || said.0.starts_with("`image_table=on` has nothing to keep")
@@ -107,7 +112,7 @@ fn what_is_reported_is_what_the_plans_hold() {
             if OF_THE_SESSION.contains(&switch.name) || switch.name == "compile" {
                 continue;
             }
-            // Two values report the same exactly where they come to the same plans.
+            // Two values are reported alike exactly if they give the same plans.
             let known: Vec<_> =
                 all.iter().filter_map(|one| Some((one.value, one.reported(switch)?, one.plans()?))).collect();
             for (i, (a, reported_a, plans_a)) in known.iter().enumerate() {
@@ -126,7 +131,7 @@ fn what_is_reported_is_what_the_plans_hold() {
     assert!(compiled > 500 && refused > 20, "{compiled}, {refused}");
 }
 
-/// Counted in the launches themselves, not by the code that reports.
+/// Counted in the launches themselves, independently of the code that reports.
 #[test]
 fn turned_off_is_gone_from_the_launches() {
     let config = small("pretrain-226m", 0);
@@ -149,7 +154,7 @@ fn turned_off_is_gone_from_the_launches() {
     );
     assert_eq!(grad(&compiled("fuse.norm=off"), OpKind::QkNormRope), 0);
     assert_eq!(grad(&compiled("fuse.elementwise=off"), OpKind::Region), 0);
-    // Forward and backward: q, k and v in one are two products less a layer each time, gate and up one.
+    // Merged q, k and v save two products per layer in each direction, merged gate and up one.
     let products = grad(&base, OpKind::Product);
     assert!(grad(&compiled("fuse.qkv=off"), OpKind::Product) >= products + 2 * 2 * 2);
     assert!(grad(&compiled("fuse.gate_up=off"), OpKind::Product) >= products + 2 * 2);
@@ -170,7 +175,7 @@ fn turned_off_is_gone_from_the_launches() {
 
 const PAGE: &str = include_str!("../../../docs/reference/switches.md");
 
-/// The cells of a table's rows, by the first cell without its ticks.
+/// The cells of a table's rows, by the first cell without its backticks.
 fn documented(heading: &str) -> BTreeMap<String, Vec<String>> {
     let from = PAGE.find(heading).unwrap_or_else(|| panic!("there is a table {heading}"));
     let rows = PAGE[from..].lines().skip(2).take_while(|line| line.starts_with('|'));

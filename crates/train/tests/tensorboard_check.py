@@ -1,9 +1,9 @@
-"""Reads a run's event files with TensorBoard's own reader and compares every value with events.jsonl. Run by hand:
+"""Reads a run's event files with TensorBoard's own reader and compares every value with events.jsonl. To be run manually:
 
     pip install tensorboard
     python crates/train/tests/tensorboard_check.py RUN
 
-A run that was killed and resumed must give the values of its last life for every step.
+For a run that was killed and resumed, every step must have the values of the last process that made it.
 """
 
 import json
@@ -16,7 +16,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 
 def expected(run):
-    """The values that count: later lines win, and a resume takes back what lies after it."""
+    """The values that count: later lines win, and a resume event voids the steps after its own."""
     steps, evals, begins = {}, {}, False
     for line in (run / "events.jsonl").read_text().splitlines():
         event = json.loads(line)

@@ -1,5 +1,5 @@
-//! Traces that a run leaves for people and other tools to look at: TensorBoard's files, decoded here by a reader of our
-//! own, and the report with its plots.
+//! The files that a run leaves for people and other tools: TensorBoard's files, decoded here by a separate reader, and the report
+//! with its plots.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,9 +9,9 @@ use flatout_train::run::events::{self, Event, Step};
 
 use crate::small_run::{config, train_in};
 
-/// An event of TensorBoard's, as far as we write them.
+/// An event of TensorBoard, with the fields that we write.
 #[derive(Debug, Default, PartialEq)]
-struct Read {
+struct BoardEvent {
     time: f64,
     step: u64,
     version: String,
@@ -74,8 +74,8 @@ fn fields(mut message: &[u8]) -> Vec<(u64, u64, &[u8])> {
     found
 }
 
-fn decode(event: &[u8]) -> Read {
-    let mut read = Read::default();
+fn decode(event: &[u8]) -> BoardEvent {
+    let mut read = BoardEvent::default();
     for (number, bits, bytes) in fields(event) {
         match number {
             1 => read.time = f64::from_bits(bits),
@@ -103,8 +103,8 @@ fn decode(event: &[u8]) -> Read {
     read
 }
 
-/// The event files of a run in the order of their names, every checksum checked.
-fn boards(run: &Path) -> Vec<Vec<Read>> {
+/// The event files of a run in order of name, with every checksum verified.
+fn boards(run: &Path) -> Vec<Vec<BoardEvent>> {
     let names = fs::read_dir(run).unwrap().map(|entry| entry.unwrap().path());
     let mut files: Vec<_> = names.filter(|path| path.to_string_lossy().contains("tfevents")).collect();
     files.sort();
@@ -125,7 +125,7 @@ fn boards(run: &Path) -> Vec<Vec<Read>> {
     files.into_iter().map(read).collect()
 }
 
-fn scalar(board: &[Read], tag: &str) -> Vec<(u64, f32)> {
+fn scalar(board: &[BoardEvent], tag: &str) -> Vec<(u64, f32)> {
     board.iter().filter_map(|read| Some((read.step, *read.scalars.get(tag)?))).collect()
 }
 
@@ -161,7 +161,7 @@ fn tensorboards_files_follow_the_run_and_its_restarts() {
     assert_eq!(scalar(board, "eval/loss"), evals(&log));
     assert_eq!(scalar(board, "eval/loss").len(), 2);
 
-    // A crash whose last whole checkpoint is that of step 20.
+    // Simulates a crash after which the checkpoint of step 20 is the last complete one.
     for step in [40, 50] {
         fs::remove_dir_all(run.join(format!("checkpoints/step-{step}"))).unwrap();
     }
@@ -175,7 +175,7 @@ fn tensorboards_files_follow_the_run_and_its_restarts() {
 }
 
 #[test]
-fn a_report_says_what_the_run_was_and_came_to() {
+fn a_report_describes_the_run_and_its_results() {
     let folder = tempfile::tempdir().unwrap();
     let run = folder.path().join("my | run");
     let config = config(&["eval.every=25", "eval.rows=8", "fuse.qkv=off"]);
@@ -197,20 +197,20 @@ fn a_report_says_what_the_run_was_and_came_to() {
         "# my | run\n\nDone: 50 steps in".to_string(),
         format!("| training loss | {:.4} (smoothed ", steps[49].loss),
         format!("| held-out loss | {:.4} after step 50 |", end.loss),
-        "| floor of the loss | ".into(),
+        "| loss floor | ".into(),
         "| trained on | 12,800 tokens in 400 rows".into(),
         "| shape | 2 layers of width 32, 2 heads, vocabulary 512, context 32 |".into(),
         "| data | synthetic".into(),
         format!("| flatout | {} |", start.version),
         format!("| device | {} |", start.device),
-        "| `fuse.qkv` | off | asked for |".into(),
+        "| `fuse.qkv` | off | set by the user |".into(),
         "| `fuse.loss` | on | the default |".into(),
-        "| `deterministic` | on | what was compiled is |".into(),
+        "| `deterministic` | on | as compiled |".into(),
         format!("| `precision` | fp32 | auto: {} |", start.auto["precision"]),
         "![Loss of my | run](plots/loss.svg)".into(),
         format!("flatout resume '{}' ", run.display()),
         format!("tensorboard --logdir '{}'", run.display()),
-        "goes on from step 50".into(),
+        "continues from step 50".into(),
     ] {
         assert!(page.contains(&said), "{said:?} is not in\n{page}");
     }

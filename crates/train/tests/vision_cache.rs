@@ -1,5 +1,5 @@
-//! Features of images that are kept between runs: the tower's own, to the bit; a run that reads them is the run that computes
-//! them; and whatever differs is refused by name.
+//! Image features that are stored between runs: they equal the tower's to the bit; a run that reads them equals the run that
+//! computes them; and anything that differs is refused by name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 
 use crate::vl_folder;
 
-/// Adapters on the text beside a frozen tower, over drawn shapes.
+/// Adapters of the text model with a frozen tower, on synthetic shapes.
 fn drawn(more: &[&str]) -> Config {
     let words = [
         "backend=cpu",
@@ -58,27 +58,27 @@ fn cache_word(folder: &Path) -> String {
     format!("data.vision_cache={}", folder.display())
 }
 
-/// Losses of the steps and of evaluations, bit by bit, and what was said of the data.
+/// Losses of the steps and of evaluations, bit by bit, and the notes about the data.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct RunLog {
     losses: Vec<u32>,
     held_out: Vec<u32>,
     said: Vec<String>,
 }
 
-fn trained(config: &Config, dir: &Path) -> Result<Told, Failure> {
+fn trained(config: &Config, dir: &Path) -> Result<RunLog, Failure> {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
-    let mut told = Told::default();
+    let mut log = RunLog::default();
     train(config, None, &run, &Device::cpu(), &StopFlag::never(), &mut [], &mut |notice| match notice {
-        Notice::Event(Event::Step(step)) => told.losses.push(step.loss.to_bits()),
-        Notice::Event(Event::Eval { loss, .. }) => told.held_out.push(loss.to_bits()),
-        Notice::Data(said) => told.said.push(said),
+        Notice::Event(Event::Step(step)) => log.losses.push(step.loss.to_bits()),
+        Notice::Event(Event::Eval { loss, .. }) => log.held_out.push(loss.to_bits()),
+        Notice::Data(said) => log.said.push(said),
         _ => {}
     })?;
-    Ok(told)
+    Ok(log)
 }
 
-/// Fills the cache of a config, as a start does.
+/// Fills the cache of a config, as the start of a run does.
 fn filled(config: &Config) -> Result<(), Failure> {
     let mut data = tasks::open(config, None, &mut |_| {})?;
     prepare(config, &mut *data, None, &Device::cpu(), &mut |_| {}).map(drop)
@@ -135,7 +135,7 @@ fn a_run_that_reads_features_is_the_run_that_computes_them() {
 }
 
 #[test]
-fn a_run_that_stops_goes_on_to_the_bit() {
+fn a_stopped_run_resumes_to_the_bit() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     let cache = cache_word(&at("cache"));
@@ -147,7 +147,7 @@ fn a_run_that_stops_goes_on_to_the_bit() {
 }
 
 #[test]
-fn features_do_not_depend_on_who_is_beside_them_or_when_they_are_made() {
+fn features_do_not_depend_on_the_other_images_of_a_group() {
     let folder = tempfile::tempdir().expect("a folder");
     let at = |name: &str| folder.path().join(name);
     for precision in ["precision=fp32", "precision=bf16"] {
@@ -209,11 +209,11 @@ fn a_tower_that_is_trained_refuses_the_key() {
             "{sentence}"
         );
     }
-    // A tower that is frozen as a whole beside a text that is trained.
+    // The whole tower is frozen and the text model is trained.
     plans(&drawn(&["data.vision_cache=features", "adapter.kind=none", "train.freeze=[vision]"]));
 }
 
-/// Questions about pictures in files, for the tiny model as the library keeps it.
+/// Questions about pictures in files, for the tiny model as the library stores it.
 struct Files {
     folder: tempfile::TempDir,
 }
@@ -270,7 +270,7 @@ impl Files {
         recipes::resolve("qwen3-vl-8b-vqa", &[], &words).expect("a config")
     }
 
-    /// Changes a value of a tensor of the model, and gives the file as it was.
+    /// Changes a value of a tensor of the model, and returns the file's previous contents.
     fn change(&self, tensor: &str) -> Vec<u8> {
         let path = self.at("model/model.safetensors");
         let whole = fs::read(&path).expect("weights");
@@ -292,7 +292,7 @@ impl Files {
 }
 
 #[test]
-fn whatever_differs_is_refused_by_name() {
+fn differences_are_refused_by_name() {
     let files = Files::new();
     filled(&files.config(&[])).expect("features");
     filled(&files.config(&["lr=1e-3", "adapter.rank=4"])).expect("the text and its training are no matter");
@@ -303,7 +303,7 @@ fn whatever_differs_is_refused_by_name() {
         let sentence = files.refused(words);
         assert!(sentence.contains(name) && sentence.contains("index.json"), "{words:?}: {sentence}");
     }
-    // A tower of another form.
+    // A tower of another shape.
     let shapes = cache_word(&files.at("shapes"));
     filled(&drawn(&[&shapes])).expect("features");
     for (word, name) in [
@@ -315,7 +315,7 @@ fn whatever_differs_is_refused_by_name() {
         let Err(Failure::User(error)) = filled(&drawn(&[&shapes, word])) else { panic!("{word} is refused") };
         assert!(error.0.contains(name), "{word}: {}", error.0);
     }
-    // Another tower of the same form.
+    // Another tower of the same shape.
     let whole = files.change("model.visual.blocks.0.mlp.linear_fc1.weight");
     assert!(files.refused(&[]).contains("`tower` = "), "{}", files.refused(&[]));
     fs::write(files.at("model/model.safetensors"), &whole).expect("weights");
@@ -328,7 +328,7 @@ fn whatever_differs_is_refused_by_name() {
         assert!(files.refused(&[]).contains(name), "{}", files.refused(&[]));
     }
     fs::write(files.at("cache/index.json"), &index).expect("an index");
-    // A part that is shorter, or damaged.
+    // A part that is shorter or damaged.
     let part = files.at("cache/features-00000.bin");
     let bytes = fs::read(&part).expect("a part");
     fs::write(&part, &bytes[..bytes.len() - 1]).expect("a part");
@@ -341,7 +341,7 @@ fn whatever_differs_is_refused_by_name() {
     };
     assert!(sentence.contains("are damaged"), "{sentence}");
     fs::write(&part, bytes).expect("a part");
-    // An image that changed, named.
+    // An image that changed, by name.
     let image = files.at("images/rgb.png");
     fs::copy(vl_folder::picture("rgba.png"), &image).expect("a copy");
     let sentence = files.refused(&[]);
@@ -363,7 +363,7 @@ fn a_run_of_a_checkpoint_keeps_its_tower() {
     let plain = trained(&files.config(&["data.vision_cache=none"]), &files.at("plain")).expect("a run");
     let kept = trained(&files.config(&[]), &files.at("kept")).expect("a run");
     assert_eq!((kept.losses, kept.held_out), (plain.losses, plain.held_out));
-    // Which tensors the run depends on is written down, the tower's too.
+    // The run records the tensors that it depends on, including the tower's.
     let frozen = |run: &str| Origin::of(&files.at(run)).expect("an origin").frozen;
     assert_eq!(frozen("kept"), frozen("plain"));
     assert!(frozen("kept").keys().any(|path| path.starts_with("vision.layers")));
@@ -375,13 +375,13 @@ fn a_run_of_a_checkpoint_keeps_its_tower() {
         fs::read(to.join("model.safetensors")).expect("weights")
     };
     assert!(exported("kept") == exported("plain"), "exports have the tower, and are equal");
-    // A run that is used has its tower, and takes no features.
+    // A run used for inference has its tower, and takes no features.
     assert_eq!(Loaded::open(&files.at("kept"), &[]).expect("a run").config.data.vision_cache, None);
     let Err(error) = Loaded::open(&files.at("kept"), &["data.vision_cache=x".into()]) else {
         panic!("refused")
     };
-    assert!(error.0.contains("`data.vision_cache` is of training"), "{}", error.0);
-    // The tower of a run that goes on is the one it began with.
+    assert!(error.0.contains("`data.vision_cache` is for training"), "{}", error.0);
+    // The tower of a resumed run is the one it began with.
     files.change("model.visual.merger.linear_fc1.weight");
     let Err(Failure::User(error)) = trained(&files.config(&["train.epochs=2"]), &files.at("kept")) else {
         panic!("refused")
@@ -390,7 +390,7 @@ fn a_run_of_a_checkpoint_keeps_its_tower() {
 }
 
 #[test]
-fn a_cache_that_does_not_pay_is_said_to() {
+fn a_cache_that_does_not_pay_is_reported() {
     let folder = tempfile::tempdir().expect("a folder");
     let said = |name: &str, words: &[&str]| {
         let cache = cache_word(&folder.path().join(name));

@@ -1,5 +1,5 @@
-//! The vision transformer against `transformers`' DINOv2 and timm's ViT: logits, loss and every gradient of tiny
-//! random checkpoints, in f32 on the CPU. `make_vision.py` beside the fixtures made them, in f64.
+//! Compares the vision transformer with `transformers`' DINOv2 and timm's ViT: logits, loss and every gradient of tiny random
+//! checkpoints, in f32 on the CPU. `make_vision.py` beside the fixtures made them, in f64.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::distance::relative;
 use crate::fixture::Fixture;
 use crate::unfused;
 
-/// Largest relative L2 distance of any tensor.
+/// The largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
 const IMAGES: usize = 3;
 
@@ -45,13 +45,13 @@ fn vit_of_transformers() {
     equals_the_reference("vit");
 }
 
-/// A token of distillation with a position; positions are resampled from 5 x 5 to 4 x 4.
+/// A distillation token with a position; positions are resampled from 5 x 5 to 4 x 4.
 #[test]
 fn deit() {
     equals_the_reference("deit");
 }
 
-/// A norm before the blocks and none behind them, quick GELU; positions are resampled from 5 x 5 to 4 x 4.
+/// A norm before the blocks and none after them, quick GELU; positions are resampled from 5 x 5 to 4 x 4.
 #[test]
 fn clip() {
     equals_the_reference("clip");
@@ -137,7 +137,7 @@ impl Golden {
         Golden { model, fixture }
     }
 
-    /// How far every tensor of the file is from what a session compiled with these options computes.
+    /// The distance of every tensor of the file from the one that a session compiled with these options computes.
     fn distances(&mut self, options: &Options) -> BTreeMap<String, f64> {
         let places: Vec<Stored> =
             self.model.published().and_then(|published| published.stored(&|_| vec![])).expect("names");
@@ -181,8 +181,8 @@ impl Golden {
         for (name, gradient) in &gradients {
             let mut theirs = self.fixture.f32s(&format!("grad.{name}"));
             let mut ours = gradient.clone();
-            // A bias added to every key moves no probability: its gradient is 0 but for rounding, so it is measured beside
-            // the queries'.
+            // A bias added to every key changes no probability: its gradient is 0 except for rounding, so it is measured relative
+            // to that of the queries.
             for (key, query) in [("key.bias", "query.bias"), ("k_proj.bias", "q_proj.bias")] {
                 if let Some(layer) = name.strip_suffix(key) {
                     theirs.extend(self.fixture.f32s(&format!("grad.{layer}{query}")));

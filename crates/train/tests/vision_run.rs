@@ -1,4 +1,4 @@
-//! Runs that learn images: what they reach, how they go on, and how models go out and come back.
+//! Runs that learn images: their accuracy, resuming, export and import.
 
 use std::fs;
 use std::path::Path;
@@ -42,7 +42,7 @@ fn losses(dir: &Path, config: &Config) -> Vec<f32> {
     train_in(dir, config, |_| {}).iter().map(|step| step.loss).collect()
 }
 
-/// Everything that draws: stochastic depth, dropout, mixup, cutmix, crops.
+/// Everything that uses random numbers: stochastic depth, dropout, mixup, cutmix, crops.
 const DRAWS: [&str; 6] = [
     "model.drop_path=0.2",
     "model.head_dropout=0.1",
@@ -53,7 +53,7 @@ const DRAWS: [&str; 6] = [
 ];
 
 #[test]
-fn a_run_goes_on_to_the_bit() {
+fn a_run_resumes_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     let whole = config(&DRAWS);
     let unbroken = losses(&dir.path().join("whole"), &whole);
@@ -64,7 +64,8 @@ fn a_run_goes_on_to_the_bit() {
     assert_eq!(unbroken.len(), 8);
 }
 
-/// RandAugment and erasing follow from the seed and the place of an image, whoever makes it and however often a run stops.
+/// RandAugment and erasing depend only on the seed and the index of an image, not on the thread or on how often a run was
+/// resumed.
 #[test]
 fn changed_images_depend_on_nothing_but_their_place() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +81,7 @@ fn changed_images_depend_on_nothing_but_their_place() {
         ("data.augment_magnitude=11", "`data.augment_magnitude` is 11 and must be from 0 to 10"),
         ("data.augment_ops=0", "`data.augment_ops` is 0 and must be at least 1"),
         ("data.erase=2", "`data.erase` is 2 and must be from 0 to 1"),
-        ("data.erase_area=[0.5,0.1]", "`data.erase_area` is [0.5, 0.1], and wants two numbers"),
+        ("data.erase_area=[0.5,0.1]", "`data.erase_area` is [0.5, 0.1] and not two numbers"),
     ] {
         let refused = recipes::resolve("vision-tiny", &[], &[word.into()]).unwrap_err().to_string();
         assert!(refused.contains(sentence), "{refused}");
@@ -89,7 +90,7 @@ fn changed_images_depend_on_nothing_but_their_place() {
     assert!(refused.contains("and `data.task` is text"), "{refused}");
 }
 
-/// Images of 16 rows and 24 columns, of every kind of model, mixed and cut; and other libraries have none such.
+/// Images of 16 rows and 24 columns, for every kind of model, mixed and cropped; other libraries have no such models.
 #[test]
 fn images_need_not_be_square() {
     let dir = tempfile::tempdir().unwrap();
@@ -109,7 +110,7 @@ fn images_need_not_be_square() {
     let bdh = recipes::resolve("bdh-cifar10", &[], &words).expect("a config");
     for (name, whole) in [("vit", config(&wide)), ("bdh", bdh)] {
         assert_eq!(whole.model.image_sides(), Some([16, 24]));
-        // A part of the view's own ratio is what training sees where nothing else is asked for.
+        // Without other settings, training sees crops with the view's own aspect ratio.
         let plain = whole.with(&["data.crop_ratio=[1.0,1.0]".into()]).unwrap();
         let Augment::Train { ratio, .. } = view(&plain, true).augment else { panic!("training draws parts") };
         assert_eq!(ratio, (1.5, 1.5));
@@ -127,7 +128,7 @@ fn images_need_not_be_square() {
     }
 }
 
-/// Stochastic depth and dropout draw by the sample, so that a batch may be split anywhere. Mixing pairs within a part.
+/// Stochastic depth and dropout depend on the sample, so a batch may be split anywhere. Mixing pairs images within a micro-batch.
 #[test]
 fn a_batch_may_be_split() {
     let dir = tempfile::tempdir().unwrap();
@@ -173,7 +174,7 @@ fn drawn_images_are_learned_and_judged_afterwards() {
     assert_eq!(judged.metrics, metrics);
 }
 
-/// Records of a label and 32 x 32 pixels, as CIFAR-10 has them, of noise that can only be learned by heart.
+/// Records of a label and 32 x 32 pixels in CIFAR-10's format, of noise that can only be memorised.
 fn cifar(path: &Path, images: usize) {
     let mut state = 7u64;
     let mut byte = || {
@@ -236,7 +237,7 @@ fn tensors(path: &Path) -> Vec<(String, Vec<usize>, Vec<u8>)> {
 }
 
 #[test]
-fn models_go_out_and_come_back_as_the_same_bits() {
+fn exported_models_read_back_to_the_bit() {
     let dir = tempfile::tempdir().unwrap();
     let at = |name: &str| dir.path().join(name);
     let dinov2 = ["model.pooling=cls_mean", "model.layer_scale=0.1", "model.grid=5"];
@@ -326,7 +327,8 @@ fn models_go_out_and_come_back_as_the_same_bits() {
         assert_eq!(made.files, ["config.json", "model.safetensors", "preprocessor_config.json"]);
         let of_out = tensors(&out.join("model.safetensors"));
         assert!(of_out.iter().any(|(name, ..)| name == tensor), "{tensor}");
-        // Positions that were learned for another grid are written for the images of the run, and said to be.
+        // Positions that were learned for another grid are resampled to the images of the run, and the config states the new
+        // size.
         let said: serde_json::Value =
             serde_json::from_slice(&fs::read(out.join("config.json")).unwrap()).unwrap();
         let size = said.get("image_size").or(said.pointer("/vision_config/image_size"));
@@ -341,7 +343,7 @@ fn models_go_out_and_come_back_as_the_same_bits() {
             };
             assert_eq!(shape[shape.len() - 2], prefix + 2 * 2, "{name}");
         }
-        // A run that begins from the folder and does not move has the same weights, and goes out as the same files.
+        // A run that begins from the folder with zero updates has the same weights, and its export has the same files.
         let from = format!("model.from={}", out.display());
         let still =
             ["train.steps=1", "train.batch=2", "warmup_steps=0", "lr=1e-30", "weight_decay=0", "eval.rows=0"];
@@ -360,7 +362,7 @@ fn models_go_out_and_come_back_as_the_same_bits() {
     }
 }
 
-/// A tower without a head is given the one that its library has: what a recipe says of pooling is of another model.
+/// A tower without a head pools as its library does: the pooling in a recipe belongs to another model.
 #[test]
 fn towers_without_a_head_pool_as_their_library_does() {
     let dir = tempfile::tempdir().unwrap();
@@ -399,7 +401,7 @@ fn towers_without_a_head_pool_as_their_library_does() {
             "{kind}: what is said counts, where it can be built"
         );
     }
-    // A body of timm's with a class token whose norm is of the mean.
+    // A body of timm with a class token, whose norm applies to the mean.
     let pooled = serde_json::json!({
         "architecture": "vit_tiny_patch16_224", "num_classes": 0, "global_pool": "avg", "model_args": { "img_size": 32 },
     });

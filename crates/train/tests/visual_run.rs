@@ -1,5 +1,5 @@
-//! Questions about images: one update is the same update packed, alone and behind shared images; micro-batches without images
-//! run plans without a tower; and a run does not depend on the threads that decode.
+//! Questions about images: an update is the same packed, alone and with shared images; micro-batches without images run plans
+//! without a tower; and a run does not depend on the decoding threads.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -29,7 +29,7 @@ use flatout_train::weights::initial;
 
 use crate::distance::relative;
 
-/// On the L2 distance of every tensor of the gradient.
+/// Bound on the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
 const THREADS: usize = 2;
 
@@ -39,7 +39,7 @@ fn config(overrides: &[&str]) -> Config {
     recipes::resolve("qwen3-vl-8b-vqa", &["small".into()], &words).expect("a config")
 }
 
-/// Images of forty tokens and more, so that those who share one share a prefix that is worth it.
+/// Images of at least forty tokens, so that sharing them as a prefix pays.
 const LARGE: [&str; 5] = [
     "data.image_tokens=[40,64]",
     "data.synthetic_rows=40",
@@ -48,14 +48,14 @@ const LARGE: [&str; 5] = [
     "eval.rows=0",
 ];
 
-/// Questions about drawn shapes, some of them about two images at once, and some texts without any.
+/// Questions about synthetic shapes, some of them about two images at once, and some texts without images.
 fn mixed(config: &Config) -> Examples {
     let drawn = examples::read(config, None, &mut |_| {}).expect("examples");
     let mut table = ExampleTable::default();
     let all: Vec<Example<'_>> = drawn.train.iter().collect();
     for (i, example) in all.iter().enumerate() {
         match i % 8 {
-            // Two questions one after another are one with two images.
+            // Two questions one after another become one with two images.
             3 => {
                 let next = all[(i + 1) % all.len()];
                 let shift = example.tokens.len() as u32;
@@ -66,7 +66,7 @@ fn mixed(config: &Config) -> Examples {
                 table.push(Example { tokens: &tokens, weights: &weights, label: None, images: &images });
             }
             5 | 6 => {
-                // So long that hardly anything fits beside it in a row of the context.
+                // So long that hardly anything else fits into a row of the context.
                 let behind = example.images[0].range().end;
                 let times = 230 / (example.tokens.len() - behind);
                 let (tokens, weights) =
@@ -82,7 +82,7 @@ fn mixed(config: &Config) -> Examples {
     Examples { train: Arc::new(table), ..drawn }
 }
 
-/// The sums of one update that has every example once, how many micro-batches it had, and how many of them without a tower.
+/// The sums of one update that has every example once, its number of micro-batches, and the number of these without a tower.
 fn sums(overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize, usize) {
     let asked = config(&[&LARGE[..], overrides].concat());
     let data = mixed(&asked);
@@ -138,7 +138,7 @@ fn every_layout_gives_the_same_gradients() {
     }
 }
 
-/// With features that are added behind the last layer, and with adapters whose dropout draws by rows.
+/// With features that are added after the last layer, and with adapters whose dropout depends on rows.
 #[test]
 fn a_trimmed_last_layer_changes_no_gradient() {
     let dora = ["adapter.kind=dora", "adapter.paths=[layers]", "adapter.rank=2", "adapter.dropout=0.2"];
@@ -174,7 +174,7 @@ fn a_part_of_every_image_gives_the_same_gradients_in_every_layout() {
 }
 
 #[test]
-fn beside_a_frozen_tower_texts_alone_do_not_pay_for_it() {
+fn texts_without_images_skip_a_frozen_tower() {
     let lora = ["adapter.kind=lora", "adapter.paths=[layers]", "adapter.rank=2"];
     let of = |more: &[&str]| sums(&[&lora, more].concat());
     let (want, _, blind) = of(&["shared_prefix=off", "micro_batch=1"]);

@@ -1,4 +1,5 @@
-//! Text about images against `transformers`' `generate`, token for token. `make_vl_generate.py` beside the fixtures made it.
+//! Compares text about images with `transformers`' `generate`, token for token. `make_vl_generate.py` beside the fixtures made
+//! it.
 
 use std::path::{Path, PathBuf};
 
@@ -22,8 +23,8 @@ use crate::vl_folder::{expected, picture, write};
 
 const LIKELIEST: Sampling = Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: 14 };
 
-/// Prompts of the fixture with the pictures of them all, and the tokens that follow each.
-struct Asked {
+/// Prompts of the fixture with all their pictures, and the tokens that follow each.
+struct PromptFixture {
     folder: tempfile::TempDir,
     pictures: Pictures,
     prompts: Vec<Prompt>,
@@ -45,9 +46,9 @@ fn names(case: &Value) -> Vec<PathBuf> {
     names.iter().map(|name| picture(name.as_str().expect("a name"))).collect()
 }
 
-impl Asked {
-    /// As the model is used with some overrides.
-    fn open(overrides: &[&str]) -> Asked {
+impl PromptFixture {
+    /// Opens the model with some overrides.
+    fn open(overrides: &[&str]) -> PromptFixture {
         let folder = tempfile::tempdir().expect("a folder");
         write(folder.path());
         let loaded = loaded(folder.path(), overrides);
@@ -72,10 +73,10 @@ impl Asked {
             prompts.push(prompt);
         }
         let wanted = cases.iter().map(|case| tokens(&case["new"])).collect();
-        Asked { folder, pictures, prompts, wanted }
+        PromptFixture { folder, pictures, prompts, wanted }
     }
 
-    /// The tokens that follow the prompts of these numbers, several at a time, read at least `chunk` tokens at a time.
+    /// The tokens that follow the prompts of these numbers, several prompts at a time, read at least `chunk` tokens at a time.
     fn answers(&self, which: &[usize], sequences: usize, chunk: usize) -> Vec<Vec<u32>> {
         let loaded = Loaded::open(self.folder.path(), &[]).expect("a model");
         let prompts: Vec<Prompt> = which.iter().map(|at| self.prompts[*at].clone()).collect();
@@ -88,38 +89,38 @@ impl Asked {
     }
 }
 
-/// One to three images a prompt, before the text and inside it, and a prompt without any: all at once, in turns, and alone;
+/// One to three images per prompt, before the text and inside it, and a prompt without any: all at once, in turns, and alone;
 /// with every prompt in one run of the tower, and with portions that end before an image.
 #[test]
 fn answers_are_those_of_the_library() {
-    let asked = Asked::open(&[]);
-    let all: Vec<usize> = (0..asked.prompts.len()).collect();
-    assert!(asked.prompts.iter().any(|prompt| prompt.images.is_empty()));
+    let fixture = PromptFixture::open(&[]);
+    let all: Vec<usize> = (0..fixture.prompts.len()).collect();
+    assert!(fixture.prompts.iter().any(|prompt| prompt.images.is_empty()));
     for (sequences, chunk) in [(all.len(), CHUNK_WITH_IMAGES), (all.len(), 1), (2, 1)] {
-        let made = asked.answers(&all, sequences, chunk);
-        assert_eq!(made, asked.wanted, "{sequences} at once, {chunk} tokens at a time");
+        let made = fixture.answers(&all, sequences, chunk);
+        assert_eq!(made, fixture.wanted, "{sequences} at once, {chunk} tokens at a time");
     }
     for at in all {
-        assert_eq!(asked.answers(&[at], 1, CHUNK_WITH_IMAGES), [asked.wanted[at].clone()], "prompt {at}");
+        assert_eq!(fixture.answers(&[at], 1, CHUNK_WITH_IMAGES), [fixture.wanted[at].clone()], "prompt {at}");
     }
 }
 
-/// Half of the tokens of every image: an answer does not depend on what is read at once, and an evaluation that lays prompts and
-/// answers out as training does finds every token of them the likeliest.
+/// Half of the tokens of every image: an answer does not depend on what is read at once, and an evaluation with the layout of
+/// training finds every token of the answers to be the most likely one.
 #[test]
 fn generation_and_evaluation_show_the_same_part_of_an_image() {
     let overrides = ["data.task=visual_chat", "data.image_tokens=[4,64]", "visual_tokens=50%"];
-    let asked = Asked::open(&overrides);
-    let all: Vec<usize> = (0..asked.prompts.len()).collect();
-    let made = asked.answers(&all, all.len(), CHUNK_WITH_IMAGES);
+    let fixture = PromptFixture::open(&overrides);
+    let all: Vec<usize> = (0..fixture.prompts.len()).collect();
+    let made = fixture.answers(&all, all.len(), CHUNK_WITH_IMAGES);
     for (sequences, chunk) in [(all.len(), 1), (2, 1), (1, CHUNK_WITH_IMAGES)] {
         assert_eq!(
-            asked.answers(&all, sequences, chunk),
+            fixture.answers(&all, sequences, chunk),
             made,
             "{sequences} at once, {chunk} tokens at a time"
         );
     }
-    let mut loaded = loaded(asked.folder.path(), &overrides);
+    let mut loaded = loaded(fixture.folder.path(), &overrides);
     let vision = loaded.config.model.as_qwen3_vl().cloned().expect("a tower");
     let mut patching =
         Patching { patch: vision.patch, merge: vision.merge, shown_percent: 50, ..Patching::default() };
@@ -131,7 +132,7 @@ fn generation_and_evaluation_show_the_same_part_of_an_image() {
         store.number(&reader.read_file(path).expect("an image"));
     }
     let mut table = ExampleTable::default();
-    for (prompt, answer) in asked.prompts.iter().zip(&made) {
+    for (prompt, answer) in fixture.prompts.iter().zip(&made) {
         let sighting = |placed: &Placed| {
             let grid = store.get(placed.picture as u32).grid;
             let (merge, tokens) = (vision.merge, patching.tokens(grid));
@@ -164,25 +165,25 @@ fn generation_and_evaluation_show_the_same_part_of_an_image() {
     assert_eq!(found.token_accuracy, 1.0, "every token is the likeliest");
 }
 
-/// The decode plan has no tower, and a text without images none anywhere.
+/// The decode plan has no tower, and a text without images needs none at all.
 #[test]
 fn a_prompt_of_text_alone_needs_no_tower() {
-    let asked = Asked::open(&[]);
-    let at = asked.prompts.iter().position(|prompt| prompt.images.is_empty()).expect("a text");
-    let loaded = Loaded::open(asked.folder.path(), &[]).expect("a model");
-    let prompt = asked.prompts[at].tokens.clone();
+    let fixture = PromptFixture::open(&[]);
+    let at = fixture.prompts.iter().position(|prompt| prompt.images.is_empty()).expect("a text");
+    let loaded = Loaded::open(fixture.folder.path(), &[]).expect("a model");
+    let prompt = fixture.prompts[at].tokens.clone();
     let room = Room { sequences: 1, tokens: prompt.len() + LIKELIEST.max_tokens };
     let mut generator = Generator::new(loaded, &Device::Cpu { threads: 2 }, room).expect("a model");
     let made = generator.continue_all(&[prompt], LIKELIEST, &mut |_, _| {}).expect("an answer");
-    assert_eq!(made, [asked.wanted[at].clone()]);
+    assert_eq!(made, [fixture.wanted[at].clone()]);
 }
 
-/// Text that spells the token of an image's place would take a picture from its own.
+/// Text that spells the image token would take a picture from the placeholder it belongs to.
 #[test]
 fn places_and_pictures_are_counted() {
-    let asked = Asked::open(&[]);
+    let fixture = PromptFixture::open(&[]);
     let written = [88, 90, 3, 90];
-    assert_eq!(asked.pictures.placed(&written, &[0, 1]).expect("places").images.len(), 2);
-    let refused = asked.pictures.placed(&written, &[0]).expect_err("one is missing").to_string();
+    assert_eq!(fixture.pictures.placed(&written, &[0, 1]).expect("places").images.len(), 2);
+    let refused = fixture.pictures.placed(&written, &[0]).expect_err("one is missing").to_string();
     assert!(refused.contains("has 2 places for images") && refused.contains("images is 1"), "{refused}");
 }

@@ -1,4 +1,4 @@
-//! The decoder that sees images against `transformers`' Qwen3-VL: logits, loss and every gradient of a tiny random model, in
+//! Compares the vision-language decoder with `transformers`' Qwen3-VL: logits, loss and every gradient of a tiny random model, in
 //! f32 on the CPU and with the oracle. `make_vl.py` beside the fixtures made them, in f64.
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,7 +30,7 @@ use crate::fixture::{Fixture, sums};
 use crate::small_run::train_in;
 use crate::unfused;
 
-/// Largest relative L2 distance of any tensor.
+/// The largest relative L2 distance of any tensor.
 const BOUND: f64 = 1e-5;
 const ROWS: usize = 2;
 
@@ -90,7 +90,7 @@ pub struct Golden {
     inputs: Inputs,
 }
 
-/// The inputs of a plan, but for targets.
+/// The inputs of a plan, except for targets.
 struct Inputs {
     seen: SeenPatches,
     i32s: BTreeMap<&'static str, Vec<i32>>,
@@ -136,7 +136,7 @@ impl Golden {
         Golden { model, fixture, weights, len, inputs }
     }
 
-    /// Where each of our weights lies among the library's.
+    /// The location of each of our weights among the library's.
     pub fn places(&self) -> Vec<Stored> {
         let shapes = flatout_train::weights::pretrained::parameters(&self.model.clone().into());
         let model = Model::from(self.model.clone());
@@ -161,7 +161,7 @@ impl Golden {
         (labels, weights)
     }
 
-    /// By a session that is compiled with these options.
+    /// Computes a pass by a session that is compiled with these options.
     fn compiled(&mut self, options: &Options) -> Computed {
         let [loss, logits] = self.graphs();
         let programs =
@@ -192,7 +192,7 @@ impl Golden {
         }
     }
 
-    /// By the plain evaluation of the graphs that no pass has touched.
+    /// Computes a pass by evaluating the graphs as they are before all passes of the compiler.
     fn by_the_oracle(&mut self) -> Computed {
         let [loss, logits] = self.graphs();
         let mut values: HashMap<String, Vec<f64>> =
@@ -246,7 +246,7 @@ impl Golden {
 }
 
 impl Inputs {
-    /// Rows of tokens and images, with room for a block of patches and an image more than there are.
+    /// Rows of tokens and images, with capacity for one more block of patches and one more image.
     fn of(fixture: &mut Fixture, v: &Qwen3VlConfig, ids: &[i32], len: usize) -> Inputs {
         let grids: Vec<Grid> = fixture
             .i32s("grids")
@@ -334,7 +334,7 @@ impl Inputs {
     }
 }
 
-/// A row of text alone in a plan without the tower is the row of text beside images.
+/// A row of text gives the same result in a plan without the tower as beside images.
 #[test]
 fn text_alone_needs_no_tower() {
     let mut golden = Golden::open("qwen3-vl");
@@ -357,9 +357,10 @@ fn text_alone_needs_no_tower() {
     assert!(off < BOUND, "off by {off:.1e}");
 }
 
-/// A plan with the tower reads the images, and a plan without goes on from the cache: the logits are the whole row's.
+/// A plan with the tower reads the images, and a plan without one continues from the cache: the logits equal those of the whole
+/// row.
 #[test]
-fn a_prompt_with_images_goes_on_from_the_cache() {
+fn a_prompt_with_images_continues_from_the_cache() {
     const NEW: usize = 3;
     let mut golden = Golden::open("qwen3-vl");
     let (len, vocab) = (golden.len, golden.model.vocab);
@@ -412,10 +413,10 @@ fn a_prompt_with_images_goes_on_from_the_cache() {
     }
 }
 
-/// Words of the synthetic language, which runs below learn.
+/// Words of the synthetic language, on which the runs below train.
 const WORDS: usize = 512;
 
-/// Writes the fixture's model as the library does, with room for more words; gives its tensors as they lie in the file.
+/// Writes the fixture's model as the library does, with capacity for more words; returns its tensors as stored in the file.
 fn write_folder(golden: &Golden, folder: &Path) -> BTreeMap<String, (Vec<usize>, Vec<u8>)> {
     let mut config = golden.fixture.json.clone();
     config["text_config"]["vocab_size"] = json!(WORDS);
@@ -445,16 +446,16 @@ fn run_from(folder: &Path, more: &[&str]) -> flatout_train::Config {
     recipes::resolve("tiny", &[], &words).expect("a config")
 }
 
-/// A checkpoint is read by `model.from`, and a run of texts that does not move it writes the same bytes under the same names.
+/// `model.from` reads a checkpoint, and a run of texts with zero updates writes the same bytes under the same names.
 #[test]
-fn a_checkpoint_comes_in_and_goes_out_to_the_bit() {
+fn a_checkpoint_is_read_and_exported_to_the_bit() {
     for name in ["qwen3-vl", "qwen3-vl-ends", "qwen3-vl-plain"] {
         let golden = Golden::open(name);
         let scratch = tempfile::tempdir().expect("a folder");
         let [source, run, out] = ["source", "run", "out"].map(|name| scratch.path().join(name));
         fs::create_dir(&source).expect("a folder");
         let tensors = write_folder(&golden, &source);
-        // A rate that is zero in f32: weights of exactly zero stay too.
+        // A learning rate that is zero in f32: weights that are exactly zero stay so too.
         train_in(&run, &run_from(&source, &["lr=1e-50", "weight_decay=0"]), |_| {});
         let wanted = Export {
             to: out.clone(),
@@ -481,7 +482,7 @@ fn a_checkpoint_comes_in_and_goes_out_to_the_bit() {
     }
 }
 
-/// The reader's weights give the library's logits.
+/// The weights as read give the library's logits.
 #[test]
 fn logits_of_a_checkpoint_with_images() {
     let mut golden = Golden::open("qwen3-vl");
@@ -501,7 +502,7 @@ fn logits_of_a_checkpoint_with_images() {
     assert!(off < BOUND, "off by {off:.1e}");
 }
 
-/// `layers` are the text's, `vision.layers` the tower's.
+/// `layers` are the text model's, `vision.layers` the tower's.
 #[test]
 fn adapters_are_the_texts_or_the_towers() {
     let scratch = tempfile::tempdir().expect("a folder");
@@ -523,10 +524,10 @@ fn adapters_are_the_texts_or_the_towers() {
     assert_eq!(of("layers, vision.layers").len(), text.len() + tower.len());
 }
 
-/// Ten updates of adapters on the text part beside a frozen tower: every loss and norm, the first gradients and the last adapters
-/// are PEFT's. `peft/make_vl_peft.py` made the fixture.
+/// Ten updates of adapters of the text model with a frozen tower: every loss and norm, the first gradients and the last adapters
+/// equal PEFT's. `peft/make_vl_peft.py` made the fixture.
 #[test]
-fn ten_steps_of_lora_beside_a_frozen_tower() {
+fn ten_steps_of_lora_with_a_frozen_tower() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peft/vl-lora.safetensors");
     let expected = TensorFile::open(&file).expect("a file");
     let known = |name: &str| -> Vec<f32> {

@@ -1,4 +1,4 @@
-//! A schedule of windows trains as models of these windows do, one after the other, and evaluates as the model itself.
+//! A window schedule trains like models with these windows, one after the other, and evaluates like the model itself.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use flatout_train::weights::loaded::Loaded;
 
 use crate::small_run::{STEPS, config, train_in};
 
-/// The losses of a run by their bits, and its evaluations.
+/// The losses of a run as bits, and its evaluations.
 fn losses(folder: &Path, name: &str, overrides: &[&str]) -> (Vec<u32>, Vec<f32>) {
     let shared = ["eval.rows=8", "eval.every=10", "model.dropout=0.1"];
     let mut evaluations = vec![];
@@ -29,8 +29,8 @@ fn one_window_trains_as_the_model_of_that_window() {
     let scheduled = losses("scheduled", &["schedule.windows=[4]"]);
     let own = losses("own", &["model.window=4"]);
     assert_eq!(scheduled.0, own.0);
-    assert_ne!(scheduled.1, own.1, "evaluations see as the model says, which here is everything");
-    // A window of the whole context is none.
+    assert_ne!(scheduled.1, own.1, "evaluations use the window of the model, which here is unlimited");
+    // A window of the whole context has no effect.
     assert_eq!(losses("wide", &["schedule.windows=[32]"]), losses("plain", &[]));
 }
 
@@ -43,7 +43,7 @@ fn parts_of_the_run_have_their_windows() {
     let half = STEPS as usize / 2;
     assert_eq!(two[..half], narrow[..half]);
     assert!(two[half..].iter().zip(&narrow[half..]).all(|(a, b)| a != b), "the second half sees further");
-    // A local layer sees no further than its own window, whatever the schedule says.
+    // A local layer's window stays its own, whatever the schedule says.
     let local = ["model.window=4", "schedule.windows=[8]"];
     assert_eq!(losses("local", &local), losses("local alone", &["model.window=4"]));
 }
@@ -84,7 +84,7 @@ fn a_schedule_that_cannot_be_is_refused() {
     refused(&["schedule.windows=[4]"], "for decoders of text");
 }
 
-/// A run with windows is used for what they are not for.
+/// A run with windows can be used for tasks that windows do not support.
 #[test]
 fn a_run_with_windows_answers_other_tasks() {
     let folder = tempfile::tempdir().expect("a folder");

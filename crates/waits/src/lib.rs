@@ -1,8 +1,8 @@
-//! Work that somebody may be waiting for: what goes on in this process right now, and how far it is.
+//! Progress of long work in this process: what is running now, and how much of it is done.
 //!
-//! Code that takes long says so with [`begin`] and counts with [`Wait::add`]; a command that draws a terminal asks [`newest`] from time
-//! to time. Neither knows the other, nothing is printed here, and no result depends on it. A wait that nobody looks at costs one
-//! lock when it begins, one when it ends, and an addition for every count.
+//! Code that takes long registers its work with [`begin`] and counts with [`Wait::add`]; a command that draws on a terminal polls
+//! [`newest`]. Neither knows the other, nothing is printed here, and no result depends on it. Registering costs one lock at the beginning,
+//! one at the end, and an addition for every count.
 #![forbid(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,14 +13,14 @@ use std::time::{Duration, Instant};
 /// The unit that a wait counts in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
-    /// Nothing is counted: it takes as long as it takes.
+    /// Nothing is counted.
     Nothing,
     Bytes,
-    /// Things of this name, as `kernels`.
+    /// Things of this name, such as `kernels`.
     Things(&'static str),
 }
 
-/// Work that goes on until this is dropped. Any thread may count.
+/// Registered work, which ends when this is dropped. Any thread may count.
 #[derive(Debug)]
 pub struct Wait(Arc<Work>);
 
@@ -31,29 +31,29 @@ struct Work {
     began: Instant,
     thread: ThreadId,
     done: AtomicU64,
-    /// 0 where it is not known.
+    /// 0 if it is not known.
     total: u64,
 }
 
-/// A wait at one moment.
+/// The state of registered work at one moment.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WaitSnapshot {
     pub what: String,
     pub unit: Unit,
     pub done: u64,
     pub total: Option<u64>,
-    /// Since it began.
+    /// Time since it began.
     pub time: Duration,
 }
 
-/// Everything that goes on, the oldest first.
-static GOING_ON: Mutex<Vec<Arc<Work>>> = Mutex::new(Vec::new());
+/// All registered work, the oldest first.
+static RUNNING: Mutex<Vec<Arc<Work>>> = Mutex::new(Vec::new());
 
-fn going_on() -> MutexGuard<'static, Vec<Arc<Work>>> {
-    GOING_ON.lock().unwrap_or_else(PoisonError::into_inner)
+fn running() -> MutexGuard<'static, Vec<Arc<Work>>> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins work, in words that stand before how far it is, as `reading weights`; with the whole of it where that is known.
+/// Registers work under a name such as `reading weights`, with the total to count up to if it is known.
 pub fn begin(what: impl Into<String>, unit: Unit, total: Option<u64>) -> Wait {
     let work = Arc::new(Work {
         what: what.into(),
@@ -63,24 +63,25 @@ pub fn begin(what: impl Into<String>, unit: Unit, total: Option<u64>) -> Wait {
         done: AtomicU64::new(0),
         total: total.unwrap_or(0),
     });
-    going_on().push(Arc::clone(&work));
+    running().push(Arc::clone(&work));
     Wait(work)
 }
 
-/// The work that began last of all that has gone on for this long: what is inside of other work is nearer to the matter.
+/// The work that began last among all that has run for at least this long. Work within other work begins later and describes more
+/// exactly what is going on.
 pub fn newest(least: Duration) -> Option<WaitSnapshot> {
     newest_of(least, |_| true)
 }
 
-/// The same of the work that a thread has begun, and not of what others prepare beside it.
+/// Like [`newest`], for the work that one thread has begun.
 pub fn newest_by(thread: ThreadId, least: Duration) -> Option<WaitSnapshot> {
     newest_of(least, |work| work.thread == thread)
 }
 
-fn newest_of(least: Duration, wanted: impl Fn(&Work) -> bool) -> Option<WaitSnapshot> {
-    let all = going_on();
-    let long = all.iter().rev().find(|work| work.began.elapsed() >= least && wanted(work));
-    long.map(|work| work.seen())
+fn newest_of(least: Duration, is_included: impl Fn(&Work) -> bool) -> Option<WaitSnapshot> {
+    let all = running();
+    let long = all.iter().rev().find(|work| work.began.elapsed() >= least && is_included(work));
+    long.map(|work| work.snapshot())
 }
 
 impl Wait {
@@ -89,7 +90,7 @@ impl Wait {
         self.0.done.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// Says how much is done.
+    /// Sets how much is done.
     pub fn set(&self, done: u64) {
         self.0.done.store(done, Ordering::Relaxed);
     }
@@ -97,12 +98,12 @@ impl Wait {
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        going_on().retain(|work| !Arc::ptr_eq(work, &self.0));
+        running().retain(|work| !Arc::ptr_eq(work, &self.0));
     }
 }
 
 impl Work {
-    fn seen(&self) -> WaitSnapshot {
+    fn snapshot(&self) -> WaitSnapshot {
         WaitSnapshot {
             what: self.what.clone(),
             unit: self.unit,
@@ -118,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_that_lasts_is_seen_until_it_ends() {
+    fn the_newest_work_is_reported_until_it_ends() {
         assert_eq!(newest(Duration::ZERO), None);
         let outer = begin("outer", Unit::Bytes, Some(8));
         outer.add(3);
@@ -135,7 +136,7 @@ mod tests {
         let elsewhere = thread::spawn(move || newest_by(thread::current().id(), Duration::ZERO));
         assert_eq!(elsewhere.join().unwrap(), None);
         assert_eq!(newest_by(here, Duration::ZERO).unwrap().what, "inner");
-        assert_eq!(newest(Duration::from_secs(3600)), None, "neither has gone on for that long");
+        assert_eq!(newest(Duration::from_secs(3600)), None, "neither has run for that long");
         drop(inner);
         assert_eq!(newest(Duration::ZERO).unwrap().what, "outer");
         drop(outer);

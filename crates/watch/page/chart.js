@@ -1,10 +1,11 @@
-// A chart on a canvas: curves with the band they were thinned from, marks, axes, a cross-hair that all charts share.
+// A chart on a canvas: curves with the min/max band they were downsampled from, markers, axes, and a cross-hair that all charts
+// share.
 
-/** Shared by all charts: the place that is pointed at, and the part of the axis that is looked at. */
+/** Shared by all charts: the position of the cross-hair on the x axis, and the zoomed range. */
 const pointer = { x: null, zoom: null, charts: new Set() };
 
 const redrawAll = () => pointer.charts.forEach((chart) => chart.schedule(true));
-/** Moves the cross-hair over charts that are otherwise as they were. */
+/** Moves the cross-hair without redrawing the curves. */
 const pointAll = () => pointer.charts.forEach((chart) => chart.schedule(false));
 
 /** Ticks at round numbers between two ends. */
@@ -33,8 +34,8 @@ const ticks = (low, high, most, isLog, isBytes) => {
   return found;
 };
 
-/** The first place in a column that grows whose value is at least this. */
-const placeOf = (column, value) => {
+/** Binary search: the index of the first value in an ascending column that is at least this. */
+const lowerBound = (column, value) => {
   let low = 0;
   let high = column.length;
   while (low < high) {
@@ -44,7 +45,7 @@ const placeOf = (column, value) => {
   return low;
 };
 
-/** An exponential mean over `span` tokens: a value counts by the tokens it stands for. As the reports of runs smooth. */
+/** An exponential moving average over `span` tokens, in which a value is weighted by its tokens; the same as in reports of runs. */
 const smoothed = (values, tokens, span) => {
   if (!(span > 0)) return values;
   let [sum, weight, before] = [0, 0, 0];
@@ -58,13 +59,13 @@ const smoothed = (values, tokens, span) => {
   });
 };
 
-/** The numbers of this that are finite. */
+/** The finite numbers among these. */
 const finite = (values) => values.filter(isNumber);
 const least = (values) => values.reduce((a, b) => Math.min(a, b), Infinity);
 const most = (values) => values.reduce((a, b) => Math.max(a, b), -Infinity);
 
 class Chart {
-  /** `title`, a faint `aside`, whether it is `wide`, and `data()`: curves, marks, scales and formats as they are now. */
+  /** `title`, a faint `aside`, whether it is `wide`, and `data()`, which returns the current curves, markers, scales and formats. */
   constructor({ title, aside, wide, data }) {
     this.data = data;
     this.canvas = make('canvas', { tabindex: 0, role: 'img', 'aria-label': title });
@@ -91,7 +92,7 @@ class Chart {
     this.element.remove();
   }
 
-  /** Draws with the next frame; charts that are out of sight wait until they are seen. */
+  /** Draws with the next frame; a chart outside the viewport waits until it is scrolled into view. */
   schedule(isNew) {
     this.isStale ||= isNew;
     if (this.waiting) return;
@@ -113,13 +114,13 @@ class Chart {
   point(event) {
     if (!this.frame) return;
     pointer.x = this.valueAt(event.offsetX);
-    this.tell(event.clientX, event.clientY);
+    this.showTip(event.clientX, event.clientY);
     this.dragTo = this.drag === undefined ? undefined : event.offsetX;
     pointAll();
   }
 
-  /** The values under the cross-hair, beside it. */
-  tell(x, y) {
+  /** Shows the values under the cross-hair in a tooltip. */
+  showTip(x, y) {
     const { curves, marks, format, formatX } = this.shown;
     const all = curves.concat((marks ?? []).map((mark) => ({ ...mark, mean: mark.y })));
     const rows = all.map((curve) => ({ curve, value: this.valueOf(curve, pointer.x) })).filter((row) => isNumber(row.value));
@@ -130,7 +131,7 @@ class Chart {
   valueOf(curve, x) {
     const column = curve.x;
     if (!column.length || x < column[0] || x > column.at(-1) * 1.02) return null;
-    const after = Math.min(placeOf(column, x), column.length - 1);
+    const after = Math.min(lowerBound(column, x), column.length - 1);
     const at = after > 0 && x - column[after - 1] < column[after] - x ? after - 1 : after;
     return (curve.own ?? curve.smooth ?? curve.mean)[at];
   }
@@ -153,11 +154,11 @@ class Chart {
     const [low, high] = this.frame.x;
     pointer.x = Math.min(high, Math.max(low, (pointer.x ?? (low + high) / 2) + steps * (high - low)));
     const box = this.canvas.getBoundingClientRect();
-    this.tell(box.left + this.frame.left + (this.frame.width * (pointer.x - low)) / (high - low), box.top + 20);
+    this.showTip(box.left + this.frame.left + (this.frame.width * (pointer.x - low)) / (high - low), box.top + 20);
     pointAll();
   }
 
-  /** The ends of both axes. What the first steps of a run reach does not widen the axis of values. */
+  /** The ranges of both axes. The first steps of a run do not extend the axis of values. */
   scales() {
     const { curves, marks, isLog, domain, floor } = this.shown;
     const ends = curves.concat(marks ?? []).filter((curve) => curve.x.length);
@@ -165,8 +166,8 @@ class Chart {
     const x = pointer.zoom && pointer.zoom[0] < whole[1] ? pointer.zoom : whole;
     const values = [];
     for (const curve of curves) {
-      const from = Math.max(placeOf(curve.x, x[0]), pointer.zoom ? 0 : Math.ceil(curve.x.length * 0.02));
-      const to = placeOf(curve.x, x[1]) + 1;
+      const from = Math.max(lowerBound(curve.x, x[0]), pointer.zoom ? 0 : Math.ceil(curve.x.length * 0.02));
+      const to = lowerBound(curve.x, x[1]) + 1;
       const line = curve.smooth ?? curve.mean;
       const isNoisy = curve.smooth && curve.smooth !== curve.mean;
       for (let index = Math.min(from, curve.x.length - 1); index < Math.min(to, curve.x.length); index += 1) {
@@ -187,7 +188,7 @@ class Chart {
     return { x, y: [domain && low >= domain[0] ? Math.max(domain[0], low - room) : low - room, high + room] };
   }
 
-  /** Everything but the cross-hair, which is laid over a picture of this. */
+  /** Draws everything but the cross-hair onto an off-screen canvas. */
   draw(box) {
     this.shown = this.data();
     const { curves, marks, isLog, format, formatX, floor, isArea } = this.shown;
@@ -241,7 +242,7 @@ class Chart {
     pen.restore();
   }
 
-  /** The picture of the curves, the part that is being chosen, and the cross-hair. */
+  /** Draws the off-screen canvas, the range that is being selected, and the cross-hair. */
   cross() {
     const pen = this.canvas.getContext('2d');
     pen.setTransform(1, 0, 0, 1, 0, 0);
@@ -266,12 +267,12 @@ class Chart {
     }
   }
 
-  /** The band of a curve, faintly, and its line. */
+  /** Draws the band of a curve, faintly, and its line. */
   curve(pen, curve, toX, toY, isArea, frame) {
     const { x, mean, smooth, least: low, most: high, colour } = curve;
     const isSmooth = smooth && smooth !== mean;
-    const first = Math.max(0, placeOf(x, frame.x[0]) - 1);
-    const last = Math.min(x.length, placeOf(x, frame.x[1]) + 2);
+    const first = Math.max(0, lowerBound(x, frame.x[0]) - 1);
+    const last = Math.min(x.length, lowerBound(x, frame.x[1]) + 2);
     pen.strokeStyle = colour; pen.fillStyle = colour; pen.lineJoin = 'round';
     if (low && high) {
       pen.globalAlpha = isArea ? 0.75 : 0.16; pen.beginPath();
@@ -295,7 +296,7 @@ class Chart {
     if (x.length === 1 && isNumber(mean[0])) { pen.beginPath(); pen.arc(toX(x[0]), toY(mean[0]), 3, 0, 7); pen.fill(); }
   }
 
-  /** Held-out values: rings on a dashed line. */
+  /** Draws held-out values as rings on a dashed line. */
   marks(pen, { x, y, colour }, toX, toY, paper) {
     pen.strokeStyle = colour; pen.lineWidth = 1.2; pen.setLineDash([4, 3]);
     pen.beginPath();
@@ -310,7 +311,7 @@ class Chart {
   }
 }
 
-/** The box beside the cross-hair. */
+/** The tooltip. */
 const tip = (() => {
   const element = make('div', { class: 'tip', hidden: true, 'aria-hidden': 'true' });
   document.body.append(element);

@@ -1,4 +1,4 @@
-// The view of differences: the runs that are chosen, side by side.
+// The comparison view: the selected runs side by side.
 
 const compareView = {
   title: 'Compare',
@@ -18,13 +18,13 @@ const compareView = {
       ['step', (id) => count(store.runs.get(id).step)],
       ['loss', (id) => loss(store.runs.get(id).loss)],
       ['held-out loss', (id) => loss(store.runs.get(id).eval_loss)],
-      ['accuracy, held out', (id) => percent(store.curves.get(id)?.evaluations.curves.accuracy?.mean.at(-1))],
+      ['held-out accuracy', (id) => percent(store.curves.get(id)?.evaluations.curves.accuracy?.mean.at(-1))],
       ['tokens', (id) => short(store.curves.get(id)?.steps.tokens.at(-1))],
       ['training time', (id) => duration(store.curves.get(id)?.steps.seconds.at(-1))],
-      ['tokens a second', (id) => count(store.runs.get(id).tokens_per_second)],
+      ['tokens per second', (id) => count(store.runs.get(id).tokens_per_second)],
       ['step time', (id) => milliseconds(newest(id, 'step_ms'))],
       ['MFU', (id) => percent(newest(id, 'mfu'))],
-      ['memory, planned', (id) => bytes(store.curves.get(id)?.record?.start?.arena_bytes)],
+      ['planned memory', (id) => bytes(store.curves.get(id)?.record?.start?.arena_bytes)],
       ['device', (id) => store.curves.get(id)?.record?.start?.backend ?? '–'],
     ].map(([name, of]) => [name, ...ids.map(of)]).filter((row) => row.slice(1).some((cell) => cell !== '–'));
     const configs = ids.map((id) => store.details.get(id)?.config ?? {});
@@ -32,7 +32,7 @@ const compareView = {
     const differs = keys.filter((key) => configs.some((config) => config[key] !== configs[0][key]));
     replace(this.view,
       part('Results', null, table(head, rows)),
-      part('Settings that differ', differs.length ? null : ids.length < 2 ? 'choose another run to compare with' : 'none does',
+      part('Settings that differ', differs.length ? null : ids.length < 2 ? 'select another run to compare with' : 'none',
         differs.length ? table([['key', false, 'key'], ...head.slice(1)], differs.map((key) => [key, ...configs.map((config) => config[key] ?? '–')])) : null));
   },
 

@@ -1,34 +1,34 @@
-// The view of curves: the runs that are chosen, on one axis.
+// The view of curves: the selected runs on common axes.
 
 const share = (value) => percent(value, Math.abs(value) < 0.1 ? 1 : 0);
 const celsius = (value) => `${number(value)} °C`;
 
-/** One row a chart: where its curve comes from and how its values read. A chart without values is left out. */
+/** A row per chart: the source of its curve and the format of its values. A chart without values is left out. */
 const CHARTS = [
   { title: 'Loss', curve: 'loss', held: 'loss', wide: true, format: number, canLog: true, hasFloor: true },
-  { title: 'Tokens a second', curve: 'tokens_per_second', format: short, domain: [0], unless: (run) => isOfSamples(run) },
-  { title: 'Samples a second', curve: 'samples_per_second', format: short, domain: [0], unless: (run) => !isOfSamples(run) },
+  { title: 'Tokens per second', curve: 'tokens_per_second', format: short, domain: [0], unless: (run) => isOfSamples(run) },
+  { title: 'Samples per second', curve: 'samples_per_second', format: short, domain: [0], unless: (run) => !isOfSamples(run) },
   { title: 'MFU', aside: 'the model’s arithmetic over the device’s peak', curve: 'mfu', format: share, domain: [0] },
   { title: 'Accuracy', aside: 'held out', held: 'accuracy', format: share },
   { title: 'F1', aside: 'held out, mean of classes', held: 'f1', format: share },
   { title: 'Exact answers', aside: 'held out', held: 'exact', format: share },
   { title: 'Reward accuracy', curve: 'reward_accuracy', held: 'reward_accuracy', format: share },
   { title: 'Reward margin', curve: 'reward_margin', held: 'reward_margin', format: number },
-  { title: 'Bits a byte', aside: 'held out', held: 'bits_per_byte', format: number },
+  { title: 'Bits per byte', aside: 'held out', held: 'bits_per_byte', format: number },
   { title: 'Learning rate', curve: 'lr', format: number, domain: [0], isExact: true },
   { title: 'Gradient norm', curve: 'grad_norm', format: number, isLog: true },
-  { title: 'Of the predicted speed', curve: 'of_predicted', format: share, domain: [0] },
-  { title: 'Of the roofline', curve: 'of_roofline', format: share, domain: [0] },
+  { title: 'Fraction of the predicted speed', curve: 'of_predicted', format: share, domain: [0] },
+  { title: 'Fraction of the roofline', curve: 'of_roofline', format: share, domain: [0] },
   { title: 'Waiting for data', aside: 'share of an update', curve: 'data_wait', format: share, domain: [0, 0.05] },
   { title: 'Padding', aside: 'share of the computed tokens', curve: 'padding', format: share, domain: [0] },
   { title: 'GPU power', curve: 'gpu_power_watts', format: (value) => `${number(value)} W`, domain: [0] },
   { title: 'GPU clock', curve: 'gpu_clock_mhz', format: (value) => `${count(value)} MHz` },
   { title: 'GPU temperature', curve: 'gpu_temperature_celsius', format: celsius },
   { title: 'GPU memory', aside: 'of all processes', curve: 'gpu_memory_bytes', format: bytes, domain: [0] },
-  { title: 'GPU in use', curve: 'gpu_utilization', format: share, domain: [0, 1] },
+  { title: 'GPU utilisation', curve: 'gpu_utilization', format: share, domain: [0, 1] },
 ];
 
-/** Runs of images count samples: their tokens say nothing. */
+/** Whether a run trains on images, whose speed is counted in samples. */
 const isOfSamples = (id) => {
   const config = store.details.get(id)?.config;
   return Boolean(config && config['data.task'] && config['data.task'].includes('images'));
@@ -38,29 +38,29 @@ const AXES = [['step', 'Step'], ['tokens', 'Tokens'], ['time', 'Time']];
 const columnOf = () => ({ step: 'step', tokens: 'tokens', time: 'seconds' })[kept.axis];
 const formatAxis = (value) => ({ step: count, tokens: short, time: duration })[kept.axis](Math.max(0, value));
 
-/** The share of a run that curves are smoothed over: a fifth at most, finer where it is small. */
+/** The share of a run over which curves are smoothed: quadratic in the slider, a fifth at most. */
 const smoothingShare = () => 0.2 * (kept.smooth / 100) ** 2;
 
-/** Tokens over which curves are smoothed, one span for all runs: a share of those that the longest has seen. */
+/** Tokens over which curves are smoothed, the same for all runs: a share of the tokens of the longest. */
 const smoothingSpan = () => smoothingShare() * most([0, ...shownIds().map((id) => store.curves.get(id)?.steps.tokens.at(-1) ?? 0)]);
 
-/** Curves of the part that is looked at, finer than those of a whole run: id -> the part, and the steps as columns. */
+/** Finer curves of the zoomed range: id -> the range, and its steps as columns. */
 const parts = new Map();
 
-/** Asks for finer curves of the part that is looked at, where those that are known were thinned. */
+/** Requests finer curves of the zoomed range where the present ones are downsampled. */
 const refine = () => {
   if (currentView() !== curvesView) return;
   for (const id of shownIds()) {
     const steps = store.curves.get(id)?.steps;
     if (!steps || !(steps.stride > 1) || !pointer.zoom) continue;
     const column = steps[columnOf()];
-    const at = (value) => Math.min(Math.max(placeOf(column, value), 0), column.length - 1);
+    const at = (value) => Math.min(Math.max(lowerBound(column, value), 0), column.length - 1);
     const [low, high] = [at(pointer.zoom[0]), at(pointer.zoom[1])];
-    // Some more on both sides, for what is smoothed.
+    // Some more steps on both sides, for the smoothing.
     const room = Math.ceil((high - low) / 4) + 1;
     const [from, to] = [steps.step[Math.max(0, low - room)], steps.step[Math.min(steps.step.length - 1, high + room)]];
     const known = parts.get(id);
-    // A run that goes on at the end of the part is asked for now and then.
+    // The end of a running run changes all the time: it is requested at most every two seconds.
     if (known && known.from === from && (known.to === to || Date.now() - known.asked < 2000)) continue;
     const wanted = { from, to, steps: known?.from === from ? known.steps : null, asked: Date.now() };
     parts.set(id, wanted);
@@ -68,11 +68,11 @@ const refine = () => {
       if (!part?.steps || parts.get(id) !== wanted) return;
       wanted.steps = appended(null, part.steps);
       redrawAll();
-    }).catch(() => { /* The curves that are known stay. */ });
+    }).catch(() => { /* The present curves stay. */ });
   }
 };
 
-/** The steps of a run as they are drawn: of the part that is looked at, where finer ones are there. */
+/** The steps of a run that are drawn: those of the zoomed range where finer ones have arrived. */
 const stepsOf = (id) => {
   const known = store.curves.get(id).steps;
   const part = pointer.zoom && parts.get(id)?.steps;
@@ -82,7 +82,7 @@ const stepsOf = (id) => {
   return covers ? part : known;
 };
 
-/** The curves of a chart as they are now. */
+/** The current curves of a chart. */
 const dataOf = (chart) => {
   const [column, span] = [columnOf(), smoothingSpan()];
   const curves = [];
@@ -118,7 +118,7 @@ const curvesView = {
     this.charts.forEach((chart) => chart.remove());
     this.charts.clear();
     this.tools = make('div', { class: 'tools' });
-    this.legend = make('div', { class: 'legend', 'aria-label': 'Runs that are drawn' });
+    this.legend = make('div', { class: 'legend', 'aria-label': 'Selected runs' });
     this.grid = make('div', { class: 'charts' });
     this.empty = make('div');
     replace(view, this.tools, this.legend, this.empty, this.grid);
@@ -165,7 +165,7 @@ const curvesView = {
     redrawAll();
   },
 
-  /** How far a log is read, while it is. */
+  /** The progress of reading a long log. */
   progress(id) {
     const known = store.curves.get(id);
     if (known && known.read < 1) return make('span', { class: 'faint' }, `reading ${percent(known.read, 0)}`);
@@ -179,5 +179,5 @@ const curvesView = {
 };
 
 const emptyView = () => make('div', { class: 'empty' }, store.runs.size
-  ? [make('h2', {}, 'No run is chosen'), make('p', {}, 'Tick runs in the list to draw their curves on one axis.')]
+  ? [make('h2', {}, 'No run is selected'), make('p', {}, 'Tick runs in the list to draw their curves on one axis.')]
   : [make('h2', {}, 'No runs yet'), make('p', {}, 'flatout train makes one. It appears here by itself.')]);

@@ -1,6 +1,6 @@
-// Elements of the document. Texts are set as texts: nothing that a run says becomes markup.
+// Builds elements of the document. Texts are inserted as text nodes, so that nothing from a run becomes markup.
 
-/** An element with attributes and children; a child that is no element becomes a text. */
+/** An element with attributes and children; a child that is not a node becomes text. */
 const make = (tag, attributes = {}, ...children) => {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -39,6 +39,6 @@ const table = (head, rows, classes = () => null) => make('div', { class: 'scroll
 const part = (title, aside, ...content) => make('section', { class: 'part' },
   make('header', {}, make('h2', {}, title), aside && make('span', { class: 'faint' }, aside)), content);
 
-/** Facts beside one another: pairs of a name and a value, those without a value left out. */
+/** A grid of facts, from pairs of name and value; those without a value are left out. */
 const facts = (pairs) => make('dl', { class: 'facts' }, pairs.filter(([, value]) => value !== null && value !== undefined && value !== '')
   .map(([name, value]) => make('div', {}, make('dt', {}, name), make('dd', {}, value))));

@@ -1,4 +1,4 @@
-// The list of runs, the views and the theme, put together.
+// Sets up the list of runs, the views and the theme.
 
 const VIEWS = { curves: curvesView, run: runView, compare: compareView, sweeps: sweepView };
 let current = null;
@@ -20,7 +20,7 @@ const drawTabs = () => {
   replace(byId('tabs'), names.map((name) => make('a', { href: `#${name}`, 'aria-current': current === name && 'page' }, VIEWS[name].title)));
 };
 
-/** Rows of the list that are in the document at most: a filter finds the others. */
+/** The most rows of the list in the document; the filter finds the others. */
 const MOST_ROWS = 400;
 
 const side = {
@@ -37,8 +37,8 @@ const side = {
     this.draw();
   },
 
-  /** Runs that match every word of the filter: the newest first. */
-  found() {
+  /** Runs that match every word of the filter, the newest first. */
+  matching() {
     const words = this.text.toLowerCase().split(/\s+/).filter(Boolean);
     const matches = (run) => {
       const text = `${nameOf(run.id)} ${run.id} ${run.recipe ?? ''} ${run.state}`.toLowerCase();
@@ -49,17 +49,17 @@ const side = {
   },
 
   draw() {
-    // A field that is being used stays as it is.
+    // A colour field in use is not redrawn.
     if (this.list.contains(document.activeElement) && document.activeElement.type === 'color') return;
     const focusKey = document.activeElement?.dataset?.key;
-    const [found, shown] = [this.found(), shownSet()];
+    const [found, shown] = [this.matching(), shownSet()];
     const rows = found.slice(0, MOST_ROWS);
     replace(this.tally, make('span', {}, found.length === store.runs.size ? `${count(found.length)} runs` : `${count(found.length)} of ${count(store.runs.size)} runs`),
       make('span', {}, make('button', { class: 'link', type: 'button', onclick: () => setShown(found.map((run) => run.id)) }, found.length > store.mostShown ? `show ${store.mostShown}` : 'show all'), ' · ',
         make('button', { class: 'link', type: 'button', onclick: () => setShown([]) }, 'none')));
     replace(this.notes, store.notes.map((text) => make('div', { class: 'note' }, text)));
     replace(this.list, rows.map((run) => this.row(run, shown.has(run.id))),
-      found.length > rows.length ? make('li', { class: 'faint' }, `and ${count(found.length - rows.length)} more: filter them`) : null);
+      found.length > rows.length ? make('li', { class: 'faint' }, `and ${count(found.length - rows.length)} more: use the filter`) : null);
     if (focusKey) this.list.querySelector(`[data-key="${CSS.escape(focusKey)}"]`)?.focus();
   },
 
@@ -76,7 +76,7 @@ const side = {
     };
     const progress = run.steps ? `${count(run.step)} / ${count(run.steps)}` : count(run.step);
     return make('li', { class: focused() === id && 'focused' },
-      make('input', { type: 'checkbox', checked: isShown, 'aria-label': `Draw ${nameOf(id)}`, 'data-key': `c${id}`, onchange: toggle }),
+      make('input', { type: 'checkbox', checked: isShown, 'aria-label': `Show ${nameOf(id)}`, 'data-key': `c${id}`, onchange: toggle }),
       isShown ? make('input', {
         type: 'color', value: colourOf(id), 'aria-label': `Colour of ${nameOf(id)}`,
         onchange: (event) => { kept.colours[keyOf(id)] = event.target.value; keep(); event.target.blur(); changed('list'); },
@@ -87,7 +87,7 @@ const side = {
   },
 };
 
-/** The theme: as the system has it, or as it was chosen. */
+/** The theme: that of the system, or the user's choice. */
 const theme = {
   dark: matchMedia('(prefers-color-scheme: dark)'),
   set() {
@@ -103,7 +103,7 @@ const theme = {
   },
 };
 
-/** Draws at most four times a second, whatever arrives. */
+/** Batches updates, so that the page is redrawn only a few times a second. */
 const news = new Set();
 let isDue = false;
 store.listeners.push((what) => {
@@ -114,7 +114,7 @@ store.listeners.push((what) => {
     isDue = false;
     const all = [...news];
     news.clear();
-    // The folder of a sweep is looked at for the sweep.
+    // A folder that is itself a sweep opens with the view of sweeps.
     if (all.includes('first') && !first && store.sweeps.includes('.')) go('sweeps');
     byId('folder').textContent = store.folder.split('/').pop() || store.folder;
     byId('folder').title = store.folder;

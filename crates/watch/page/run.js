@@ -1,4 +1,4 @@
-// The view of one run: where it stands, memory as planned, kernels, switches, classes, samples, warnings and settings.
+// The view of one run: its state, planned memory, kernels, switches, classes, samples, warnings and settings.
 
 const runView = {
   title: 'Run',
@@ -9,7 +9,7 @@ const runView = {
   },
 
   update(what) {
-    // Curves that grow change the facts alone, and a table that is read should not move.
+    // New points change the facts only; the tables are not redrawn, so that they do not move while they are read.
     if (what === 'run' && this.shownId === focused() && this.facts?.isConnected) {
       const facts = this.factsOf(focused());
       this.facts.replaceWith(facts);
@@ -60,15 +60,15 @@ const runView = {
       ['step', run.steps ? `${count(run.step)} of ${count(run.steps)}` : count(run.step)],
       ['loss', loss(run.loss)],
       ['held-out loss', isNumber(run.eval_loss) ? loss(run.eval_loss) : null],
-      ['accuracy, held out', isNumber(known?.evaluations.curves.accuracy?.mean.at(-1)) ? percent(known.evaluations.curves.accuracy.mean.at(-1)) : null],
-      ['floor of the loss', isNumber(record?.end?.loss_floor) ? loss(record.end.loss_floor) : null],
-      [isOfSamples(id) ? 'samples a second' : 'tokens a second', count(isOfSamples(id) ? run.samples_per_second : run.tokens_per_second)],
+      ['held-out accuracy', isNumber(known?.evaluations.curves.accuracy?.mean.at(-1)) ? percent(known.evaluations.curves.accuracy.mean.at(-1)) : null],
+      ['loss floor', isNumber(record?.end?.loss_floor) ? loss(record.end.loss_floor) : null],
+      [isOfSamples(id) ? 'samples per second' : 'tokens per second', count(isOfSamples(id) ? run.samples_per_second : run.tokens_per_second)],
       ['MFU', isNumber(newest('mfu')) ? percent(newest('mfu')) : null],
-      ['of the predicted speed', isNumber(newest('of_predicted')) ? percent(newest('of_predicted'), 0) : null],
+      ['fraction of the predicted speed', isNumber(newest('of_predicted')) ? percent(newest('of_predicted'), 0) : null],
       ['waiting for data', isNumber(newest('data_wait')) ? percent(newest('data_wait')) : null],
-      ['memory, planned', isNumber(start.arena_bytes) ? bytes(start.arena_bytes + (start.driver_bytes ?? 0)) : null],
+      ['planned memory', isNumber(start.arena_bytes) ? bytes(start.arena_bytes + (start.driver_bytes ?? 0)) : null],
       ['GPU power', isNumber(newest('gpu_power_watts')) ? `${count(newest('gpu_power_watts'))} W` : null],
-      ['clock held down by', record?.throttled?.length ? record.throttled.join(', ') : null],
+      ['clock throttled by', record?.throttled?.length ? record.throttled.join(', ') : null],
       ['tokens', known?.steps.tokens.at(-1) && !isOfSamples(id) ? short(known.steps.tokens.at(-1)) : null],
       ['epochs', record?.epoch > 0 ? record.epoch.toFixed(2) : null],
       ['training time', isNumber(seconds) ? duration(seconds) : null],
@@ -76,7 +76,7 @@ const runView = {
       ['parameters', start.parameters ? short(start.parameters) : null],
       ['started', record?.starts > 1 ? `${record.starts} times` : ago(run.started)],
       ['last checkpoint', isNumber(record?.saved) ? `step ${count(record.saved)}` : null],
-      ['updates left out', record?.skipped ? count(record.skipped) : null],
+      ['skipped updates', record?.skipped ? count(record.skipped) : null],
     ]);
   },
 
@@ -90,7 +90,7 @@ const runView = {
     return part('Warnings', all, make('ul', { class: 'texts' }, [...record.warnings].reverse().map((text) => make('li', { class: 'warn' }, text))));
   },
 
-  /** The confusion matrix under the names of the classes: a row a class, a column what it was taken for. */
+  /** The confusion matrix with the names of the classes: rows are true classes, columns are predictions. */
   classes(details) {
     const confusion = details.record?.confusion;
     if (!confusion) return null;
@@ -99,12 +99,12 @@ const runView = {
     const total = rows.flat().reduce((a, b) => a + b, 0);
     const right = rows.reduce((sum, row, index) => sum + row[index], 0);
     const cell = (value, row, column, sum) => {
-      const element = make('td', { title: `${name(row)} taken for ${name(column)}: ${value}` }, value || '·');
+      const element = make('td', { title: `${name(row)} predicted as ${name(column)}: ${value}` }, value || '·');
       element.style.background = `color-mix(in srgb, ${row === column ? 'var(--accent)' : 'var(--bad)'} ${Math.round(85 * (sum ? value / sum : 0))}%, var(--rise))`;
       if (sum && value / sum > 0.55) element.style.color = 'var(--page)';
       return element;
     };
-    return part('Confusion matrix', `after step ${count(step)}: ${count(right)} of ${count(total)} right; a row is a class, a column what it was taken for`,
+    return part('Confusion matrix', `after step ${count(step)}: ${count(right)} of ${count(total)} right; rows are true classes, columns are predictions`,
       make('div', { class: 'scroll' }, make('table', { class: 'matrix' },
         make('thead', {}, make('tr', {}, make('th'), rows.map((_, index) => make('th', { scope: 'col', title: name(index) }, name(index))))),
         make('tbody', {}, rows.map((row, index) => {
@@ -133,11 +133,11 @@ const runView = {
     const legend = make('div', { class: 'legend' }, curves.map((curve) => make('span', {}, make('i', { colour: curve.colour }), `${curve.name}, ${bytes(most(curve.own))}`)));
     const alive = plan.peak?.alive ?? [];
     return part('Memory over the step', `${count(plan.launches)} launches: ${(plan.parts ?? []).map((one) => one.name).join(', then ')}`, this.memory.element, legend,
-      alive.length ? make('details', {}, make('summary', {}, 'Alive at the peak, beside what is persistent'),
+      alive.length ? make('details', {}, make('summary', {}, 'Alive at the peak, besides persistent memory'),
         table([['tensor', false, 'key'], ['buffers', true], ['memory', true]], alive.map((row) => [row.path, count(row.buffers), bytes(row.bytes)]))) : null);
   },
 
-  /** Time by kernel against the roofline: as profiled where a profile is there, else the least time by the plan. */
+  /** Time by kernel against the roofline: from a profile where there is one, otherwise from the plan. */
   kernels(details) {
     const measured = details.profile?.kernels;
     const rows = (measured ?? details.plan?.kernels)?.slice(0, 24);
@@ -152,7 +152,7 @@ const runView = {
       return make('div', { class: 'bar' }, whole, best);
     };
     const hasTimes = rows.some((row) => isNumber(row.ms ?? row.predicted_ms));
-    const head = [['kernel', false, 'key'], ['launches', true], ['least time', true], ['']];
+    const head = [['kernel', false, 'key'], ['launches', true], ['roofline time', true], ['']];
     if (hasTimes) head.splice(2, 0, [measured ? 'measured' : 'predicted', true], ['of roofline', true]);
     const times = (row) => (hasTimes ? [milliseconds(row.ms ?? row.predicted_ms), percent(row.roofline_ms / (row.ms ?? row.predicted_ms), 0)] : []);
     const cells = (row) => [row.name, count(row.launches), ...times(row), milliseconds(row.roofline_ms), bar(row)];
@@ -164,7 +164,7 @@ const runView = {
       sinks.length ? make('ul', { class: 'texts' }, sinks.slice(0, 5).map((sink) => make('li', {}, sink.words ?? ''))) : null);
   },
 
-  /** Switches that are active, why, and what ablate measured for each. */
+  /** The states of all switches, the reasons, and what ablate measured for each. */
   switches(details) {
     const start = details.record?.start;
     if (!start?.switches) return null;
@@ -182,11 +182,11 @@ const runView = {
       const difference = off(name)?.measured?.memory_difference;
       return isNumber(difference) && difference !== 0 ? `${difference > 0 ? '−' : '+'}${bytes(Math.abs(difference))}` : '';
     };
-    const head = [['switch', false, 'key'], ['is'], ['why']];
+    const head = [['switch', false, 'key'], ['state'], ['why']];
     const has = rows.length > 0;
-    if (has) head.splice(2, 0, ['speed by it', true], ['memory by it', true]);
+    if (has) head.splice(2, 0, ['speed-up', true], ['memory', true]);
     const cells = ([name, value]) => [name, value, ...(has ? [worth(name), memory(name)] : []), start.auto?.[name] ?? ''];
-    const aside = has ? `with what flatout ablate measured on ${details.ablation.device}` : 'flatout ablate --out, given the folder of the run, adds what each is worth';
+    const aside = has ? `with the effects that flatout ablate measured on ${details.ablation.device}` : 'flatout ablate --out, given the folder of the run, adds the effect of each';
     return part('Switches', aside, table(head, Object.entries(start.switches).map(cells)));
   },
 
@@ -195,7 +195,7 @@ const runView = {
     if (!start) return null;
     const rows = [
       ['device', start.device], ['flatout', start.version], ['optimiser', start.optimizer], ['loader', start.loader], ['attention', start.attention],
-      ['fp8', start.fp8], ['data', start.data?.source], ['tokens of the data', isNumber(start.data?.tokens) ? count(start.data.tokens) : null],
+      ['fp8', start.fp8], ['data', start.data?.source], ['tokens in the data', isNumber(start.data?.tokens) ? count(start.data.tokens) : null],
       ['ranks', start.world ? `${start.world.ranks} on ${start.world.nodes} nodes, ${start.world.mesh}` : null],
       ['start', Object.entries(start.start_seconds ?? {}).map(([name, seconds]) => `${name} ${duration(seconds)}`).join(', ')],
       ['libraries', Object.entries(start.libraries ?? {}).map(([name, version]) => `${name} ${version}`).join(', ')],

@@ -1,9 +1,9 @@
-// Samples of one run: the texts that its model wrote, and held-out texts and images with what it took them for, by evaluation.
+// Samples of one run by evaluation: texts that its model generated, and held-out texts and images with its predictions.
 
-/** The step whose samples are shown, by run; of a run that is not here the newest. */
+/** The step whose samples are shown, by run; the newest for other runs. */
 const sampleSteps = new Map();
 
-/** The part of the view: a slider over the evaluations that have samples, and those of one of them. */
+/** The section of the view: a slider over the evaluations that have samples, and the samples of one of them. */
 const samplesPart = (id, samples) => {
   const known = samples.filter((sample) => isNumber(sample.step));
   const steps = [...new Set(known.map((sample) => sample.step))].sort((a, b) => a - b);
@@ -22,7 +22,7 @@ const samplesPart = (id, samples) => {
     type: 'range', min: 0, max: steps.length - 1, value: String(place), 'aria-label': 'Evaluation whose samples are shown',
     oninput: (event) => {
       const at = Number(event.target.value);
-      // At the end the slider follows the run.
+      // At its end the slider follows the run.
       if (at === steps.length - 1) sampleSteps.delete(id); else sampleSteps.set(id, steps[at]);
       show(at);
     },
@@ -37,7 +37,7 @@ const samplesPart = (id, samples) => {
 const sampleTexts = (samples) => (samples.length ? make('ul', { class: 'texts' }, samples.map((sample) => make('li', {},
   make('span', { class: 'faint' }, sample.prompt ?? ''), /^\s/.test(sample.text ?? '') ? '' : '  ', sample.text ?? ''))) : null);
 
-/** Held-out examples with the class that was predicted, how sure the model is, and whether it is right. */
+/** Held-out examples with the predicted class, its probability, and whether it is right. */
 const sampleGrid = (id, samples) => {
   if (!samples.length) return null;
   const right = samples.filter((sample) => sample.is_right).length;

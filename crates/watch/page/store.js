@@ -1,20 +1,20 @@
-// Runs as the server tells of them, and the choices of whoever looks at them, which this browser keeps.
+// State from the server, and the user's choices, which the browser stores.
 
 const PALETTE = ['#2f6fde', '#d1570a', '#22915b', '#9a4fc9', '#c9332c', '#008ea6', '#b8860b', '#d0428f', '#5b6b7d', '#6f8f1a'];
 
 const store = {
-  runs: new Map(),      // id -> the line of the list
+  runs: new Map(),      // id -> its entry in the list
   sweeps: [],
   notes: [],
   folder: '',
   mostShown: 32,
   curves: new Map(),    // id -> { steps, evaluations, record, read, unreadable }
-  details: new Map(),   // id -> what /api/run told
+  details: new Map(),   // id -> the response of /api/run
   listeners: [],
   source: null,
 };
 
-/** Kept by this browser: names, colours, the selection and how curves are drawn. */
+/** Stored in the browser: names, colours, the selection and the settings of charts. */
 const kept = (() => {
   const defaults = { names: {}, colours: {}, shown: null, axis: 'step', log: false, smooth: 25, theme: 'auto', focus: null };
   let held;
@@ -23,14 +23,14 @@ const kept = (() => {
 })();
 
 const keep = () => {
-  try { localStorage.setItem('flatout', JSON.stringify(kept)); } catch { /* A browser that keeps nothing still shows everything. */ }
+  try { localStorage.setItem('flatout', JSON.stringify(kept)); } catch { /* Without storage the page works, but forgets. */ }
 };
 
-/** Runs are kept under the folder they lie in: another folder may have a run of the same name. */
+/** Choices for a run are stored under its folder, because another folder may have a run of the same name. */
 const keyOf = (id) => `${store.folder}/${id}`;
 const nameOf = (id) => (Object.hasOwn(kept.names, keyOf(id)) ? kept.names[keyOf(id)] : id);
 
-/** The colour a run was given, or one by its place in the order of names. */
+/** The colour chosen for a run, or one by its position in the selection. */
 const colourOf = (id) => {
   if (Object.hasOwn(kept.colours, keyOf(id))) return kept.colours[keyOf(id)];
   const place = shownIds().indexOf(id);
@@ -47,7 +47,7 @@ const setShown = (ids) => {
   changed('list');
 };
 
-/** The run whose details are shown: the one that was pointed at, or the first that is drawn. */
+/** The run whose details are shown: the one that was clicked, or the first selected one. */
 const focused = () => {
   const shown = shownIds();
   return shown.includes(kept.focus) ? kept.focus : shown[0] ?? null;
@@ -55,7 +55,7 @@ const focused = () => {
 
 const changed = (what) => store.listeners.forEach((listener) => listener(what));
 
-/** Puts news of columns behind what is known of them. */
+/** Truncates the known columns to `news.from` and appends an update. */
 const appended = (known, news) => {
   const have = known ?? { step: [], tokens: [], seconds: [], curves: {} };
   const cut = (column, more) => { column.length = Math.min(column.length, news.from); for (const value of more) column.push(value); };
@@ -88,7 +88,7 @@ const takeList = (list) => {
   changed('list');
 };
 
-/** At first, the run that the address names; else what was shown before; else the newest runs. */
+/** The first selection: the run that the address names, else the previous selection, else the newest runs. */
 const chooseFirst = () => {
   const asked = new URLSearchParams(location.hash.slice(1)).get('run');
   if (asked && store.runs.has(asked)) {
@@ -100,7 +100,7 @@ const chooseFirst = () => {
   subscribe();
 };
 
-/** The newest runs, once the list knows when they began. */
+/** Selects the newest runs, once the list has their start times. */
 const chooseNewest = () => {
   const begun = [...store.runs.values()].filter((run) => isNumber(run.started));
   if (!store.wantsNewest || !begun.length || [...store.runs.values()].some((run) => run.state === '')) return;
@@ -118,22 +118,22 @@ const takeRun = (news) => {
     read: news.read,
     unreadable: news.unreadable,
   });
-  // Every evaluation and checkpoint is news: the folder is read again for the run that is looked at.
+  // The record changes with every evaluation and checkpoint: the folder of the focused run is read again.
   if (news.record && (!store.details.has(news.id) || news.id === focused())) fetchDetails(news.id);
   changed('run');
 };
 
-/** Asks for the rest of a run's folder; again where its log says that something happened. */
+/** Requests the rest of a run's folder. */
 const fetchDetails = async (id) => {
   try {
     const answer = await fetch(`/api/run?id=${encodeURIComponent(id)}`);
     if (!answer.ok) return;
     store.details.set(id, await answer.json());
     changed('details');
-  } catch { /* The stream says where the server is gone. */ }
+  } catch { /* The stream reports a lost connection. */ }
 };
 
-/** Opens the stream of news for the runs that are shown. */
+/** Opens the stream of updates for the selected runs. */
 const subscribe = () => {
   const ids = shownIds();
   const query = ids.map((id) => `run=${encodeURIComponent(id)}`).join('&');
@@ -146,13 +146,13 @@ const subscribe = () => {
   const own = (take) => (event) => { if (store.source === source) take(JSON.parse(event.data)); };
   source.addEventListener('runs', own((list) => { takeList(list); chooseNewest(); }));
   source.addEventListener('run', own(takeRun));
-  // Another page took this one's place: it does not take it back by itself.
+  // A newer page replaced this one, which does not reconnect by itself.
   source.addEventListener('full', own(({ most_pages: mostPages }) => {
     source.close();
     store.source = null;
-    setStatus(`more than ${mostPages} pages are open, so this one rests: load it again to go on`, true);
+    setStatus(`more than ${mostPages} pages are open, so this one was disconnected: reload it to continue`, true);
   }));
-  // A stream that begins again sends every curve from its beginning.
+  // A reopened stream sends every curve from its beginning.
   source.onopen = () => setStatus('');
   source.onerror = () => {
     if (store.source !== source) return;

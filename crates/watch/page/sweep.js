@@ -1,6 +1,6 @@
-// The view of sweeps: a table of runs, and parallel coordinates of what was varied and what came of it.
+// The view of sweeps: a table of runs, and parallel coordinates of the varied keys and the result.
 
-/** A sweep under its name, or that of the folder that it is. */
+/** The name of a sweep, or of the folder if that is the sweep. */
 const titleOfSweep = (id) => (id === '.' ? store.folder.split('/').pop() : id);
 
 const sweepView = {
@@ -16,7 +16,7 @@ const sweepView = {
     if (what === 'run' || what === 'details') return;
     const known = store.sweeps.includes(this.id) ? this.id : store.sweeps[0];
     if (!known) { replace(this.view, make('div', { class: 'empty' }, make('h2', {}, 'No sweeps here'), make('p', {}, 'flatout sweep tiny lr=1e-3,3e-3 makes one.'))); return; }
-    // The list changes with every step of every run: the file is asked for now and then.
+    // The list changes with every step of every run: the file is requested at most every three seconds.
     if (this.id !== known || !this.sweep || Date.now() - this.asked > 3000) {
       this.id = known;
       this.asked = Date.now();
@@ -30,7 +30,7 @@ const sweepView = {
 
   draw() {
     const { sweep, id } = this;
-    // A sweep that is the folder itself has its runs beside it.
+    // If the folder itself is the sweep, its runs are directly in it.
     const idOf = (name) => (id === '.' ? name : `${id}/${name}`);
     const runs = (sweep.runs ?? []).map((run) => ({ ...run, live: store.runs.get(idOf(run.name)) }));
     const keys = [...new Set(runs.flatMap((run) => Object.keys(run.values ?? {})))];
@@ -44,19 +44,19 @@ const sweepView = {
     runs.sort(order[this.sort] ?? ((a, b) => String(a.values[this.sort]).localeCompare(String(b.values[this.sort]), undefined, { numeric: true })));
     const best = runs.filter((run) => isNumber(worth(run))).sort(order.best)[0];
     const sorter = (name, title) => make('button', { type: 'button', onclick: () => { this.sort = name; this.draw(); } }, title, this.sort === name ? ' ↓' : '');
-    const head = [[sorter('name', 'run'), false, 'key'], ...keys.map((key) => [sorter(key, key), true]), ['state'], ['step', true], [sorter('best', `best ${sweep.goal ?? 'loss'}`), true], ['last loss', true], ['took', true]];
+    const head = [[sorter('name', 'run'), false, 'key'], ...keys.map((key) => [sorter(key, key), true]), ['state'], ['step', true], [sorter('best', `best ${sweep.goal ?? 'loss'}`), true], ['last loss', true], ['time', true]];
     const rows = runs.map((run) => [
       run.live ? make('button', { class: 'link', onclick: () => { kept.focus = run.live.id; setShown([run.live.id, ...shownIds()]); go('run'); } }, run.name) : run.name,
-      ...keys.map((key) => run.values?.[key]), run.live?.state || run.state || 'waits', count(run.live?.step ?? run.step), isNumber(worth(run)) ? worth(run).toFixed(4) : null,
+      ...keys.map((key) => run.values?.[key]), run.live?.state || run.state || 'waiting', count(run.live?.step ?? run.step), isNumber(worth(run)) ? worth(run).toFixed(4) : null,
       loss(run.live?.loss ?? run.loss), duration(run.seconds),
     ]);
     const choose = store.sweeps.length > 1 ? make('label', {}, 'Sweep', make('select', {
       onchange: (event) => { this.id = event.target.value; this.sweep = null; this.update('list'); },
     }, store.sweeps.map((name) => make('option', { value: name, selected: name === id }, titleOfSweep(name))))) : null;
-    const all = make('button', { class: 'link', type: 'button', onclick: () => { setShown(runs.filter((run) => run.live).map((run) => run.live.id)); go('curves'); } }, 'Draw the curves of all');
+    const all = make('button', { class: 'link', type: 'button', onclick: () => { setShown(runs.filter((run) => run.live).map((run) => run.live.id)); go('curves'); } }, 'Show the curves of all');
     const canvas = make('canvas', { role: 'img', 'aria-label': 'Parallel coordinates of the sweep' });
     replace(this.view, make('div', { class: 'tools' }, choose, make('h2', {}, titleOfSweep(id)), make('span', { class: 'faint' }, `${sweep.recipe ?? ''}, ${runs.length} runs by ${sweep.goal ?? 'loss'}`), all),
-      keys.length ? part('Parallel coordinates', 'the better a run, the darker its line', make('div', { class: 'coordinates' }, canvas)) : null,
+      keys.length ? part('Parallel coordinates', 'better runs have darker lines', make('div', { class: 'coordinates' }, canvas)) : null,
       part('Runs', null, table(head, rows, (index) => (runs[index] === best ? 'best' : null))),
       sweep.means?.length ? part('Means over seeds', null, this.means(sweep)) : null);
     if (keys.length) requestAnimationFrame(() => this.coordinates(canvas, runs, keys, worth, isHigherBetter, best));
@@ -69,7 +69,7 @@ const sweepView = {
       sweep.means.map((mean) => [...keys.map((key) => mean.values?.[key]), ...rest.map((key) => number(mean[key]))]));
   },
 
-  /** An axis a key and one for the result; a line a run. */
+  /** Draws an axis per key and one for the result, and a line per run. */
   coordinates(canvas, runs, keys, worth, isHigherBetter, best) {
     const box = canvas.getBoundingClientRect();
     if (!box.width) return;
@@ -106,7 +106,7 @@ const sweepView = {
       pen.fillStyle = ink('--text'); pen.textAlign = 'center'; pen.textBaseline = 'alphabetic';
       pen.fillText(axis.name, x(index), 16);
       pen.fillStyle = ink('--faint'); pen.textBaseline = 'middle'; pen.textAlign = index === axes.length - 1 ? 'left' : 'right';
-      // A rim of the page's colour keeps a label readable on lines.
+      // An outline in the page's colour keeps labels readable on lines.
       pen.strokeStyle = ink('--page'); pen.lineWidth = 4;
       for (const [at, text] of axis.labels) {
         const place = x(index) + (index === axes.length - 1 ? 8 : -8);
@@ -116,7 +116,7 @@ const sweepView = {
     });
   },
 
-  /** Places of values along an axis: numbers by size, on a logarithm where they span much; others one below the other. */
+  /** Positions of values along an axis: numbers on a linear scale, or a logarithmic one if they span more than a factor of eight; other values evenly. */
   axis(key, values) {
     const unique = [...new Set(values.filter((value) => value !== undefined))];
     const numbers = unique.map(Number);

@@ -1,10 +1,10 @@
-// Numbers as people read them.
+// Formats numbers for people.
 
 const isNumber = (value) => typeof value === 'number' && Number.isFinite(value);
 
 const count = (value) => (isNumber(value) ? Math.round(value).toLocaleString('en-US') : '–');
 
-/** 1,234 as 1.23K. */
+/** A number with a unit: 1,234 as 1.23K. */
 const short = (value) => {
   if (!isNumber(value)) return '–';
   const size = Math.abs(value);
@@ -14,7 +14,7 @@ const short = (value) => {
   return number(value);
 };
 
-/** As many digits as tell numbers of a chart apart. */
+/** A number with four significant digits. */
 const number = (value) => {
   if (!isNumber(value)) return '–';
   const size = Math.abs(value);

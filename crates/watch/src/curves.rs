@@ -1,12 +1,12 @@
-//! The numbers of any number of steps in bounded memory.
+//! Curves of any number of steps in bounded memory, by min/max decimation.
 //!
-//! Steps lie in buckets, at first one a bucket. Where the buckets are full, every two neighbours become one, and from then on
-//! a bucket holds twice as many steps. A bucket keeps the least, the greatest and the mean of every number, so that no spike is
-//! lost however many steps there are: min/max decimation, with more buckets than a chart has pixels.
+//! Steps are stored in buckets, at first one per bucket. When all buckets are used, every two neighbours are merged, and from
+//! then on a bucket takes twice as many steps. A bucket keeps the minimum, the maximum and the mean of every number, so that no
+//! spike is lost; there are more buckets than a chart has pixels.
 
 use serde_json::{Map, Value, json};
 
-/// Where a point lies on each axis that curves are drawn over.
+/// The position of a point on each axis that curves can be drawn over.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct At {
     pub step: u64,
@@ -24,10 +24,10 @@ struct Band {
 
 #[derive(Clone, Debug)]
 struct Bucket {
-    /// Of its last step.
+    /// The position of its last step.
     at: At,
     points: u32,
-    /// When it last changed.
+    /// The revision at which it last changed.
     revision: u64,
     bands: Box<[Band]>,
 }
@@ -36,11 +36,11 @@ struct Bucket {
 pub struct Curves {
     names: Vec<&'static str>,
     most_buckets: usize,
-    /// Points a bucket takes.
+    /// Points per bucket.
     stride: u32,
     buckets: Vec<Bucket>,
     revision: u64,
-    /// Numbers that occurred at all.
+    /// Whether each number has occurred at all.
     present: Vec<bool>,
 }
 
@@ -63,7 +63,7 @@ impl Curves {
         self.buckets.is_empty()
     }
 
-    /// Bytes that are kept at most.
+    /// The most bytes that the curves take.
     pub fn most_bytes(&self) -> usize {
         self.most_buckets * (size_of::<Bucket>() + self.names.len() * size_of::<Band>())
     }
@@ -79,14 +79,14 @@ impl Curves {
         self.buckets[..after].last().map(|bucket| bucket.at)
     }
 
-    /// The newest mean of a number that is there.
+    /// The mean of a number in the newest bucket that has it.
     pub fn newest(&self, name: &str) -> Option<f64> {
         let channel = self.names.iter().position(|known| *known == name)?;
         let newest = self.buckets.iter().rev().map(|bucket| bucket.bands[channel].mean);
         newest.take(64).find(|mean| mean.is_finite()).map(f64::from)
     }
 
-    /// Forgets all points; the next is the first.
+    /// Removes all points.
     pub fn clear(&mut self) {
         self.buckets.clear();
         self.stride = 1;
@@ -114,12 +114,12 @@ impl Curves {
             };
             self.present[channel] = true;
             let one = Band { least: value, most: value, mean: value };
-            bucket.bands[channel] = joined((bucket.bands[channel], bucket.points - 1), (one, 1));
+            bucket.bands[channel] = merged((bucket.bands[channel], bucket.points - 1), (one, 1));
         }
     }
 
-    /// Takes back what lies after a step. A bucket that has steps before and after it goes as well: at most one in
-    /// `most_buckets` is missing from a curve, and none that is void stays.
+    /// Removes everything after a step. A bucket with steps before and after it is removed as well: at most one in `most_buckets`
+    /// is missing from a curve, and no undone step remains.
     pub fn keep(&mut self, step: u64) {
         let before = self.buckets.len();
         while self.buckets.last().is_some_and(|last| last.at.step > step) {
@@ -127,10 +127,10 @@ impl Curves {
         }
         if self.buckets.len() < before {
             self.revision += 1;
-            // A page that has what was taken back is sent the curve from here on.
+            // A page that has the removed points is sent the curve from here on.
             if let Some(last) = self.buckets.last_mut() {
                 last.revision = self.revision;
-                // Steps that follow begin a bucket of their own.
+                // Following steps begin a new bucket.
                 last.points = last.points.max(self.stride);
             }
         }
@@ -144,7 +144,7 @@ impl Curves {
             let mut one = pair[0].clone();
             if let Some(other) = pair.get(1) {
                 let bands = one.bands.iter().zip(&other.bands);
-                one.bands = bands.map(|(a, b)| joined((*a, one.points), (*b, other.points))).collect();
+                one.bands = bands.map(|(a, b)| merged((*a, one.points), (*b, other.points))).collect();
                 (one.at, one.points) = (other.at, one.points + other.points);
             }
             one.revision = self.revision;
@@ -153,7 +153,7 @@ impl Curves {
         self.buckets = halved;
     }
 
-    /// Everything that changed after a revision, as columns: a reader drops what it has from `from` on and appends these.
+    /// Everything that changed after a revision, as columns: a reader truncates its columns to `from` and appends these.
     pub fn since(&self, revision: u64) -> Value {
         let from = self.buckets.iter().position(|b| b.revision > revision).unwrap_or(self.buckets.len());
         let news = &self.buckets[from..];
@@ -179,9 +179,9 @@ impl Curves {
     }
 }
 
-/// A number in its shortest form; `null` where there is none.
+/// A number in its shortest form; `null` where it is not finite.
 fn number(value: f32) -> Value {
-    // A float of 32 bits is written as such, and not as the 64 bits it is closest to.
+    // The shortest decimal of the 32-bit float, not that of its conversion to 64 bits.
     value
         .to_string()
         .parse::<f64>()
@@ -190,8 +190,8 @@ fn number(value: f32) -> Value {
         .map_or(Value::Null, |value| json!(value))
 }
 
-/// Joins two bands, each with its number of points.
-fn joined((a, m): (Band, u32), (b, n): (Band, u32)) -> Band {
+/// Merges two bands, each with its number of points.
+fn merged((a, m): (Band, u32), (b, n): (Band, u32)) -> Band {
     if a.mean.is_nan() || m == 0 {
         return b;
     }
@@ -225,18 +225,18 @@ mod tests {
         let curves = filled(100_000, 64);
         assert!(curves.len() <= 64, "{}", curves.len());
         assert_eq!(curves.last(), Some(at(100_000)));
-        let told = curves.since(0);
-        assert_eq!(told["from"], 0);
-        let most = told["curves"]["loss"]["most"].as_array().unwrap();
+        let columns = curves.since(0);
+        assert_eq!(columns["from"], 0);
+        let most = columns["curves"]["loss"]["most"].as_array().unwrap();
         assert_eq!(most.iter().filter(|value| **value == 100.0).count(), 1);
-        assert!(told["curves"].get("never").is_none(), "a number that never occurred has no curve");
+        assert!(columns["curves"].get("never").is_none(), "a number that never occurred has no curve");
         let means: f64 =
-            told["curves"]["loss"]["mean"].as_array().unwrap().iter().filter_map(Value::as_f64).sum();
+            columns["curves"]["loss"]["mean"].as_array().unwrap().iter().filter_map(Value::as_f64).sum();
         assert!(means > curves.len() as f64, "the spike is in a mean as well");
     }
 
     #[test]
-    fn a_reader_that_appends_what_is_new_has_the_whole() {
+    fn a_reader_that_appends_updates_has_the_whole() {
         let (mut curves, mut have, mut seen) = (Curves::new(vec!["loss"], 16), Vec::<u64>::new(), 0);
         let mut check = |curves: &Curves| {
             let news = curves.since(seen);
@@ -265,15 +265,15 @@ mod tests {
     }
 
     #[test]
-    fn nothing_void_stays() {
+    fn no_undone_step_remains() {
         let mut curves = Curves::new(vec!["loss"], 8);
         for step in 1..=40 {
             curves.push(at(step), [Some(if step > 29 { 9.0 } else { 1.0 })].into_iter());
         }
         curves.keep(29);
-        let told = curves.since(0);
-        let most = told["curves"]["loss"]["most"].as_array().unwrap();
-        assert!(most.iter().all(|value| *value == 1.0), "{told}");
+        let columns = curves.since(0);
+        let most = columns["curves"]["loss"]["most"].as_array().unwrap();
+        assert!(most.iter().all(|value| *value == 1.0), "{columns}");
         assert!(curves.last().unwrap().step <= 29);
         curves.push(at(30), [Some(2.0)].into_iter());
         assert_eq!(curves.last(), Some(at(30)));

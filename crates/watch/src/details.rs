@@ -1,7 +1,7 @@
-//! The rest of a run's folder: its settings, its plan of memory and kernels, and what was measured and sampled.
+//! Reads the rest of a run's folder: its settings, its plan of memory and kernels, measurements and samples.
 //!
 //! `plan.json` and `samples.jsonl` are written by `train`, `ablate.json` by `ablate --out`, and `profile.json` is what
-//! `profile --json` prints. The last two may also lie in the folder of the runs, for all runs of their recipe.
+//! `profile --json` prints. The last two may also be in the folder of the runs, for all runs of their recipe.
 
 use std::io::{self, Read};
 use std::path::Path;
@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 use crate::folder::Folder;
 use crate::follow::read_at;
 
-/// Bytes of a file that is read whole, and of the end of one that is not.
+/// The most bytes of a file that is read whole, and of the end of the samples.
 const MOST: u64 = 32 << 20;
 const SAMPLES: usize = 128 << 10;
 /// The fields of a profile that a page shows.
@@ -34,7 +34,7 @@ const PROFILE: [&str; 13] = [
     "sinks",
 ];
 
-/// Everything that a page asks for when it shows a run. `recipe` is the run's own.
+/// Everything that a page requests to show a run, which was trained from `recipe`.
 pub fn details(folder: &Folder, dir: &Path, recipe: Option<&str>) -> Value {
     let mut problems = vec![];
     let mut all = match config(folder, dir) {
@@ -62,32 +62,32 @@ pub fn details(folder: &Folder, dir: &Path, recipe: Option<&str>) -> Value {
     all
 }
 
-/// The settings with everything that was resolved.
+/// The resolved settings.
 fn config(folder: &Folder, dir: &Path) -> Result<Config, String> {
     let text = |name: &str| folder.text(dir, name, MOST).map_err(|error| format!("{name}: {error}"));
-    let asked = Config::parse(&text("config.toml")?, "config.toml").map_err(|error| error.0)?;
+    let requested = Config::parse(&text("config.toml")?, "config.toml").map_err(|error| error.0)?;
     match text("resolved.toml") {
-        Err(_) => Ok(asked),
-        Ok(text) => Ok(Resolved::parse(&text, "resolved.toml").map_err(|error| error.0)?.over(&asked)),
+        Err(_) => Ok(requested),
+        Ok(text) => Ok(Resolved::parse(&text, "resolved.toml").map_err(|error| error.0)?.over(&requested)),
     }
 }
 
-/// A file of JSON; nothing where there is none, and a problem where it cannot be read.
+/// Reads a file of JSON; `None` where there is none. One that cannot be read adds a problem.
 pub fn read(folder: &Folder, dir: &Path, name: &str, problems: &mut Vec<String>) -> Option<Value> {
-    let told = match folder.text(dir, name, MOST) {
+    let value = match folder.text(dir, name, MOST) {
         Ok(text) => serde_json::from_str(&text).map_err(|error| error.to_string()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return None,
         Err(error) => Err(error.to_string()),
     };
-    told.map_err(|why| problems.push(format!("{name} cannot be read: {why}"))).ok()
+    value.map_err(|why| problems.push(format!("{name} cannot be read: {why}"))).ok()
 }
 
-/// Bytes of a picture of a sample at most.
+/// The most bytes of a sample's picture.
 const IMAGE: u64 = 64 << 10;
-/// How a PNG file begins.
+/// The signature of PNG files.
 const PNG: &[u8] = b"\x89PNG\r\n\x1a\n";
 
-/// A picture among the samples of a run: a PNG file of that folder, by a name that is nothing but one.
+/// A picture among the samples of a run: a PNG file in that folder, by a plain file name.
 pub fn image(folder: &Folder, dir: &Path, name: &str) -> Option<Vec<u8>> {
     let (stem, ending) = name.split_once('.')?;
     let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '-';

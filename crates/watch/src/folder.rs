@@ -1,7 +1,7 @@
-//! Which runs a folder holds, and its files.
+//! Lists the runs in a folder and opens their files safely.
 //!
-//! A run lies in the folder, or one folder deeper where it is part of a sweep or of folds. Links to folders are followed
-//! where they stay within, and left out where they lead elsewhere; files that are links are never opened.
+//! A run is in the folder, or one level deeper where it is part of a sweep or of folds. Links to folders are followed only if
+//! they stay inside the folder; files that are links are never opened.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -11,11 +11,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 
-/// Folders that are looked into at most: a folder that is none of runs should not be read for minutes.
+/// The most folders that are searched, so that a folder without runs is not read for minutes.
 const MOST_FOLDERS: usize = 50_000;
 const CONFIG: &str = "config.toml";
 const SWEEP: &str = "sweep.json";
-/// The name of a sweep that is the folder itself.
+/// The id of a sweep that is the folder itself.
 const ITSELF: &str = ".";
 
 /// A folder of runs, one run, or the runs of a sweep.
@@ -27,7 +27,7 @@ pub struct Folder {
 /// A run or a sweep within the folder.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FolderEntry {
-    /// Its path within the folder, by which pages name it.
+    /// Its path inside the folder, by which pages name it.
     pub id: String,
     pub dir: PathBuf,
 }
@@ -37,7 +37,7 @@ pub struct FolderEntry {
 pub struct FolderListing {
     pub runs: Vec<FolderEntry>,
     pub sweeps: Vec<FolderEntry>,
-    /// Why something is left out.
+    /// Reasons why something is left out.
     pub notes: Vec<String>,
 }
 
@@ -52,7 +52,7 @@ impl Folder {
         &self.root
     }
 
-    /// Looks for runs and sweeps.
+    /// Searches for runs and sweeps.
     pub fn look(&self) -> FolderListing {
         let mut search = Search {
             root: &self.root,
@@ -75,14 +75,15 @@ impl Folder {
             found.notes.push(format!("{outside} links that lead out of the folder are left out"));
         }
         if folders >= MOST_FOLDERS {
-            found.notes.push(format!("only the first {MOST_FOLDERS} folders were looked into"));
+            found.notes.push(format!("only the first {MOST_FOLDERS} folders were searched"));
         }
         found.runs.sort();
         found.sweeps.sort();
         found
     }
 
-    /// Opens a file of a run. Neither a link nor a pipe is taken for one, nor a folder that leads out of this one by now.
+    /// Opens a regular file of a run. Links, pipes, and run folders that have been replaced by a link out of this folder are
+    /// refused.
     pub fn file(&self, dir: &Path, name: &str) -> io::Result<File> {
         if !fs::canonicalize(dir)?.starts_with(&self.root) {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it leads out of the folder"));
@@ -91,7 +92,7 @@ impl Folder {
         let file = OpenOptions::new().read(true).custom_flags(flags as i32).open(dir.join(name))?;
         match file.metadata()?.is_file() {
             true => Ok(file),
-            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")),
+            false => Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")),
         }
     }
 
@@ -153,7 +154,7 @@ impl Search<'_> {
 
     fn add_run(&mut self, dir: &Path) {
         let id = self.id(dir);
-        // Names that are no text may read alike: the first counts.
+        // Names that are not valid text may look the same: the first counts.
         if self.seen.insert(id.clone()) {
             self.found.runs.push(FolderEntry { id, dir: dir.into() });
         }
@@ -166,7 +167,7 @@ impl Search<'_> {
     }
 }
 
-/// A file that is there itself and not by a link.
+/// Whether this is a regular file and not a link.
 fn is_file(path: &Path) -> bool {
     fs::symlink_metadata(path).is_ok_and(|meta| meta.is_file())
 }

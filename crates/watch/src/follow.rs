@@ -1,7 +1,7 @@
-//! A log read as far as it goes, and on as it grows.
+//! Follows a log: reads it to its end, and further as it grows.
 //!
-//! Only whole lines count: the last line may be half written, or be what a crash left, and is looked at again. A log that is
-//! shorter than before, or another file, is read anew.
+//! Only whole lines count: the last line may be half written, or left by a crash, and is read again later. A log that became
+//! shorter, or is another file, is read from the beginning.
 
 use std::fs::File;
 use std::io;
@@ -12,11 +12,11 @@ use crate::line::Line;
 use crate::part::{LogRange, Marks};
 use crate::record::Record;
 
-/// Bytes that are read at once, and that a line may have at most: longer ones are passed over.
+/// Bytes that are read at once, and the most bytes of a line: longer ones are skipped.
 const CHUNK: usize = 1 << 20;
 const MOST_LINE: usize = 16 << 20;
 
-/// Counts the times that any log is begun.
+/// Counts how often any log was begun.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
 #[derive(Debug, Default)]
@@ -26,13 +26,13 @@ pub struct Follower {
     /// Where the next line begins.
     offset: u64,
     size: u64,
-    /// Device and number of the file.
+    /// Device and inode of the file.
     identity: (u64, u64),
-    /// Within a line that is too long.
+    /// Whether the offset is inside a line that is too long.
     is_skipping: bool,
-    /// Lines that are no events.
+    /// Lines that are not events.
     pub unreadable: u64,
-    /// Another one where everything is read anew; no two followers have the same.
+    /// Changes when the log is read from the beginning; unique among all followers.
     pub generation: u64,
     buffer: Vec<u8>,
 }
@@ -43,12 +43,12 @@ impl Follower {
         if self.size == 0 { 1.0 } else { (self.offset as f64 / self.size as f64).min(1.0) }
     }
 
-    /// The part of the log that has the steps between two, where it is worth reading again.
+    /// The range of the log that has the steps from `from` to `to`, where it is worth reading again.
     pub fn part(&self, from: u64, to: u64) -> Option<LogRange> {
         self.marks.part(from, to, self.offset)
     }
 
-    /// Reads on by about `most` bytes; gives whether more is there.
+    /// Reads about `most` further bytes; returns whether there is more.
     pub fn advance(&mut self, file: &File, most: usize) -> io::Result<bool> {
         let meta = file.metadata()?;
         let identity = (meta.dev(), meta.ino());
@@ -73,12 +73,12 @@ impl Follower {
                 Err(error) => break Err(error),
             }
         };
-        // A follower that waits keeps no buffer.
+        // An idle follower keeps no buffer.
         self.buffer = Vec::new();
         result
     }
 
-    /// Takes the whole lines of the next bytes; gives how many bytes they had.
+    /// Processes the whole lines of the next bytes; returns their number of bytes.
     fn chunk(&mut self, file: &File) -> io::Result<usize> {
         self.marks.see(self.offset, &self.record);
         let mut want = CHUNK;
@@ -112,8 +112,8 @@ impl Follower {
         }
     }
 
-    /// Takes the lines in the first `bytes` of the buffer; gives how many bytes they had. The very last of a log is left for later where it is no event: a run
-    /// that goes on removes what a crash left of it.
+    /// Processes the lines in the first `bytes` of the buffer; returns their number of bytes. The last line of a log is left for
+    /// later where it is not an event: a resumed run removes what a crash left of it.
     fn lines(&mut self, bytes: usize, is_end: bool) -> usize {
         let buffer = std::mem::take(&mut self.buffer);
         let mut taken = 0;
@@ -136,7 +136,7 @@ impl Follower {
     }
 }
 
-/// As many bytes as there are, up to the buffer's length.
+/// Reads as many bytes as there are, up to the buffer's length.
 pub fn read_at(file: &File, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut have = 0;
     while have < buffer.len() {
@@ -179,8 +179,8 @@ mod tests {
         fn steps(&mut self) -> Vec<u64> {
             let file = File::open(&self.path).unwrap();
             while self.follower.advance(&file, 1 << 16).unwrap() {}
-            let told = self.follower.record.steps.since(0);
-            told["step"].as_array().unwrap().iter().filter_map(|step| step.as_u64()).collect()
+            let columns = self.follower.record.steps.since(0);
+            columns["step"].as_array().unwrap().iter().filter_map(|step| step.as_u64()).collect()
         }
     }
 
@@ -201,10 +201,10 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_is_cut_or_replaced_is_read_anew() {
+    fn a_log_that_is_truncated_or_replaced_is_read_again() {
         let mut log = Log::new();
         assert_eq!(log.append(&(step(1) + &step(2) + &step(3))), [1, 2, 3]);
-        // Zeros with a line's end are what a crash of the machine may leave; a run that goes on removes them.
+        // A crash of the machine may leave zeros with the end of a line; a resumed run removes them.
         let whole = std::fs::metadata(&log.path).unwrap().len();
         assert_eq!(log.append("\0\0\0\0\n"), [1, 2, 3]);
         std::fs::OpenOptions::new().write(true).open(&log.path).unwrap().set_len(whole).unwrap();
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_events_are_counted_and_long_ones_passed_over() {
+    fn lines_that_are_not_events_are_counted_and_long_ones_skipped() {
         let mut log = Log::new();
         log.append("not json\n[]\n{\"event\":7}\n{}\n\n");
         let long = "x".repeat(MOST_LINE + 5);

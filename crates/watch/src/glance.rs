@@ -1,4 +1,4 @@
-//! The first and last lines of a log: enough for a list of thousands of runs, whatever the logs weigh.
+//! Summarises a log by its first and last lines, which is fast enough for a list of thousands of runs with large logs.
 
 use std::fs::File;
 use std::io;
@@ -8,31 +8,31 @@ use serde::Serialize;
 use crate::follow::read_at;
 use crate::line::Line;
 
-/// Bytes at the beginning of a log, and at its end; of the end more where no step is among them, up to a bound.
+/// Bytes read at the beginning of a log and at its end; more at the end where these have no step, up to a bound.
 const HEAD: usize = 64 << 10;
 const TAIL: u64 = 64 << 10;
 const MOST_TAIL: u64 = 4 << 20;
 
-/// A run on one line of a list. Values that the lines looked at do not tell are absent.
+/// A run in a list. Values that are not in the lines that were read are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Glance {
     pub recipe: Option<String>,
-    /// Seconds since 1970 when it first began, and of its newest step.
+    /// Unix times of its first start and of its newest step.
     pub started: Option<f64>,
     pub time: Option<f64>,
     pub step: u64,
-    /// Of the whole run.
+    /// Steps of the whole run.
     pub steps: Option<u64>,
     pub loss: Option<f64>,
     pub eval_loss: Option<f64>,
     pub tokens_per_second: Option<f64>,
     pub samples_per_second: Option<f64>,
-    /// How the newest process ended, where it said so.
+    /// The status in the `end` line of the newest process, if it wrote one.
     pub status: Option<String>,
 }
 
 impl Glance {
-    /// Looks at a log. `before` is what was seen earlier of the same log, whose evaluation may lie too far back by now.
+    /// Reads a summary of a log. `before` is the previous one of the same log, whose evaluation may be too far back now.
     pub fn at(file: &File, before: Option<&Glance>) -> io::Result<Glance> {
         let size = file.metadata()?.len();
         let mut glance = Glance::default();
@@ -48,9 +48,9 @@ impl Glance {
         if size <= HEAD as u64 {
             return Ok(glance);
         }
-        let mut wanted = TAIL;
+        let mut tail = TAIL;
         loop {
-            let begin = size.saturating_sub(wanted);
+            let begin = size.saturating_sub(tail);
             buffer.resize((size - begin) as usize, 0);
             let have = read_at(file, &mut buffer, begin)?;
             let first = buffer[..have].iter().position(|byte| *byte == b'\n').map_or(have, |end| end + 1);
@@ -61,11 +61,11 @@ impl Glance {
                 has_step |= line.event == "step";
                 seen.take(&line);
             }
-            if has_step || wanted >= MOST_TAIL.min(size) {
+            if has_step || tail >= MOST_TAIL.min(size) {
                 seen.eval_loss = seen.eval_loss.or(before.and_then(|before| before.eval_loss));
                 return Ok(seen);
             }
-            wanted *= 4;
+            tail *= 4;
         }
     }
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn the_ends_of_a_long_log_tell_where_a_run_stands() {
+    fn the_ends_of_a_long_log_have_the_state_of_a_run() {
         let mut text =
             String::from("{\"event\":\"start\",\"recipe\":\"tiny\",\"steps\":900000,\"time\":5}\n");
         for step in 1..20_000 {
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn short_and_broken_logs_are_looked_at() {
+    fn short_and_damaged_logs_are_read() {
         assert_eq!(seen(""), Glance::default());
         assert_eq!(seen("{\"event\":\"sta"), Glance::default());
         assert_eq!(seen("{\"event\":\"step\",\"step\":3}\nrubbish\n{\"event\":\"st").step, 3);

@@ -1,19 +1,18 @@
-//! A live page of runs: what lies in a folder of runs, followed while it is written and shown in a browser.
+//! A live page of runs: follows the runs in a folder while they are written and shows them in a browser.
 //!
 //! ```text
-//! folder    which runs there are, and files opened so that no path leads out of the folder
+//! folder    lists runs, and opens files so that no path leads out of the folder
 //! line      a line of a run's log
-//! curves    the numbers of any number of steps in bounded memory
-//! record    a run as its log tells it: curves, evaluations, warnings, how it ended
-//! follow    a log read as far as it goes, and on as it grows
-//! glance    the first and last lines of a log: enough for a list of thousands of runs
+//! curves    curves of any number of steps in bounded memory
+//! record    the state of a run from its log: curves, evaluations, warnings, its end
+//! follow    reads a log to its end, and further as it grows
+//! glance    summarises a log by its first and last lines, for lists of thousands of runs
 //! details   the rest of a run's folder: settings, plan, profile, ablation, samples
-//! live      the thread that looks for news and sends each page what it does not have yet
-//! part      a part of a log read again, where somebody looks closer
+//! live      the thread that polls the folder and sends each page the updates it does not have yet
+//! part      reads a part of a log again when a chart is zoomed
 //! page      the page, one document made of the files in `page/`
 //! ```
-//!
-//! Nothing here writes. A run that is written, killed, resumed or removed while it is read is none the worse for it.
+//! Nothing here writes, so that runs are not affected; they may be written, killed, resumed or removed while they are read.
 #![forbid(unsafe_code)]
 
 pub mod curves;
@@ -42,7 +41,7 @@ pub fn serve(dir: &Path, listener: TcpListener) -> io::Result<Server> {
     flatout_http::start(listener, move |request| answer(&live, request))
 }
 
-/// Everything there is to ask for. Runs are named as the list names them: no path is made of a request.
+/// Routes requests. Runs are looked up by their ids in the list, so that no path is built from a request.
 fn answer(live: &Live, request: &Request) -> Answer {
     let json = |found: Option<serde_json::Value>| match found {
         Some(value) => Answer::json(value.to_string()),
@@ -54,8 +53,8 @@ fn answer(live: &Live, request: &Request) -> Answer {
         "/api/run" => json(request.value("id").and_then(|id| live.run(id))),
         "/api/part" => {
             let number = |name: &str| request.value(name).and_then(|text| text.parse::<u64>().ok());
-            let asked = request.value("id").zip(number("from").zip(number("to")));
-            json(asked.and_then(|(id, (from, to))| live.part(id, from, to)))
+            let range = request.value("id").zip(number("from").zip(number("to")));
+            json(range.and_then(|(id, (from, to))| live.part(id, from, to)))
         }
         "/api/sample" => match (request.value("id"), request.value("image")) {
             (Some(id), Some(name)) => match live.image(id, name) {

@@ -1,5 +1,5 @@
-//! A line of `events.jsonl`, as far as curves and lists need it: every field may be absent, and what is not known is passed
-//! over. docs/reference/run-directory.md has the fields.
+//! A line of `events.jsonl`, with the fields that curves and lists need. Every field may be absent, and unknown ones are ignored.
+//! docs/reference/run-directory.md has the fields.
 
 use std::borrow::Cow;
 
@@ -36,7 +36,7 @@ pub struct Line<'a> {
     pub status: Option<Cow<'a, str>>,
     #[serde(borrow)]
     pub recipe: Option<Cow<'a, str>>,
-    /// Of the whole run.
+    /// Steps of the whole run.
     pub steps: Option<u64>,
     pub loss_floor: Option<f64>,
 }
@@ -52,7 +52,7 @@ pub struct Gpu {
     pub throttled: Vec<String>,
 }
 
-/// Numbers of an evaluation, or of the answers of an update, whichever task they are of.
+/// Metrics of an evaluation or an update, of any task.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Metrics {
@@ -73,7 +73,7 @@ pub struct Score {
 }
 
 impl Line<'_> {
-    /// Reads a line, with its end or without; nothing where it is no event.
+    /// Parses a line, with its line end or without; `None` where it is not an event.
     pub fn read(bytes: &[u8]) -> Option<Line<'_>> {
         serde_json::from_slice(bytes).ok().filter(|line: &Line<'_>| !line.event.is_empty())
     }

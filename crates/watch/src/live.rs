@@ -1,8 +1,8 @@
-//! The thread that looks for news and sends each page what it does not have yet.
+//! The thread that polls the folder and sends each page the updates it does not have yet.
 //!
-//! While no page is open nothing is read. Runs that are only listed are glanced at; those that a page shows are read from the
-//! beginning, some of each at a time, while their newest lines are in the list already. Memory is bounded: at most
-//! [`MOST_FOLLOWED`] runs are kept with their curves, each in at most [`crate::record::MOST_BYTES`].
+//! While no page is open nothing is read. Runs that are only listed are summarised from the ends of their logs; those that a page
+//! shows are read from the beginning, in turns, while the list already has their newest state. Memory is bounded: the curves of
+//! at most [`MOST_FOLLOWED`] runs are kept, each in at most [`crate::record::MOST_BYTES`].
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
@@ -22,26 +22,26 @@ use crate::folder::{Folder, FolderEntry};
 use crate::follow::Follower;
 use crate::glance::Glance;
 
-/// Runs whose curves one page is sent at once, runs that are followed for all pages, and pages.
+/// The most runs whose curves are sent to one page, runs that are followed for all pages, and pages.
 pub const MOST_SHOWN: usize = 32;
 pub const MOST_FOLLOWED: usize = 64;
 pub const MOST_PAGES: usize = 16;
-/// Between two looks at the runs that are shown, and at the folder.
+/// Intervals at which the shown runs and the folder are polled.
 const TICK: Duration = Duration::from_millis(250);
 const LOOK: Duration = Duration::from_secs(2);
-/// Reading without a pause: others want the lock, and a machine that trains wants its cores.
+/// The longest time of reading without a pause, and the pause: other threads need the lock, and training needs the cores.
 const AT_ONCE: Duration = Duration::from_millis(40);
 const BREATH: Duration = Duration::from_millis(5);
 const CHUNK: usize = 4 << 20;
-/// Between two states of a run that is still being read, and between signs of life.
+/// Intervals of updates of a run that is still being read, and of heartbeats.
 const WHILE_READING: Duration = Duration::from_secs(1);
 const PING: Duration = Duration::from_secs(10);
 const LOG: &str = "events.jsonl";
 
-/// The folder as it is now, and the thread that keeps it so.
+/// The current state of the folder, and the thread that updates it.
 pub struct Live {
     shared: Arc<Shared>,
-    /// Taken to end the thread.
+    /// Dropped to end the thread.
     pages: Option<Mutex<Sender<Page>>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -56,10 +56,10 @@ struct State {
     runs: BTreeMap<String, Entry>,
     sweeps: BTreeMap<String, PathBuf>,
     notes: Vec<String>,
-    /// Counts changes of the list; and when something was last taken from it.
+    /// Counts changes of the list; and the revision at which something was last removed from it.
     revision: u64,
-    taken_away: u64,
-    /// Runs that wait to be glanced at.
+    removed: u64,
+    /// Runs whose summary is due.
     waiting: VecDeque<String>,
     looked: Option<Instant>,
 }
@@ -68,24 +68,24 @@ struct Entry {
     dir: PathBuf,
     glance: Glance,
     state: &'static str,
-    /// Bytes and change time of the log when it was glanced at.
+    /// Size and modification time of the log when it was summarised.
     stamp: Option<(u64, i64, i64)>,
     revision: u64,
     follower: Option<Box<Follower>>,
-    wanted: Instant,
+    last_shown: Instant,
 }
 
-/// A page that is open.
+/// An open page.
 struct Page {
     stream: Stream,
     runs: Vec<String>,
-    /// The newest state of the list that it has.
+    /// The revision of the list that it has.
     list: Option<u64>,
     sent: BTreeMap<String, Sent>,
     pinged: Instant,
 }
 
-/// The newest that a page has of a run.
+/// The revisions that a page has of a run.
 #[derive(Default)]
 struct Sent {
     generation: u64,
@@ -105,7 +105,7 @@ impl Live {
         Ok(Live { shared, pages: Some(Mutex::new(pages)), thread: Some(thread) })
     }
 
-    /// Opens a stream of news: of the list, and of these runs.
+    /// Opens a stream of updates of the list and of these runs.
     pub fn subscribe<'a>(&self, runs: impl Iterator<Item = &'a str>) -> Answer {
         let (answer, stream) = Answer::events();
         let unique: BTreeSet<&str> = runs.collect();
@@ -114,11 +114,11 @@ impl Live {
         let pages = self.pages.as_ref().expect("it is taken when this is dropped");
         match pages.lock().unwrap_or_else(PoisonError::into_inner).send(page) {
             Ok(()) => answer,
-            Err(_) => Answer::text(503, "the folder is not looked at any more"),
+            Err(_) => Answer::text(503, "the folder is no longer watched"),
         }
     }
 
-    /// All that is known of a run.
+    /// Everything known about a run.
     pub fn run(&self, id: &str) -> Option<Value> {
         let (dir, recipe, record, samples) = {
             let state = self.shared.lock();
@@ -129,7 +129,7 @@ impl Live {
         };
         let mut all = details::details(&self.shared.folder, &dir, recipe.as_deref());
         all["id"] = json!(id);
-        // Those of evaluations stand in the log, before the one that the run ended with.
+        // Samples of evaluations are in the log, before those of the end of the run.
         let of_end = all["samples"].take();
         let of_end = of_end.as_array().into_iter().flatten().cloned();
         all["samples"] = Value::Array(samples.into_iter().chain(of_end).collect());
@@ -137,7 +137,7 @@ impl Live {
         Some(all)
     }
 
-    /// The curves of the steps between two, as finely as a chart shows them; `null` where those that are known are as fine.
+    /// The curves of a range of steps, as finely as a chart shows them; `null` where the page's curves are as fine.
     pub fn part(&self, id: &str, from: u64, to: u64) -> Option<Value> {
         let (dir, part) = {
             let state = self.shared.lock();
@@ -188,17 +188,18 @@ impl Shared {
                 Ok(page) => {
                     pages.push(page);
                     if pages.len() > MOST_PAGES {
-                        let told = json!({ "most_pages": MOST_PAGES });
-                        pages.remove(0).stream.send("full", &told.to_string());
+                        let message = json!({ "most_pages": MOST_PAGES });
+                        pages.remove(0).stream.send("full", &message.to_string());
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
-            let wanted: BTreeSet<String> = pages.iter().flat_map(|page| page.runs.iter().cloned()).collect();
-            let mut is_behind = self.lock().renew(&self.folder, &wanted);
+            let shown_ids: BTreeSet<String> =
+                pages.iter().flat_map(|page| page.runs.iter().cloned()).collect();
+            let mut is_behind = self.lock().renew(&self.folder, &shown_ids);
             for page in &mut pages {
-                is_behind |= page.tell(&self.lock(), self.folder.path());
+                is_behind |= page.send(&self.lock(), self.folder.path());
             }
             pages.retain(|page| !page.stream.is_closed());
             pause = if is_behind { BREATH } else { TICK };
@@ -207,31 +208,31 @@ impl Shared {
 }
 
 impl State {
-    /// Brings everything that is due up to date, for a moment; gives whether more is to be read.
-    fn renew(&mut self, folder: &Folder, wanted: &BTreeSet<String>) -> bool {
+    /// Updates everything that is due, for a short time; returns whether there is more to read.
+    fn renew(&mut self, folder: &Folder, shown_ids: &BTreeSet<String>) -> bool {
         let began = Instant::now();
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
             self.look(folder);
             self.looked = Some(Instant::now());
         }
-        for id in wanted.iter().take(MOST_FOLLOWED) {
+        for id in shown_ids.iter().take(MOST_FOLLOWED) {
             self.glance(folder, id);
         }
-        // Those that have not been seen at all come first: they were put in front.
+        // Runs that have no summary yet come first: they were put in front.
         while began.elapsed() < AT_ONCE {
             let Some(id) = self.waiting.pop_front() else { break };
             self.glance(folder, &id);
         }
-        self.forget(wanted);
+        self.forget(shown_ids);
         let mut is_behind = !self.waiting.is_empty();
         let began = Instant::now();
-        for id in wanted.iter().take(MOST_FOLLOWED) {
+        for id in shown_ids.iter().take(MOST_FOLLOWED) {
             is_behind |= self.follow(folder, id, began);
         }
         is_behind
     }
 
-    /// Looks which runs there are.
+    /// Lists the folder again.
     fn look(&mut self, folder: &Folder) {
         let found = folder.look();
         let is_there: BTreeSet<&str> = found.runs.iter().map(|place| place.id.as_str()).collect();
@@ -241,7 +242,7 @@ impl State {
             found.sweeps.iter().map(|place| (place.id.clone(), place.dir.clone())).collect();
         if self.runs.len() < before || sweeps != self.sweeps || found.notes != self.notes {
             self.revision += 1;
-            self.taken_away = self.revision;
+            self.removed = self.revision;
         }
         (self.sweeps, self.notes) = (sweeps, found.notes);
         self.waiting.clear();
@@ -258,7 +259,7 @@ impl State {
                         stamp: None,
                         revision: self.revision,
                         follower: None,
-                        wanted: Instant::now(),
+                        last_shown: Instant::now(),
                     };
                     self.runs.insert(id.clone(), entry);
                     self.waiting.push_front(id);
@@ -267,7 +268,7 @@ impl State {
         }
     }
 
-    /// Looks at a run's log again where it changed, and at its lock where it has not ended.
+    /// Updates a run's summary where its log changed, and checks its lock where it has not ended.
     fn glance(&mut self, folder: &Folder, id: &str) {
         let Some(entry) = self.runs.get_mut(id) else { return };
         let meta = fs::symlink_metadata(entry.dir.join(LOG)).ok();
@@ -291,29 +292,29 @@ impl State {
         entry.stamp = Some(stamp);
     }
 
-    /// Reads on in a run's log, until a moment has passed since `began`; gives whether more is to be read.
+    /// Reads further in a run's log, until a short time after `began`; returns whether there is more to read.
     fn follow(&mut self, folder: &Folder, id: &str, began: Instant) -> bool {
         let Some(entry) = self.runs.get_mut(id) else { return false };
-        entry.wanted = Instant::now();
+        entry.last_shown = Instant::now();
         let follower = entry.follower.get_or_insert_default();
         let Ok(file) = folder.file(&entry.dir, LOG) else { return false };
         loop {
             match follower.advance(&file, CHUNK) {
                 Ok(true) if began.elapsed() < AT_ONCE => {}
                 Ok(is_behind) => return is_behind,
-                // A file that cannot be read just now is tried again at the next look.
+                // A file that cannot be read now is tried again at the next poll.
                 Err(_) => return false,
             }
         }
     }
 
-    /// Forgets the curves of runs that nobody looks at, the longest unseen first.
-    fn forget(&mut self, wanted: &BTreeSet<String>) {
+    /// Evicts the curves of runs that no page shows, the least recently shown first.
+    fn forget(&mut self, shown_ids: &BTreeSet<String>) {
         let followed =
-            self.runs.iter().filter(|(id, entry)| entry.follower.is_some() && !wanted.contains(*id));
+            self.runs.iter().filter(|(id, entry)| entry.follower.is_some() && !shown_ids.contains(*id));
         let mut unseen: Vec<(Instant, String)> =
-            followed.map(|(id, entry)| (entry.wanted, id.clone())).collect();
-        let more = (unseen.len() + wanted.len()).saturating_sub(MOST_FOLLOWED).min(unseen.len());
+            followed.map(|(id, entry)| (entry.last_shown, id.clone())).collect();
+        let more = (unseen.len() + shown_ids.len()).saturating_sub(MOST_FOLLOWED).min(unseen.len());
         unseen.sort();
         for (_, id) in unseen.drain(..more) {
             if let Some(entry) = self.runs.get_mut(&id) {
@@ -324,8 +325,8 @@ impl State {
 }
 
 impl Page {
-    /// Sends what is new; gives whether something waits for the reader.
-    fn tell(&mut self, state: &State, folder: &Path) -> bool {
+    /// Sends updates; returns whether some wait for the reader.
+    fn send(&mut self, state: &State, folder: &Path) -> bool {
         if self.pinged.elapsed() >= PING {
             self.stream.ping();
             self.pinged = Instant::now();
@@ -334,7 +335,7 @@ impl Page {
             if !self.stream.is_ready() {
                 return true;
             }
-            let is_all = self.list.is_none_or(|list| list < state.taken_away);
+            let is_all = self.list.is_none_or(|list| list < state.removed);
             let have = self.list.unwrap_or(0);
             let runs = state.runs.iter().filter(|(_, entry)| is_all || entry.revision > have);
             let shown = runs.map(|(id, entry)| {
@@ -393,7 +394,7 @@ impl Page {
     }
 }
 
-/// Whether a process holds the run's lock. Looking holds it for as long as a call takes.
+/// Whether a process holds the run's lock. The check holds a shared lock for the duration of a call.
 fn is_running(folder: &Folder, dir: &Path) -> bool {
     let locked = |file: fs::File| matches!(file.try_lock_shared(), Err(fs::TryLockError::WouldBlock));
     folder.file(dir, "lock").is_ok_and(locked)

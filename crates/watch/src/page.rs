@@ -1,13 +1,13 @@
-//! The page: one document without any other, made of the files in `page/`.
+//! The page: one self-contained document, made of the files in `page/`.
 //!
-//! Scripts and styles carry a random word that the answer's header names, and nothing else is run: a text that came into the
-//! document as markup would still do nothing. The script puts texts in as texts only.
+//! Scripts and styles have a nonce that the content security policy names, and no others run: even a text that became markup
+//! would do nothing. The script inserts texts as text nodes only.
 
 use flatout_http::{Answer, random_word};
 
 const DOCUMENT: &str = include_str!("../page/index.html");
 const STYLE: &str = include_str!("../page/style.css");
-/// In the order they are joined in: each may use those before it.
+/// Scripts in the order in which they are concatenated; each may use those before it.
 const SCRIPTS: [&str; 10] = [
     include_str!("../page/elements.js"),
     include_str!("../page/words.js"),
@@ -40,10 +40,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_needs_nothing_else_and_takes_texts_as_texts() {
+    fn the_page_is_self_contained_and_inserts_texts_as_text() {
         let page = document("abc");
         for other in ["http://", "https://", "@import", "url("] {
-            // The namespace of SVG is a name and no address.
+            // The namespace of SVG is a name and not an address.
             let without = page.replace("http://www.w3.org/2000/svg", "");
             assert!(!without.contains(other), "the page names another document: {other}");
         }

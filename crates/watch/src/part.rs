@@ -1,7 +1,7 @@
-//! A part of a log, read again where somebody looks closer: curves of few steps are finer than those of all.
+//! Reads a part of a log again when a chart is zoomed, because curves of few steps are finer than those of all.
 //!
-//! While a log is read, [`Marks`] keeps where it stood at some of its steps. A part is read from the mark before its first step to the one
-//! behind its last, and nothing else of the log.
+//! While a log is read, [`Marks`] keeps the offsets of some of its steps. A part is read from the mark before its first step to
+//! the one after its last, and nothing else of the log.
 
 use std::fs::File;
 use std::io;
@@ -12,32 +12,33 @@ use crate::follow::read_at;
 use crate::line::Line;
 use crate::record::{Clock, Record};
 
-/// Marks that are kept.
+/// The most marks that are kept.
 const MARKS: usize = 1024;
-/// Bytes of a log that are read again at most: where more lie between two steps, the curves that are known are fine enough.
+/// The most bytes of a log that are read again: where there are more between two steps, the present curves are fine enough.
 const MOST_BYTES: u64 = 128 << 20;
 const CHUNK: usize = 1 << 20;
 
-/// Where a log stood.
+/// A position in a log.
 #[derive(Clone, Copy, Debug)]
 struct Mark {
-    /// A line begins here.
+    /// The offset of the begin of a line.
     offset: u64,
-    /// The least step that the log had reached from here to the next mark: a run that goes back to a checkpoint has smaller ones again.
+    /// The smallest step that the log was at between here and the next mark: a run that goes back to a checkpoint has smaller
+    /// steps again.
     step: u64,
     clock: Clock,
 }
 
-/// Places in a log, in its order.
+/// Positions in a log, in ascending order.
 #[derive(Clone, Debug, Default)]
 pub struct Marks {
     marks: Vec<Mark>,
-    /// Bytes between two of them at least.
+    /// The least number of bytes between two of them.
     apart: u64,
 }
 
 impl Marks {
-    /// Marks a place where the log has told of `record`.
+    /// Adds a mark at an offset up to which the log has given `record`.
     pub fn see(&mut self, offset: u64, record: &Record) {
         if self.marks.last().is_some_and(|last| offset < last.offset + self.apart) {
             return;
@@ -53,14 +54,15 @@ impl Marks {
         self.marks.push(Mark { offset, step: record.last_step(), clock: record.clock() });
     }
 
-    /// The log has gone back to a step.
+    /// Notes that the log has gone back to a step.
     pub fn go_back(&mut self, step: u64) {
         if let Some(last) = self.marks.last_mut() {
             last.step = last.step.min(step);
         }
     }
 
-    /// The lines between two steps, the last time that the log has them; `None` where they are too many, or none are known.
+    /// The range of the lines with steps from `from` to `to`, where the log has them last; `None` where it is too large, or there
+    /// are no marks.
     pub fn part(&self, from: u64, to: u64, size: u64) -> Option<LogRange> {
         let first = self.marks.iter().rposition(|mark| mark.step < from).unwrap_or(0);
         let begin = *self.marks.get(first)?;
@@ -71,7 +73,7 @@ impl Marks {
     }
 }
 
-/// A part of a log that is to be read.
+/// A range of a log to be read.
 #[derive(Clone, Copy, Debug)]
 pub struct LogRange {
     begin: Mark,
@@ -81,7 +83,7 @@ pub struct LogRange {
 }
 
 impl LogRange {
-    /// Reads it: the curves of its steps, as columns.
+    /// Reads the curves of its steps, as columns.
     pub fn read(&self, file: &File) -> io::Result<Value> {
         let mut record = Record::at(self.begin.clock);
         let (mut offset, mut buffer, mut want) = (self.begin.offset, vec![], CHUNK);
@@ -89,7 +91,7 @@ impl LogRange {
             buffer.resize(want.min((self.end - offset) as usize), 0);
             let have = read_at(file, &mut buffer, offset)?;
             let Some(end) = buffer[..have].iter().rposition(|byte| *byte == b'\n') else {
-                // A line that is longer than the buffer, or half of one at the end.
+                // A line that is longer than the buffer, or a partial one at the end.
                 if have < buffer.len() || want as u64 > MOST_BYTES || offset + have as u64 >= self.end {
                     break;
                 }
@@ -113,7 +115,7 @@ impl LogRange {
         match (&*read.event, read.step.unwrap_or(0)) {
             ("step", step) if step > self.to => {}
             ("step", step) => {
-                // Steps before the part set the clock, and take no room.
+                // Steps before the range set the clock, and are not kept.
                 if step >= self.from && record.last_step() < self.from {
                     record.steps.clear();
                 }
@@ -132,7 +134,7 @@ mod tests {
     use super::*;
     use crate::follow::Follower;
 
-    /// A log that is read, and one of its parts.
+    /// Reads a log, and one of its parts.
     fn part_of(text: &str, from: u64, to: u64) -> (Follower, Option<Value>) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("events.jsonl");
@@ -165,7 +167,7 @@ mod tests {
         let losses: Vec<f64> = wanted.iter().map(|step| (step % 7) as f64).collect();
         assert_eq!(columns["curves"]["loss"]["mean"], json!(losses));
         assert_eq!(columns["seconds"][0], json!(60_000.0));
-        // Of a long part there are as many buckets as a chart shows.
+        // A long part is downsampled to the buckets that a chart shows.
         let (_, whole) = part_of(&text, 1, 80_000);
         let whole = whole.unwrap();
         assert!(whole["steps"]["step"].as_array().unwrap().len() <= 2048);
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn of_steps_that_were_made_twice_the_last_count() {
+    fn the_last_of_repeated_steps_counts() {
         let mut text = String::from("{\"event\":\"start\",\"time\":0,\"steps\":90000}\n");
         steps(&mut text, 1..=30_000, 0.0);
         text +=

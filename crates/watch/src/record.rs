@@ -1,7 +1,7 @@
-//! A run as its log tells it, line by line: curves, evaluations, warnings, how it began and how it ended.
+//! The state of a run, built from its log line by line: curves, evaluations, warnings, its start and its end.
 //!
-//! Of several lines for one step the last counts: where a run goes on from a checkpoint, what was written of later steps is
-//! void. Memory is bounded whatever the log holds: [`MOST_BYTES`] a run.
+//! The last of several lines for one step counts: when a run is resumed from a checkpoint, earlier lines of later steps are void.
+//! Memory is bounded whatever the log has: [`MOST_BYTES`] per run.
 
 use std::collections::VecDeque;
 
@@ -13,20 +13,20 @@ use crate::line::{Gpu, Line, Metrics};
 /// Buckets of the curves of steps, and of those of evaluations.
 const STEPS: usize = 2048;
 const EVALUATIONS: usize = 512;
-/// Warnings that are kept, the newest, and bytes of one.
+/// The number of newest warnings that are kept, and the most bytes of one.
 const WARNINGS: usize = 100;
 const WARNING_BYTES: usize = 2000;
-/// Bytes of the `start` line, and classes of a confusion matrix, that are kept.
+/// The most bytes of a `start` line, and classes of a confusion matrix, that are kept.
 const START_BYTES: usize = 1 << 20;
 const CLASSES: usize = 128;
-/// Samples that are kept, the newest, bytes of the lines of all, and of one.
+/// The number of newest samples that are kept, and the most bytes of all their lines and of one.
 const SAMPLES: usize = 512;
 const SAMPLE_BYTES: usize = 256 << 10;
 const SAMPLE_LINE: usize = 16 << 10;
-/// Bytes that a record keeps at most, its curves full and its parts as large as they may be.
+/// The most bytes of a record, with full curves and all other parts at their limits.
 pub const MOST_BYTES: usize = 4 << 20;
 
-/// A number of a line, by name: every curve is a row of a table.
+/// The name of a curve, and the function that reads its value from a line.
 pub type Channel = (&'static str, for<'a, 'b> fn(&'a Line<'b>) -> Option<f64>);
 
 /// The curves of steps.
@@ -77,7 +77,7 @@ pub struct Record {
     pub evaluations: Curves,
     /// The newest `start` line.
     pub start: Option<Value>,
-    /// How often it was started, and when first.
+    /// The number of starts, and the time of the first.
     pub starts: u64,
     pub first_time: Option<f64>,
     /// The newest `end` line, where the newest process wrote one.
@@ -91,9 +91,9 @@ pub struct Record {
     samples: VecDeque<(usize, Value)>,
     pub skipped: u64,
     pub epoch: Option<f64>,
-    /// Why the clock of the GPU is held down at the newest step.
+    /// The reasons for which the GPU's clock is throttled at the newest step.
     pub throttled: Vec<String>,
-    /// Changes with everything but the curves.
+    /// Increases with every change except of the curves.
     pub revision: u64,
     clock: Clock,
 }
@@ -101,13 +101,13 @@ pub struct Record {
 /// The clock of the newest process.
 #[derive(Clone, Copy, Debug)]
 pub struct Clock {
-    /// Seconds taken before it.
+    /// Training seconds before it.
     before: f64,
-    /// When it began.
+    /// Its start time.
     began: f64,
-    /// Its first step is awaited.
+    /// Whether its first step is still to come.
     begins: bool,
-    /// Seconds at the last step that was told of.
+    /// Training seconds at the last step of the log.
     seconds: f64,
 }
 
@@ -136,7 +136,7 @@ impl Default for Record {
 }
 
 impl Record {
-    /// A record that goes on from where a log stood.
+    /// A record that continues from a position in a log.
     pub fn at(clock: Clock) -> Record {
         Record { clock, ..Record::default() }
     }
@@ -145,12 +145,12 @@ impl Record {
         self.clock
     }
 
-    /// The last step that counts; 0 where there is none.
+    /// The last valid step; 0 where there is none.
     pub fn last_step(&self) -> u64 {
         self.steps.last().map_or(0, |at| at.step)
     }
 
-    /// Takes the next line, and the bytes it was read from.
+    /// Processes the next line, given with the bytes it was read from.
     pub fn take(&mut self, line: &Line<'_>, bytes: &[u8]) {
         let step = line.step.unwrap_or(0);
         if line.event != "step" {
@@ -208,11 +208,11 @@ impl Record {
         }
     }
 
-    /// Takes back what was made after a step.
+    /// Removes everything after a step.
     fn keep(&mut self, step: u64) {
         self.steps.keep(step);
         self.evaluations.keep(step);
-        // Samples are in the order of their steps, so that the last one says whether there is anything to take back.
+        // Samples are in the order of their steps, so the last one shows whether there is anything to remove.
         let counts = |(_, sample): &(usize, Value)| sample["step"].as_u64().is_some_and(|at| at <= step);
         if !self.samples.back().is_none_or(counts) {
             self.samples.retain(counts);
@@ -245,7 +245,7 @@ impl Record {
         self.warnings.push_back(message[..end.unwrap_or(message.len())].into());
     }
 
-    /// Everything beside the curves, as a page shows it.
+    /// Everything besides the curves, as a page shows it.
     pub fn object(&self) -> Value {
         json!({
             "start": self.start,
@@ -267,7 +267,7 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn told(lines: &[Value]) -> Record {
+    fn recorded(lines: &[Value]) -> Record {
         let mut record = Record::default();
         for line in lines {
             let text = line.to_string();
@@ -281,9 +281,9 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_goes_on_takes_back_later_steps() {
+    fn a_resumed_run_removes_later_steps() {
         let start = |time: f64| json!({ "event": "start", "time": time, "steps": 9 });
-        let record = told(&[
+        let record = recorded(&[
             start(100.0),
             step(1, 5.0, 101.0),
             step(2, 4.0, 102.0),
@@ -296,9 +296,9 @@ mod tests {
             json!({ "event": "resume", "step": 2 }),
             step(3, 3.0, 501.5),
         ]);
-        let told = record.steps.since(0);
-        assert_eq!(told["curves"]["loss"]["mean"], json!([5.0, 4.0, 3.0]));
-        assert_eq!(told["seconds"], json!([1.0, 2.0, 3.5]), "without the time between processes");
+        let columns = record.steps.since(0);
+        assert_eq!(columns["curves"]["loss"]["mean"], json!([5.0, 4.0, 3.0]));
+        assert_eq!(columns["seconds"], json!([1.0, 2.0, 3.5]), "without the time between processes");
         assert!(record.evaluations.is_empty() && record.confusion.is_none());
         let samples = record.samples();
         assert_eq!((samples.len(), &samples[0]["text"]), (1, &json!("kept")));
@@ -306,15 +306,17 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_begins_again_begins_anew() {
+    fn a_run_that_starts_over_has_no_earlier_steps() {
         let start = json!({ "event": "start", "time": 1.0 });
-        let record = told(&[start.clone(), step(1, 5.0, 2.0), step(2, 4.0, 3.0), start, step(1, 6.0, 4.0)]);
+        let record =
+            recorded(&[start.clone(), step(1, 5.0, 2.0), step(2, 4.0, 3.0), start, step(1, 6.0, 4.0)]);
         assert_eq!(record.steps.since(0)["curves"]["loss"]["mean"], json!([6.0]));
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
-        let mut record = told(&[json!({ "event": "start", "time": 0.0, "recipe": "x".repeat(START_BYTES) })]);
+    fn memory_is_bounded() {
+        let mut record =
+            recorded(&[json!({ "event": "start", "time": 0.0, "recipe": "x".repeat(START_BYTES) })]);
         assert!(record.start.is_none());
         for step in 1..=20_000 {
             let text = json!({ "event": "warning", "message": "é".repeat(WARNING_BYTES) }).to_string();
@@ -336,7 +338,7 @@ mod tests {
         assert_eq!((record.warnings.len(), record.warning_count), (WARNINGS, 200));
         assert!(record.steps.len() <= STEPS);
         let curves = record.steps.most_bytes() + record.evaluations.most_bytes();
-        // A value of JSON takes a few times the bytes of its text at most.
+        // A value of JSON takes at most a few times the bytes of its text.
         let rest =
             WARNINGS * (WARNING_BYTES + 4) + 2 * START_BYTES + CLASSES * CLASSES * 8 + 2 * SAMPLE_BYTES;
         assert!(curves + rest < MOST_BYTES, "{curves} and {rest}");

@@ -1,4 +1,4 @@
-//! A folder of runs that is served, and what a browser would be sent of it.
+//! A test fixture: a served folder of runs, and a client that reads what a browser would be sent.
 
 use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,28 +9,28 @@ use std::time::{Duration, Instant};
 use flatout_http::Server;
 use serde_json::{Value, json};
 
-/// Longer than anything takes that does not hang, on a machine that is busy.
+/// A timeout that is only reached by something that hangs, even on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A folder that is served.
-pub struct Scene {
+/// A served folder of runs.
+pub struct Fixture {
     pub dir: tempfile::TempDir,
     pub server: Server,
 }
 
-impl Scene {
-    pub fn new() -> Scene {
-        Scene::of(|_| {})
+impl Fixture {
+    pub fn new() -> Fixture {
+        Fixture::of(|_| {})
     }
 
-    /// The same, with what lies in the folder already.
-    pub fn of(fill: impl FnOnce(&Path)) -> Scene {
+    /// A served folder that is filled beforehand.
+    pub fn of(fill: impl FnOnce(&Path)) -> Fixture {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("runs")).unwrap();
         fill(&dir.path().join("runs"));
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let server = flatout_watch::serve(&dir.path().join("runs"), listener).unwrap();
-        Scene { dir, server }
+        Fixture { dir, server }
     }
 
     pub fn runs(&self) -> PathBuf {
@@ -53,7 +53,7 @@ impl Scene {
         (head.split(' ').nth(1).unwrap().parse().unwrap(), body.into())
     }
 
-    /// The status of an answer whose body may be no text.
+    /// The status of an answer whose body may not be text.
     pub fn status(&self, path: &str) -> u16 {
         let mut answer = vec![];
         self.ask(path).read_to_end(&mut answer).unwrap();
@@ -61,7 +61,7 @@ impl Scene {
         head.split(' ').nth(1).unwrap().parse().unwrap()
     }
 
-    /// Connections that close after one answer have bodies as they are.
+    /// Sends an HTTP/1.0 request, whose connection closes after an answer without chunked encoding.
     fn ask(&self, path: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.server.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -69,7 +69,7 @@ impl Scene {
         stream
     }
 
-    /// Opens the stream of news as a page does.
+    /// Opens the stream of updates as a page does.
     pub fn live(&self, runs: &[&str]) -> News {
         let query: Vec<String> = runs.iter().map(|id| format!("run={}", encoded(id))).collect();
         let stream = self.ask(&format!("/api/live?{}", query.join("&")));
@@ -77,7 +77,7 @@ impl Scene {
     }
 }
 
-/// A name as a browser puts it into a query.
+/// Percent-encodes a name for a query.
 pub fn encoded(text: &str) -> String {
     text.bytes().map(|byte| format!("%{byte:02x}")).collect()
 }
@@ -92,8 +92,8 @@ impl News {
     pub fn next(&mut self) -> (String, Value) {
         let began = Instant::now();
         loop {
-            // Signs of life arrive for ever.
-            assert!(began.elapsed() < PATIENCE, "nothing is told");
+            // Heartbeats arrive for ever.
+            assert!(began.elapsed() < PATIENCE, "no message arrives");
             let mut line = String::new();
             assert!(self.lines.read_line(&mut line).unwrap() > 0, "the stream ended");
             if let Some(kind) = line.trim_end().strip_prefix("event: ") {
@@ -104,7 +104,7 @@ impl News {
         }
     }
 
-    /// Reads on until something of a kind is as wanted.
+    /// Reads until a message of a kind satisfies the predicate.
     pub fn until(&mut self, kind: &str, mut is_wanted: impl FnMut(&Value) -> bool) -> Value {
         let began = Instant::now();
         loop {

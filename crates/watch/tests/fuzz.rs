@@ -1,4 +1,4 @@
-//! Damaged logs: reading ends, within bounds, whatever the bytes are; and a line that is whole is never lost to one that is not.
+//! Fuzzes logs: reading damaged ones ends within bounds, and a whole line after damaged ones is never lost.
 
 use std::fs::File;
 use std::io::Write;
@@ -34,7 +34,7 @@ fn logs() {
         while follower.advance(&file, 1 << 16).unwrap() {}
         let _ =
             (follower.record.object(), follower.record.steps.since(0), follower.record.evaluations.since(0));
-        // A whole line behind whatever this was is read.
+        // A whole line after the damaged input is read.
         let last = step(u64::from(u32::MAX), 1.25);
         writeln!(File::options().append(true).open(&path).unwrap(), "\n{last}\n").unwrap();
         while follower.advance(&file, 1 << 16).unwrap() {}

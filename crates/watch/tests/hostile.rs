@@ -1,31 +1,31 @@
-//! Requests, names and files that mean harm: nothing leads out of the folder, and no text becomes markup.
+//! Hostile requests, names and files: no path leads out of the folder, and no text becomes markup.
 
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use crate::client::{Scene, append, encoded, start, step};
+use crate::client::{Fixture, append, encoded, start, step};
 
 const SECRET: &str = "recipe = \"secret\"\n";
 
 #[test]
 fn no_path_leads_out_of_the_folder() {
-    let scene = Scene::new();
-    let outside = scene.dir.path().join("outside");
+    let fixture = Fixture::new();
+    let outside = fixture.dir.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("config.toml"), SECRET).unwrap();
     fs::write(outside.join("sweep.json"), "{\"recipe\":\"secret\"}").unwrap();
     append(&outside, &[start(7), step(1, 7777.5)]);
-    // Folders and files that are links, and one that stays within.
-    symlink(&outside, scene.runs().join("linked")).unwrap();
-    let own = scene.run("own");
+    // Folders and files that are links out of the folder, and a link that stays inside.
+    symlink(&outside, fixture.runs().join("linked")).unwrap();
+    let own = fixture.run("own");
     append(&own, &[start(5), step(1, 2.5)]);
-    symlink(&own, scene.runs().join("again")).unwrap();
-    let borrowed = scene.run("borrowed");
+    symlink(&own, fixture.runs().join("again")).unwrap();
+    let borrowed = fixture.run("borrowed");
     symlink(outside.join("events.jsonl"), borrowed.join("events.jsonl")).unwrap();
     symlink(outside.join("sweep.json"), borrowed.join("profile.json")).unwrap();
     symlink(outside.join("sweep.json"), borrowed.join("plan.json")).unwrap();
 
-    let mut live = scene.live(&["own", "borrowed", "linked", "../outside"]);
+    let mut live = fixture.live(&["own", "borrowed", "linked", "../outside"]);
     let list = live.until("runs", |list| {
         let runs = list["runs"].as_array().unwrap();
         runs.len() == 3 && runs.iter().all(|run| run["state"] != "")
@@ -34,19 +34,20 @@ fn no_path_leads_out_of_the_folder() {
         list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
     assert_eq!(ids, ["again", "borrowed", "own"]);
     assert!(list["notes"][0].as_str().unwrap().contains("lead out"), "{list}");
-    let mut said = list.to_string();
+    let mut received = list.to_string();
     for id in ["own", "borrowed", "again"] {
-        let (status, body) = scene.get(&format!("/api/run?id={}", encoded(id)));
+        let (status, body) = fixture.get(&format!("/api/run?id={}", encoded(id)));
         assert_eq!(status, 200, "{id}");
-        said += &body;
+        received += &body;
     }
-    said += &live.until("run", |run| run["id"] == "own").to_string();
-    assert!(!said.contains("secret") && !said.contains("7777.5"), "{said}");
+    received += &live.until("run", |run| run["id"] == "own").to_string();
+    assert!(!received.contains("secret") && !received.contains("7777.5"), "{received}");
 
-    for asked in ["linked", "../outside", "/etc", "own/../../outside", "..", ".", "", "own/", "OWN", "own\0"]
+    for requested in
+        ["linked", "../outside", "/etc", "own/../../outside", "..", ".", "", "own/", "OWN", "own\0"]
     {
         for path in ["/api/run?id=", "/api/sweep?id="] {
-            assert_eq!(scene.get(&format!("{path}{}", encoded(asked))).0, 404, "{path}{asked:?}");
+            assert_eq!(fixture.get(&format!("{path}{}", encoded(requested))).0, 404, "{path}{requested:?}");
         }
     }
     for path in [
@@ -57,29 +58,29 @@ fn no_path_leads_out_of_the_folder() {
         "/page/main.js",
         "/api/run",
     ] {
-        assert_eq!(scene.get(path).0, 404, "{path}");
+        assert_eq!(fixture.get(path).0, 404, "{path}");
     }
 }
 
 #[test]
-fn a_folder_that_becomes_a_link_is_read_no_more() {
-    let scene = Scene::new();
-    let run = scene.run("a");
+fn a_folder_that_becomes_a_link_is_no_longer_read() {
+    let fixture = Fixture::new();
+    let run = fixture.run("a");
     append(&run, &[start(5), step(1, 2.5)]);
-    let mut live = scene.live(&["a"]);
+    let mut live = fixture.live(&["a"]);
     live.until("run", |run| run["id"] == "a");
-    let outside = scene.dir.path().join("outside");
+    let outside = fixture.dir.path().join("outside");
     fs::rename(&run, &outside).unwrap();
     fs::write(outside.join("config.toml"), SECRET).unwrap();
     symlink(&outside, &run).unwrap();
-    let (_, body) = scene.get("/api/run?id=a");
+    let (_, body) = fixture.get("/api/run?id=a");
     assert!(!body.contains("secret"), "{body}");
     live.until("runs", |list| list["all"] == true && list["runs"].as_array().unwrap().is_empty());
 }
 
 #[test]
 fn names_and_texts_stay_data() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     let names = [
         "<img src=x onerror=alert(1)>",
         "a\"b'c`d",
@@ -91,7 +92,7 @@ fn names_and_texts_stay_data() {
     ];
     for name in names {
         append(
-            &scene.run(name),
+            &fixture.run(name),
             &[
                 start(5),
                 step(1, 2.5),
@@ -100,7 +101,7 @@ fn names_and_texts_stay_data() {
             ],
         );
     }
-    let mut live = scene.live(&names);
+    let mut live = fixture.live(&names);
     let list = live.until("runs", |list| list["runs"].as_array().unwrap().len() == names.len());
     let mut ids: Vec<&str> =
         list["runs"].as_array().unwrap().iter().map(|run| run["id"].as_str().unwrap()).collect();
@@ -109,22 +110,22 @@ fn names_and_texts_stay_data() {
     wanted.sort();
     assert_eq!(ids, wanted);
     for name in names {
-        let (status, body) = scene.get(&format!("/api/run?id={}", encoded(name)));
+        let (status, body) = fixture.get(&format!("/api/run?id={}", encoded(name)));
         assert_eq!(status, 200);
-        let told: serde_json::Value = serde_json::from_str(&body).unwrap();
-        assert_eq!(told["id"], name);
+        let response: serde_json::Value = serde_json::from_str(&body).unwrap();
+        assert_eq!(response["id"], name);
     }
-    // The message that pretends to be an event is one text of one message.
+    // A message that contains an event stays one text of one message.
     let run = live.until("run", |run| run["record"]["warning_count"] == 1);
     assert!(run["record"]["warnings"][0].as_str().unwrap().contains("event: runs\ndata: {}"));
-    let (_, page) = scene.get("/");
+    let (_, page) = fixture.get("/");
     assert!(!page.contains("alert(1)"), "names are not in the page");
 }
 
 #[test]
-fn pictures_of_samples_are_those_of_the_run_alone() {
-    let scene = Scene::new();
-    let (run, other) = (scene.run("a"), scene.run("b"));
+fn only_pictures_of_the_run_are_served() {
+    let fixture = Fixture::new();
+    let (run, other) = (fixture.run("a"), fixture.run("b"));
     append(&run, &[start(5), step(1, 2.5)]);
     let png = "\u{89}PNG\r\n\u{1a}\n".chars().map(|c| c as u8).collect::<Vec<u8>>();
     fs::create_dir(run.join("samples")).unwrap();
@@ -133,13 +134,13 @@ fn pictures_of_samples_are_those_of_the_run_alone() {
     fs::write(run.join("samples/large.png"), [&png[..], &[0; 1 << 17]].concat()).unwrap();
     fs::write(run.join("secret.png"), [&png[..], SECRET.as_bytes()].concat()).unwrap();
     symlink(run.join("secret.png"), run.join("samples/link.png")).unwrap();
-    let outside = scene.dir.path().join("outside");
+    let outside = fixture.dir.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("3.png"), [&png[..], SECRET.as_bytes()].concat()).unwrap();
     symlink(&outside, other.join("samples")).unwrap();
-    scene.live(&["a", "b"]).until("runs", |list| list["runs"].as_array().unwrap().len() == 2);
+    fixture.live(&["a", "b"]).until("runs", |list| list["runs"].as_array().unwrap().len() == 2);
     let status = |id: &str, name: &str| {
-        scene.status(&format!("/api/sample?id={}&image={}", encoded(id), encoded(name)))
+        fixture.status(&format!("/api/sample?id={}&image={}", encoded(id), encoded(name)))
     };
     assert_eq!(status("a", "3.png"), 200);
     for name in
@@ -149,13 +150,13 @@ fn pictures_of_samples_are_those_of_the_run_alone() {
     }
     assert_eq!(status("b", "3.png"), 404, "a folder that leads elsewhere");
     assert_eq!(status("c", "3.png"), 404);
-    assert_eq!(scene.status("/api/sample?id=a"), 404);
+    assert_eq!(fixture.status("/api/sample?id=a"), 404);
 }
 
 #[test]
-fn files_that_are_no_files_are_passed_over() {
-    let scene = Scene::new();
-    let run = scene.run("pipe");
+fn files_that_are_not_regular_are_skipped() {
+    let fixture = Fixture::new();
+    let run = fixture.run("pipe");
     let made = std::process::Command::new("mkfifo").arg(run.join("events.jsonl")).status();
     if !made.is_ok_and(|status| status.success()) {
         fs::create_dir(run.join("events.jsonl")).unwrap();
@@ -163,12 +164,12 @@ fn files_that_are_no_files_are_passed_over() {
     fs::create_dir(run.join("plan.json")).unwrap();
     fs::write(run.join("profile.json"), "{ not json").unwrap();
     fs::write(run.join("samples.jsonl"), b"{\"text\":\"fine\"}\nnot json\n[1]\n\xff\xfe\n").unwrap();
-    let mut live = scene.live(&["pipe"]);
+    let mut live = fixture.live(&["pipe"]);
     live.until("runs", |list| list["runs"][0]["state"] == "crashed");
-    let (status, body) = scene.get("/api/run?id=pipe");
+    let (status, body) = fixture.get("/api/run?id=pipe");
     assert_eq!(status, 200);
-    let told: serde_json::Value = serde_json::from_str(&body).unwrap();
-    assert_eq!(told["samples"], serde_json::json!([{ "text": "fine" }]));
+    let response: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(response["samples"], serde_json::json!([{ "text": "fine" }]));
     // The settings, the plan and the profile.
-    assert_eq!(told["problems"].as_array().unwrap().len(), 3, "{body}");
+    assert_eq!(response["problems"].as_array().unwrap().len(), 3, "{body}");
 }

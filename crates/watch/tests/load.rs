@@ -1,4 +1,4 @@
-//! Much of everything: a thousand runs, ten thousand lines a second, logs that are long, pages that do not read.
+//! Load tests: a thousand runs, ten thousand lines per second, long logs, pages that do not read.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,38 +8,39 @@ use std::time::{Duration, Instant};
 use flatout_watch::live::MOST_SHOWN;
 use serde_json::Value;
 
-use crate::client::{PATIENCE, Scene, append, start, step};
+use crate::client::{Fixture, PATIENCE, append, start, step};
 
 #[test]
 fn a_thousand_runs_are_listed() {
-    let scene = Scene::new();
+    let fixture = Fixture::new();
     for index in 0..1000 {
-        append(&scene.run(&format!("run-{index}")), &[start(5), step(1, index as f64)]);
+        append(&fixture.run(&format!("run-{index}")), &[start(5), step(1, index as f64)]);
     }
     let names: Vec<String> = (0..100).map(|index| format!("run-{index}")).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     let began = Instant::now();
-    let mut live = scene.live(&names);
+    let mut live = fixture.live(&names);
     let (mut known, mut shown) = (BTreeSet::new(), BTreeSet::new());
-    // Curves are sent of as many runs as a page may ask for.
+    // Curves are sent for as many runs as a page may request.
     while known.len() < 1000 || shown.len() < MOST_SHOWN {
         assert!(began.elapsed() < PATIENCE, "{} of the list, {} curves", known.len(), shown.len());
-        let (kind, told) = live.next();
+        let (kind, response) = live.next();
         let id = |run: &Value| run["id"].as_str().unwrap().to_string();
         match kind.as_str() {
-            "run" => drop(shown.insert(id(&told))),
-            _ => known.extend(told["runs"].as_array().unwrap().iter().filter(|run| run["step"] == 1).map(id)),
+            "run" => drop(shown.insert(id(&response))),
+            _ => known
+                .extend(response["runs"].as_array().unwrap().iter().filter(|run| run["step"] == 1).map(id)),
         }
     }
     assert_eq!(shown.len(), MOST_SHOWN);
 }
 
 #[test]
-fn ten_thousand_lines_a_second_are_kept_up_with() {
-    let scene = Scene::new();
-    let run = scene.run("fast");
+fn ten_thousand_lines_per_second_are_followed() {
+    let fixture = Fixture::new();
+    let run = fixture.run("fast");
     append(&run, &[start(100_000)]);
-    let mut live = scene.live(&["fast"]);
+    let mut live = fixture.live(&["fast"]);
     live.until("runs", |_| true);
     let log = run.join("events.jsonl");
     let writer = std::thread::spawn(move || {
@@ -66,8 +67,8 @@ fn ten_thousand_lines_a_second_are_kept_up_with() {
 
 #[test]
 fn a_long_log_is_listed_at_once_and_read_in_bounded_memory() {
-    let scene = Scene::new();
-    let run = scene.run("long");
+    let fixture = Fixture::new();
+    let run = fixture.run("long");
     const STEPS: u64 = 300_000;
     let mut file = std::io::BufWriter::new(fs::File::create(run.join("events.jsonl")).unwrap());
     writeln!(file, "{}", start(STEPS)).unwrap();
@@ -82,7 +83,7 @@ fn a_long_log_is_listed_at_once_and_read_in_bounded_memory() {
         .unwrap();
     }
     drop(file);
-    let mut live = scene.live(&["long"]);
+    let mut live = fixture.live(&["long"]);
     let (kind, list) = live.next();
     assert_eq!(
         (kind.as_str(), &list["runs"][0]["step"]),
@@ -90,8 +91,8 @@ fn a_long_log_is_listed_at_once_and_read_in_bounded_memory() {
         "the newest step comes before the log is read"
     );
     live.until("run", |run| run["read"] == 1.0);
-    // A page that joins late is sent the thinned curve, whose spike is still there.
-    let late = scene.live(&["long"]).until("run", |run| run["read"] == 1.0);
+    // A page that is opened later is sent the downsampled curve, which still has the spike.
+    let late = fixture.live(&["long"]).until("run", |run| run["read"] == 1.0);
     let most = late["steps"]["curves"]["loss"]["most"].as_array().unwrap();
     assert!(most.len() <= 2048, "{}", most.len());
     assert!(most.iter().any(|value| *value == 999.0));
@@ -99,12 +100,12 @@ fn a_long_log_is_listed_at_once_and_read_in_bounded_memory() {
 }
 
 #[test]
-fn pages_that_do_not_read_hold_up_nobody() {
-    let scene = Scene::new();
-    let run = scene.run("a");
+fn pages_that_do_not_read_do_not_delay_others() {
+    let fixture = Fixture::new();
+    let run = fixture.run("a");
     append(&run, &[start(5), step(1, 2.5)]);
-    let asleep: Vec<_> = (0..10).map(|_| scene.live(&["a"])).collect();
-    let mut awake = scene.live(&["a"]);
+    let asleep: Vec<_> = (0..10).map(|_| fixture.live(&["a"])).collect();
+    let mut awake = fixture.live(&["a"]);
     for n in 2..=30 {
         append(&run, &[step(n, 2.0)]);
         awake.until("run", |run| {

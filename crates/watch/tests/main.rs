@@ -1,4 +1,4 @@
-//! The integration tests of the crate in one binary: a server over real folders, asked as a browser asks it.
+//! The integration tests of the crate in one binary: a server over real folders, with requests like a browser's.
 
 mod client;
 mod fuzz;

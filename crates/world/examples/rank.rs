@@ -1,4 +1,5 @@
-//! A program of ranks that only meet: they take steps of a collective each, obey orders to fail in various ways, and measure their wire.
+//! A test program of ranks: they run steps with one collective each, can be ordered to fail in various ways, and
+//! measure their wire.
 //!
 //! ```text
 //! cargo run --release -p flatout-world --example rank -- --ranks 4 --measure
@@ -24,7 +25,7 @@ struct Arguments {
     flags: Flags,
     steps: u64,
     step_ms: u64,
-    /// Every rank leaves its process id there, and the step it ended at.
+    /// Where every rank writes its process id, and the step at which it ended.
     folder: Option<PathBuf>,
     orders: Vec<Order>,
     timing: Timing,

@@ -1,6 +1,7 @@
-//! The judgement of heartbeats: who is silent, whether anything moves, whether all ranks made the same collective calls.
+//! Evaluates heartbeats: whether a rank is silent, whether the run makes progress, and whether all ranks made the same
+//! collective calls.
 //!
-//! Time comes in as an argument, so that minutes of standing still are tested in no time.
+//! Time is passed in as an argument, so that tests of long stalls take no time.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -12,15 +13,15 @@ use crate::failure::{Failure, named};
 use crate::message::{Beat, Member, Status};
 use crate::timing::{STILL_STEPS, Timing};
 
-/// Counts whose hashes are kept: the last multiple of 1, 2, 4 and so on. Ranks beat at different moments, and some multiple lies
-/// behind all of them.
+/// Number of counts with hashes: the last multiple of 1, 2, 4 and so on. Ranks send heartbeats at different moments, but all
+/// have passed some multiple.
 const MARKS: usize = 32;
-/// Hashes the hub remembers for every rank: those of the last heartbeats.
+/// Number of hashes that the hub remembers for every rank, from its last heartbeats.
 const HASHES: usize = 256;
-/// Durations of steps over which the median is taken.
+/// Number of step durations from which the median is computed.
 const STEPS: usize = 64;
 
-/// The collective calls of one rank: how many, and a hash of their order.
+/// The collective calls of one rank: their number, and a hash of their order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct CallHash {
     count: u64,
@@ -44,19 +45,18 @@ impl CallHash {
     }
 }
 
-/// The hub's knowledge of all ranks.
 pub(crate) struct Beats {
     timing: Timing,
-    ranks: Vec<Heard>,
+    ranks: Vec<RankState>,
     moved: Instant,
-    /// Hash by count of calls, with the rank that told it first.
+    /// The hash by number of calls, with the rank that first sent it.
     hashes: HashMap<u64, (u64, usize)>,
-    /// Their counts, the oldest first.
+    /// The keys of `hashes`, the oldest first.
     counts: VecDeque<u64>,
     step_durations: VecDeque<Duration>,
 }
 
-struct Heard {
+struct RankState {
     at: Instant,
     status: Status,
     calls: u64,
@@ -66,13 +66,14 @@ struct Heard {
 
 impl Beats {
     pub fn new(ranks: usize, timing: Timing, now: Instant) -> Beats {
-        let heard = || Heard { at: now, status: Status::default(), calls: 0, stepped: now, has_left: false };
+        let heard =
+            || RankState { at: now, status: Status::default(), calls: 0, stepped: now, has_left: false };
         let ranks = (0..ranks).map(|_| heard()).collect();
         let (counts, step_durations) = (VecDeque::new(), VecDeque::new());
         Beats { timing, ranks, moved: now, hashes: HashMap::new(), counts, step_durations }
     }
 
-    /// The rank said that it leaves: nothing more is expected of it.
+    /// The rank has left the run: no more heartbeats are expected of it.
     pub fn leave(&mut self, rank: usize) {
         self.ranks[rank].has_left = true;
     }
@@ -86,7 +87,7 @@ impl Beats {
         self.ranks[rank].status.step
     }
 
-    /// Takes a heartbeat; a failure where its calls differ from those of another rank.
+    /// Handles a heartbeat; fails if its calls differ from those of another rank.
     pub fn take(&mut self, rank: usize, beat: Beat, members: &[Member], now: Instant) -> Result<(), Failure> {
         self.hear(rank, now);
         let calls = beat.marks.first().map_or(0, |(count, _)| *count);
@@ -128,7 +129,7 @@ impl Beats {
         Err(Failure::new(Some(rank), sentence))
     }
 
-    /// The failure that the absence of heartbeats or of progress means, where it means one.
+    /// The failure that missing heartbeats or missing progress mean, if any.
     pub fn judge(&self, calls: &Collected, members: &[Member], now: Instant) -> Option<Failure> {
         let present = || self.ranks.iter().enumerate().filter(|(_, heard)| !heard.has_left);
         let silent = present().find(|(_, heard)| now.duration_since(heard.at) > self.timing.silent_after);
@@ -145,7 +146,7 @@ impl Beats {
         if still <= self.patience() || present().next().is_none() {
             return None;
         }
-        let position = |heard: &Heard| (heard.status.step, heard.calls);
+        let position = |heard: &RankState| (heard.status.step, heard.calls);
         let (behind, ahead) =
             (present().map(|(_, heard)| position(heard)).min()?, present().map(|(_, h)| position(h)).max()?);
         let slow: Vec<usize> =
@@ -176,7 +177,7 @@ impl Beats {
         Some(Failure::new((slow.len() == 1).then_some(slow[0]), sentence))
     }
 
-    /// How long nothing may move.
+    /// How long the run may go without progress.
     fn patience(&self) -> Duration {
         if self.ranks.iter().all(|heard| heard.status.step == 0) {
             return self.timing.still_at_start;
@@ -188,7 +189,7 @@ impl Beats {
     }
 }
 
-/// ` at step 12`, or nothing before the first.
+/// ` at step 12`, or an empty string before the first step.
 pub(crate) fn at_step(step: u64) -> String {
     if step == 0 { String::new() } else { format!(" at step {step}") }
 }
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_silent_rank_is_named() {
+    fn a_silent_rank_is_named_in_the_failure() {
         let now = Instant::now();
         let (all, calls) = (members(2), Collected::new(2));
         let mut beats = Beats::new(2, Timing::default(), now);
@@ -228,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rank_that_is_behind_is_named_when_nothing_moves() {
+    fn the_slowest_rank_is_named_on_a_stall() {
         let now = Instant::now();
         let (all, calls) = (members(3), Collected::new(3));
         let mut beats = Beats::new(3, Timing::default(), now);
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn unequal_calls_are_found_however_beats_fall() {
+    fn unequal_calls_are_found_at_any_beat_times() {
         let now = Instant::now();
         let all = members(2);
         let roles = |n: u64| if n.is_multiple_of(9) { "apply" } else { "grad" };
@@ -272,7 +273,7 @@ mod tests {
             let mut beats = Beats::new(2, Timing::default(), now);
             let mut ranks = [CallHash::default(), CallHash::default()];
             let mut told = false;
-            // Rank 0 beats after every 700 calls, rank 1 after the 400th of them: their counts never agree.
+            // Rank 0 sends a heartbeat after every 700 calls, rank 1 with an offset of 400: their counts never agree.
             for call in 1..=12_000u64 {
                 ranks[0].add(roles(call));
                 ranks[1].add(if Some(call) == divergence { "eval" } else { roles(call) });

@@ -1,4 +1,4 @@
-//! Calls at the hub: parts of all ranks are collected, and the result goes to everyone.
+//! Calls at the hub: collects the parts of all ranks, and sends everyone the result.
 
 use std::collections::HashMap;
 
@@ -6,7 +6,7 @@ use crate::failure::{Failure, named};
 use crate::frame::MOST_BYTES;
 use crate::message::{Head, Member, Op, join_call, join_parts, split_call};
 
-/// Bytes of a call's result at most: host messages are small, and heads and lengths need room in the frame.
+/// Maximum size of a call's result. Host messages are small, and the frame needs room for heads and lengths.
 pub const MOST_CALL_BYTES: usize = MOST_BYTES - (64 << 10);
 
 /// Calls that some ranks have made and others have not.
@@ -17,7 +17,7 @@ pub(crate) struct Collected {
 
 struct Open {
     head: Head,
-    /// The rank whose part came first.
+    /// The rank whose part arrived first.
     first: usize,
     parts: Vec<Option<Vec<u8>>>,
 }
@@ -27,7 +27,7 @@ impl Collected {
         Collected { ranks, open: HashMap::new() }
     }
 
-    /// Takes the part of a rank. The payload of everyone's answer, where it was the last part.
+    /// Adds the part of a rank. Returns the payload of the answer to everyone if it was the last part.
     pub fn take(
         &mut self,
         rank: usize,
@@ -62,7 +62,7 @@ impl Collected {
             Op::Broadcast => parts[0].clone(),
             Op::Gather => join_parts(parts.iter().map(Vec::as_slice)),
             Op::Agree => {
-                // Little-endian numbers of eight bytes; the largest wins.
+                // Eight-byte little-endian numbers, of which the largest is the result.
                 let numbers: Option<Vec<u64>> =
                     parts.iter().map(|part| Some(u64::from_le_bytes(part[..].try_into().ok()?))).collect();
                 let largest = numbers.and_then(|numbers| numbers.into_iter().max());
@@ -81,7 +81,7 @@ impl Collected {
         Ok(Some(join_call(&head, &result)))
     }
 
-    /// A clause on calls that wait for ranks: who waits in what, and for whom.
+    /// A clause on waiting calls: which ranks wait in which call, and for which.
     pub fn waiting(&self) -> Option<String> {
         let mut open: Vec<&Open> = self.open.values().collect();
         open.sort_by_key(|open| (open.head.line.clone(), open.head.count));
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn unequal_calls_are_told_with_both_ranks() {
+    fn unequal_calls_are_reported_with_both_ranks() {
         let mut calls = Collected::new(2);
         let all = members(2);
         assert_eq!(calls.take(0, &part("main", 0, Op::Gather, "loss", b""), &all), Ok(None));

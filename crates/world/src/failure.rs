@@ -1,18 +1,18 @@
-//! The first failure of a run, as every rank is told it.
+//! The first failure of a run, which every rank is told.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Why all ranks leave.
+/// The reason why all ranks leave.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The rank that failed, where it was one.
+    /// The rank that failed, if it was a single one.
     pub rank: Option<usize>,
-    /// A whole sentence without its full stop, which names rank, host and process.
+    /// A complete sentence without its full stop, which names rank, host and process.
     pub sentence: String,
-    /// Whether this process is the one that prints the sentence: rank 0; where rank 0 is gone, the first rank of each node that no
-    /// parent process speaks for.
+    /// Whether this process prints the sentence: rank 0; or, if rank 0 is gone, the first rank of each node without a parent
+    /// process.
     #[serde(skip)]
     pub is_mine_to_say: bool,
 }
@@ -31,7 +31,7 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// Ranks as a reader wants them: `3, 8-15`.
+/// Ranks as spans for people: `3, 8-15`.
 pub(crate) fn listed(ranks: impl IntoIterator<Item = usize>) -> String {
     let mut spans: Vec<(usize, usize)> = vec![];
     for rank in ranks {

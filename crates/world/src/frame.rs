@@ -1,48 +1,49 @@
 //! Frames on a socket: length, kind, payload.
 //!
-//! The length is four bytes, little-endian, and counts the payload alone; the kind is one byte.
+//! The length is four bytes, little-endian, and counts only the payload; the kind is one byte.
 
 use std::fmt;
 use std::io::{self, ErrorKind, Read, Write};
 
-/// Bytes of payload at most: host messages are small, and a length beyond this is foreign or damaged.
+/// Maximum payload in bytes: host messages are small, so a larger length is foreign or damaged.
 pub const MOST_BYTES: usize = 16 << 20;
 
-/// Bytes of payload at most before the other side has shown that it belongs to the run.
+/// The maximum payload in bytes before the other side has shown that it belongs to the run.
 pub const MOST_GREETING_BYTES: usize = 64 << 10;
 
 const HEAD: usize = 5;
 
-/// Payloads are read in pieces of this size, so that a length alone does not take memory.
+/// Payloads are read in pieces of this size, so that a length alone does not allocate memory.
 const PIECE: usize = 64 << 10;
 
-/// The meaning of a payload.
+/// The type of a frame's payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum FrameKind {
-    /// Hub to whoever connects.
+    /// Hub to every new connection.
     Hello = 1,
-    /// Rank to hub: asks to join.
+    /// Rank to hub: a request to join.
     Join = 2,
-    /// Hub to rank: not joined, with a sentence.
+    /// Hub to rank: the refusal to join, with a sentence.
     Refused = 3,
-    /// Hub to rank: everyone is there.
+    /// Hub to rank: all ranks have joined.
     Welcome = 4,
     /// Rank to hub: its part of a call.
     Call = 5,
     /// Hub to rank: the result of a call.
     Answer = 6,
-    /// Either way: a sign of life.
+    /// Either way: a heartbeat.
     Beat = 7,
-    /// Rank to hub: it failed, with a sentence. Hub to rank: the first failure.
+    /// Rank to hub: a failure of the rank, with a sentence. Hub to rank: the first failure of the run.
     Failure = 8,
-    /// Rank to hub: how another process ended, as its parent knows.
+    /// Rank to hub: how another process ended, reported by its parent.
     Account = 9,
-    /// Rank to hub: it leaves because the run is over.
+    /// Rank to hub: the rank leaves because the run is over.
     Bye = 10,
-    /// Rank to hub: it was asked to stop before the run began, with the reason. Hub to rank: everyone leaves for it.
+    /// Rank to hub: the rank was asked to stop before the run began, with the reason. Hub to rank: everyone leaves for that
+    /// reason.
     Stop = 11,
-    /// Rank to hub: something that rank 0 reads when it likes. Hub to rank 0: the same behind the number of the rank.
+    /// Rank to hub: a message that rank 0 reads at its convenience. Hub to rank 0: the message, preceded by the sender's rank.
     Post = 12,
 }
 
@@ -67,14 +68,14 @@ pub struct Frame {
     pub payload: Vec<u8>,
 }
 
-/// Why no frame was read.
+/// The reason why no frame was read.
 #[derive(Debug)]
 pub enum FrameError {
     /// The stream ended between two frames.
     Closed,
     /// The stream ended inside a frame.
     Cut,
-    /// Nothing came for as long as the socket waits.
+    /// Nothing arrived within the socket's timeout.
     Silent,
     TooLong {
         bytes: usize,
@@ -101,7 +102,7 @@ impl fmt::Display for FrameError {
 
 impl std::error::Error for FrameError {}
 
-/// The bytes of a frame. The payload is at most `MOST_BYTES`, which callers see to.
+/// The bytes of a frame. Callers must keep the payload within `MOST_BYTES`.
 pub fn encode(kind: FrameKind, payload: &[u8]) -> Vec<u8> {
     assert!(payload.len() <= MOST_BYTES, "a frame's payload has {} bytes", payload.len());
     let mut bytes = Vec::with_capacity(HEAD + payload.len());
@@ -111,12 +112,12 @@ pub fn encode(kind: FrameKind, payload: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Writes a frame in one piece, so that it travels in one packet where it fits.
+/// Writes a frame with one call, so that it travels in one packet if it fits.
 pub fn write(out: &mut impl Write, kind: FrameKind, payload: &[u8]) -> io::Result<()> {
     out.write_all(&encode(kind, payload))
 }
 
-/// The next frame of at most `most` bytes of payload.
+/// Reads the next frame, with at most `most` bytes of payload.
 pub fn read(from: &mut impl Read, most: usize) -> Result<Frame, FrameError> {
     let mut head = [0; HEAD];
     match from.read(&mut head[..1]) {
@@ -155,7 +156,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_come_back_as_they_were_written() {
+    fn frames_read_back_as_written() {
         let mut bytes = vec![];
         for (number, kind) in KINDS.into_iter().enumerate() {
             write(&mut bytes, kind, &vec![number as u8; number * PIECE / 3]).unwrap();
@@ -169,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn cut_long_and_foreign_frames_are_told_apart() {
+    fn cut_long_and_foreign_frames_are_distinguished() {
         let bytes = encode(FrameKind::Beat, b"word");
         assert!(matches!(read(&mut &bytes[..7], MOST_BYTES), Err(FrameError::Cut)));
         assert!(matches!(read(&mut &bytes[..3], MOST_BYTES), Err(FrameError::Cut)));

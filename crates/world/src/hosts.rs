@@ -1,8 +1,8 @@
-//! SLURM's lists of hosts: `gpu-[01-03,7],login,rack[1-2]n[0-1]`.
+//! SLURM's host lists: `gpu-[01-03,7],login,rack[1-2]n[0-1]`.
 
-/// Hosts at most: a list is expanded in memory, and a damaged one must not fill it.
+/// Maximum number of hosts: a list is expanded in memory, which a damaged one must not fill.
 const MOST_HOSTS: usize = 1 << 16;
-/// Letters of a host's name at most, as in DNS.
+/// Maximum length of a host's name, as in DNS.
 const MOST_LETTERS: usize = 253;
 
 /// Every host of a list, in order. The error is a sentence.
@@ -17,7 +17,7 @@ pub fn expand(list: &str) -> Result<Vec<String>, String> {
     Ok(hosts)
 }
 
-/// The words between commas that lie outside brackets.
+/// The words between commas outside brackets.
 fn split(list: &str) -> Result<Vec<&str>, String> {
     let (mut words, mut begin, mut is_inside) = (vec![], 0, false);
     for (at, letter) in list.char_indices() {
@@ -42,7 +42,7 @@ fn split(list: &str) -> Result<Vec<&str>, String> {
     Ok(words.into_iter().map(str::trim).collect())
 }
 
-/// A name with any number of brackets; the last one counts fastest.
+/// Expands a name with any number of brackets; the last one varies fastest.
 fn one(word: &str) -> Result<Vec<String>, String> {
     let mut names = vec![String::new()];
     let mut rest = word;
@@ -68,7 +68,7 @@ fn one(word: &str) -> Result<Vec<String>, String> {
     Ok(names)
 }
 
-/// `01-03,7` as 01, 02, 03, 7: a number is as wide as the first of its range is written.
+/// Expands `01-03,7` to 01, 02, 03, 7; the numbers of a range have the width of its first number.
 fn numbers(inside: &str) -> Result<Vec<String>, String> {
     let mut all = vec![];
     for range in inside.split(',') {

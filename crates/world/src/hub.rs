@@ -1,7 +1,7 @@
-//! Rank 0's side: takes joins, answers calls, listens to heartbeats, and tells everyone the first failure.
+//! The hub on rank 0: accepts joins, answers calls, monitors heartbeats, and tells everyone the first failure.
 //!
-//! One thread decides everything. Every connection has a thread that reads and one that writes, so that a rank that stands still
-//! holds up nobody else.
+//! One thread makes all decisions. Every connection has a reader thread and a writer thread, so that a stalled rank delays no
+//! other.
 
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,17 +18,16 @@ use crate::join::Note;
 use crate::message::{Account, Beat, Hello, Join, MAGIC, Member, PROTOCOL, Report, Welcome, json, parse};
 use crate::timing::Timing;
 
-/// How often the hub looks for connections and for what is overdue.
+/// Interval at which the hub checks for connections and for timeouts.
 const TICK: Duration = Duration::from_millis(10);
-/// For whoever connects to say who it is.
+/// Timeout for a new connection to identify itself.
 const GREETING: Duration = Duration::from_secs(5);
-/// For the first failure to be on its way to every other rank before rank 0 hears it and ends the process.
+/// The time for the first failure to reach all other ranks before rank 0 is told and ends the process.
 const TELLING: Duration = Duration::from_secs(1);
-/// Connections that have not said who they are, at most, beside one a rank.
+/// Maximum number of connections that have not identified themselves, besides one per rank.
 const STRANGERS: usize = 64;
 const STACK_BYTES: usize = 128 << 10;
 
-/// The terms on which ranks may join.
 pub(crate) struct Terms {
     pub ranks: usize,
     pub version: String,
@@ -40,7 +39,7 @@ pub(crate) struct Terms {
     pub note: Note,
 }
 
-/// The hub's thread, and where it listens.
+/// The hub's thread, and its address.
 pub(crate) struct Hub {
     pub address: SocketAddr,
     pub failure: Arc<OnceLock<Failure>>,
@@ -63,41 +62,41 @@ impl Hub {
         Ok(Hub { address, failure, thread })
     }
 
-    /// Waits until every rank has left or the failure was told.
+    /// Waits until every rank has left or has been told the failure.
     pub fn wait(self) {
         let _ = self.thread.join();
     }
 }
 
 enum Event {
-    Asks(Join, TcpStream),
+    JoinRequest(Join, TcpStream),
     Stranger,
-    Came(usize, Frame),
+    Received(usize, Frame),
     Closed(usize),
 }
 
-enum Post {
+enum Outgoing {
     Frame(Arc<Vec<u8>>),
-    /// Answered when everything before it is written.
+    /// Acknowledged when everything before it is written.
     Flush(Sender<()>),
 }
 
 struct Seat {
     member: Member,
-    out: Sender<Post>,
+    out: Sender<Outgoing>,
     has_left: bool,
 }
 
 struct State {
     terms: Terms,
     seats: Vec<Option<Seat>>,
-    /// By rank, once everyone is there.
+    /// By rank, once all have joined.
     members: Vec<Member>,
     calls: Collected,
     beats: Beats,
-    /// A rank whose connection closed: its parent may still say how it ended.
+    /// A rank whose connection closed: the deadline for its parent's report, and the failure without one.
     lost: Option<(Instant, Failure)>,
-    /// Why everyone leaves before the run has begun.
+    /// The reason why everyone leaves before the run has begun.
     stopped: Option<String>,
     strangers: usize,
     events: Receiver<Event>,
@@ -136,7 +135,7 @@ impl State {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => unreachable!("the hub has a sender itself"),
             }
-            // Rank 0 is told too, and joins its own hub in a moment.
+            // Rank 0 is told too, so it must have joined, which takes a moment.
             if let Some(reason) = self.stopped.as_ref().filter(|_| self.seats[0].is_some()) {
                 self.tell(FrameKind::Stop, reason.as_bytes());
                 return Ok(());
@@ -175,19 +174,19 @@ impl State {
         }
     }
 
-    /// Greets everyone who has connected, each on a thread of its own.
+    /// Greets all new connections, each on a separate thread.
     fn accept(&mut self, listener: &TcpListener) {
         while self.strangers < self.terms.ranks + STRANGERS {
             let stream = match listener.accept() {
                 Ok((stream, _)) => stream,
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                // Nobody is there, or who was has gone again.
+                // There is no connection, or it has closed again.
                 Err(_) => return,
             };
             let (sender, label) = (self.sender.clone(), self.terms.label.clone());
             let greeted = spawn("greeting", move || {
                 let event = match greet(&stream, label) {
-                    Some(join) => Event::Asks(join, stream),
+                    Some(join) => Event::JoinRequest(join, stream),
                     None => Event::Stranger,
                 };
                 let _ = sender.send(event);
@@ -202,7 +201,7 @@ impl State {
                 self.strangers -= 1;
                 Ok(())
             }
-            Event::Asks(join, stream) => {
+            Event::JoinRequest(join, stream) => {
                 self.strangers -= 1;
                 self.seat(join, stream)
             }
@@ -211,11 +210,12 @@ impl State {
                 self.lose(rank, &format!("ended{what} without saying why"));
                 Ok(())
             }
-            Event::Came(rank, frame) => self.came(rank, frame),
+            Event::Received(rank, frame) => self.receive(rank, frame),
         }
     }
 
-    /// A rank that joins: is refused with a sentence, or gets its seat. A rank of this run that cannot belong to it fails the run.
+    /// Refuses a joining rank with a sentence, or gives it its seat. A rank of this run with an incompatible program or
+    /// configuration fails the run.
     fn seat(&mut self, join: Join, mut stream: TcpStream) -> Result<(), Failure> {
         let rank = join.rank;
         let who = join.member.named(rank);
@@ -262,8 +262,7 @@ impl State {
         Ok(())
     }
 
-    /// The threads of a connection.
-    fn connect(&self, rank: usize, stream: TcpStream) -> io::Result<Sender<Post>> {
+    fn connect(&self, rank: usize, stream: TcpStream) -> io::Result<Sender<Outgoing>> {
         stream.set_read_timeout(None)?;
         stream.set_write_timeout(Some(self.terms.timing.silent_after))?;
         let (out, posts) = mpsc::channel();
@@ -271,9 +270,9 @@ impl State {
         spawn("to rank", move || {
             for post in posts {
                 match post {
-                    Post::Frame(bytes) if io::Write::write_all(&mut writing, &bytes).is_err() => return,
-                    Post::Frame(_) => {}
-                    Post::Flush(done) => drop(done.send(())),
+                    Outgoing::Frame(bytes) if io::Write::write_all(&mut writing, &bytes).is_err() => return,
+                    Outgoing::Frame(_) => {}
+                    Outgoing::Flush(done) => drop(done.send(())),
                 }
             }
         })?;
@@ -281,7 +280,7 @@ impl State {
         let mut reading = stream;
         spawn("from rank", move || {
             while let Ok(frame) = frame::read(&mut reading, MOST_BYTES) {
-                if sender.send(Event::Came(rank, frame)).is_err() {
+                if sender.send(Event::Received(rank, frame)).is_err() {
                     return;
                 }
             }
@@ -297,7 +296,7 @@ impl State {
         self.post(FrameKind::Welcome, &json(&welcome));
     }
 
-    fn came(&mut self, rank: usize, frame: Frame) -> Result<(), Failure> {
+    fn receive(&mut self, rank: usize, frame: Frame) -> Result<(), Failure> {
         let now = Instant::now();
         if self.members.is_empty() && frame.kind != FrameKind::Stop {
             let sentence = format!("{} spoke before all ranks had joined", self.who(rank));
@@ -349,7 +348,7 @@ impl State {
                 let payload = [&(rank as u32).to_le_bytes()[..], &frame.payload].concat();
                 let bytes = Arc::new(frame::encode(FrameKind::Post, &payload));
                 let first = self.seats[0].as_ref().filter(|seat| !seat.has_left);
-                first.map(|seat| seat.out.send(Post::Frame(bytes)));
+                first.map(|seat| seat.out.send(Outgoing::Frame(bytes)));
                 Ok(())
             }
             FrameKind::Bye => {
@@ -361,7 +360,7 @@ impl State {
         }
     }
 
-    /// The connection of a rank closed: what its parent says within a moment is better than that.
+    /// Handles a closed connection: the parent's report within the next moment takes precedence over `what`.
     fn lose(&mut self, rank: usize, what: &str) {
         if self.lost.is_some() || self.seats[rank].as_ref().is_none_or(|seat| seat.has_left) {
             return;
@@ -380,22 +379,22 @@ impl State {
     fn post(&self, kind: FrameKind, payload: &[u8]) {
         let bytes = Arc::new(frame::encode(kind, payload));
         for seat in self.seats.iter().flatten().filter(|seat| !seat.has_left) {
-            let _ = seat.out.send(Post::Frame(Arc::clone(&bytes)));
+            let _ = seat.out.send(Outgoing::Frame(Arc::clone(&bytes)));
         }
     }
 
-    /// Tells everyone to leave, rank 0 last: it ends the process that this runs in.
+    /// Tells everyone to leave; rank 0 last, because it ends the process that this code runs in.
     fn tell(&self, kind: FrameKind, payload: &[u8]) {
         let bytes = Arc::new(frame::encode(kind, payload));
         let until = Instant::now() + TELLING;
         let tell_seats = |seats: &[Option<Seat>]| {
             let (done, written) = mpsc::channel();
             for seat in seats.iter().flatten() {
-                let _ = seat.out.send(Post::Frame(Arc::clone(&bytes)));
-                let _ = seat.out.send(Post::Flush(done.clone()));
+                let _ = seat.out.send(Outgoing::Frame(Arc::clone(&bytes)));
+                let _ = seat.out.send(Outgoing::Flush(done.clone()));
             }
             drop(done);
-            // Ends when every writer has answered or gone, or when one takes too long.
+            // Ends when every writer has acknowledged or is gone, or at the timeout.
             while written.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
         };
         let (first, others) = self.seats.split_at(1);
@@ -404,7 +403,7 @@ impl State {
     }
 }
 
-/// Says hello and hears who it is; nothing where it is none of ours.
+/// Sends the hello and reads the request to join; `None` for foreign connections.
 fn greet(mut stream: &TcpStream, label: String) -> Option<Join> {
     stream.set_nonblocking(false).ok()?;
     stream.set_nodelay(true).ok()?;

@@ -1,4 +1,4 @@
-//! How a rank finds the others: rank 0 opens the hub, everyone reaches it and waits until all are there.
+//! Joining: rank 0 opens the hub, and every rank connects to it and waits until all have joined.
 
 use std::fs;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -17,38 +17,38 @@ use crate::frame::{self, FrameError, FrameKind, MOST_BYTES, MOST_GREETING_BYTES}
 use crate::hub::{Hub, Terms};
 use crate::member::{Stopper, World};
 use crate::message::{Hello, Join, MAGIC, Member, PROTOCOL, Welcome, json, parse};
-use crate::parent::{self, Line, Up};
+use crate::parent::{self, Channel, ToParent};
 use crate::place::{Meeting, RankPlacement};
 use crate::timing::Timing;
 use crate::watcher::Core;
 
-/// The file by which ranks find rank 0 where nothing else names it.
+/// The file through which ranks find rank 0 if nothing else names its address.
 pub const RENDEZVOUS: &str = "rendezvous.json";
 
-/// For one attempt to connect, and for the hello behind it.
+/// Timeout of one attempt to connect, and of the hello after it.
 const ATTEMPT: Duration = Duration::from_secs(2);
 const TRY_EVERY: Duration = Duration::from_millis(100);
 
-/// Takes lines for the user while ranks join.
+/// Receives lines for the user while ranks join.
 pub type Note = Arc<dyn Fn(&str) + Send + Sync>;
-/// Ends the process after a failure, from a thread of this crate's, whatever the main thread waits for. It prints the sentence
-/// where `Failure::is_mine_to_say`.
+/// Ends the process after a failure, from a thread of this crate, whatever the main thread waits for. It prints the sentence if
+/// `Failure::is_mine_to_say`.
 pub type Leave = Arc<dyn Fn(&Failure) + Send + Sync>;
-/// Ends the process in the same way because a rank was asked to stop before the run began, with the reason.
+/// Ends the process, like `Leave`, because a rank was asked to stop before the run began, with the reason.
 pub type Stop = Arc<dyn Fn(&str) + Send + Sync>;
-/// Takes the handle by which this rank stops all of them, before any other knows of this one. From then on a rank that is asked
-/// to stop must ask by the handle before it leaves.
+/// Receives the handle with which this rank stops all ranks, before any other rank knows of this one. From then on, a rank that
+/// is asked to stop must use the handle before it leaves.
 pub type TakeStopper = Arc<dyn Fn(Stopper) + Send + Sync>;
 
-/// A rank's own part of joining.
+/// The options of a joining rank.
 pub struct Joining<'a> {
-    /// Of the program, equal on all ranks.
+    /// The program's version, equal on all ranks.
     pub version: String,
-    /// `FLATOUT_SECRET`, where it is set.
+    /// `FLATOUT_SECRET`, if set.
     pub secret: Option<String>,
-    /// The device it computes on, as failures name it.
+    /// The rank's device, for failure messages.
     pub device: Option<String>,
-    /// The run's folder, where ranks may have to meet by a file.
+    /// The run's folder, where ranks may have to meet through a file.
     pub folder: Option<&'a Path>,
     pub timing: Timing,
     pub note: Note,
@@ -68,19 +68,19 @@ impl World {
         let system = |error: io::Error| own(format!("rank {} cannot join: {error}", place.rank));
         let Joining { timing, leave, stop, .. } = &joining;
         let deadline = Instant::now() + timing.join;
-        let (line, words) = match place.has_parent {
-            true => {
-                Line::of_standard_input().map(|(line, words)| (Some(line), Some(words))).map_err(system)?
-            }
+        let (parent, messages) = match place.has_parent {
+            true => Channel::of_standard_input()
+                .map(|(parent, messages)| (Some(parent), Some(messages)))
+                .map_err(system)?,
             false => (None, None),
         };
         let ends = (Arc::clone(leave), Arc::clone(stop));
-        let core = Arc::new(Core::new(place.rank, host_name(), *timing, ends, line));
+        let core = Arc::new(Core::new(place.rank, host_name(), *timing, ends, parent));
         (joining.take_stopper)(Stopper::of(&core));
-        if let Some(words) = words {
+        if let Some(messages) = messages {
             let core = Arc::clone(&core);
             let listen = move || {
-                parent::listen(words, |word| core.hear(word));
+                parent::listen(messages, |message| core.handle_message(message));
                 core.lose_parent();
             };
             thread::Builder::new().name("parent".into()).spawn(listen).map_err(system)?;
@@ -89,33 +89,34 @@ impl World {
             0 => Some(open(place, &joining, &core).map_err(own)?),
             _ => None,
         };
-        let joined = reach(place, &joining, &core, hub.as_ref().map(|opened| &opened.hub), deadline)
-            .and_then(|stream| wait(&stream, &core, hub.as_ref().map(|opened| &opened.hub)).map(|()| stream));
+        let joined = connect_to_hub(place, &joining, &core, hub.as_ref().map(|opened| &opened.hub), deadline)
+            .and_then(|stream| {
+                wait_for_welcome(&stream, &core, hub.as_ref().map(|opened| &opened.hub)).map(|()| stream)
+            });
         let stream = joined.map_err(|why| match why {
-            Why::Own(sentence) => own(sentence),
-            Why::Told(failure) => Failure { is_mine_to_say: place.rank == 0, ..failure },
+            JoinError::Local(sentence) => own(sentence),
+            JoinError::Run(failure) => Failure { is_mine_to_say: place.rank == 0, ..failure },
         })?;
-        // The file has served: everyone is there.
+        // The rendezvous file is no longer needed once all have joined.
         let hub = hub.map(|opened| opened.hub);
         World::begin(core, stream, hub, place.local).map_err(system)
     }
 }
 
-/// Why a rank did not join.
-enum Why {
-    /// It found out itself.
-    Own(String),
-    /// The hub tells everyone.
-    Told(Failure),
+enum JoinError {
+    /// An error on this rank.
+    Local(String),
+    /// A failure of the run, from the hub.
+    Run(Failure),
 }
 
-struct Opened {
+struct OpenHub {
     hub: Hub,
     _file: Option<RendezvousFile>,
 }
 
-/// Opens the hub where the others look for it. The error is a sentence.
-fn open(place: &RankPlacement, joining: &Joining<'_>, core: &Core) -> Result<Opened, String> {
+/// Opens the hub at the address where the others look for it. The error is a sentence.
+fn open(place: &RankPlacement, joining: &Joining<'_>, core: &Core) -> Result<OpenHub, String> {
     let session = random();
     let (listener, label) = match &place.meeting {
         Meeting::Alone => unreachable!("one rank opens nothing"),
@@ -144,10 +145,10 @@ fn open(place: &RankPlacement, joining: &Joining<'_>, core: &Core) -> Result<Ope
         }
         _ => None,
     };
-    if let (Meeting::Parent, Some(line)) = (&place.meeting, &core.line) {
-        line.tell(&Up::Address(hub.address.to_string()));
+    if let (Meeting::Parent, Some(parent)) = (&place.meeting, &core.parent) {
+        parent.tell(&ToParent::Address(hub.address.to_string()));
     }
-    Ok(Opened { hub, _file: file })
+    Ok(OpenHub { hub, _file: file })
 }
 
 fn listen_at(addresses: &[SocketAddr]) -> Result<TcpListener, String> {
@@ -171,7 +172,7 @@ fn addresses(host: &str, ports: &Range<u16>) -> Result<Vec<SocketAddr>, String> 
     Ok(all.collect())
 }
 
-/// Addresses of this host's name, those that other hosts reach first, and loopback where it has none.
+/// The addresses of this host's name, those that other hosts can reach first, and loopback last.
 fn own_addresses() -> Vec<SocketAddr> {
     let found = (host_name().as_str(), 0).to_socket_addrs().map(Iterator::collect);
     let mut found: Vec<SocketAddr> = found.unwrap_or_default();
@@ -186,7 +187,6 @@ fn folder<'a>(joining: &Joining<'a>) -> Result<&'a Path, String> {
     )
 }
 
-/// The contents of `rendezvous.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Rendezvous {
     address: String,
@@ -217,38 +217,40 @@ impl Drop for RendezvousFile {
     }
 }
 
-/// Connects to the hub and asks to join.
-fn reach(
+/// Connects to the hub and sends the request to join.
+fn connect_to_hub(
     place: &RankPlacement,
     joining: &Joining<'_>,
     core: &Core,
     hub: Option<&Hub>,
     deadline: Instant,
-) -> Result<TcpStream, Why> {
+) -> Result<TcpStream, JoinError> {
     let mut last = String::from("nothing listens there");
     loop {
         if let Some(failure) = hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure()) {
-            return Err(Why::Told(failure));
+            return Err(JoinError::Run(failure));
         }
         let (targets, label) = match hub {
             Some(hub) => (vec![hub.address], None),
-            None => targets(place, joining, core, deadline).map_err(Why::Own)?,
+            None => targets(place, joining, core, deadline).map_err(JoinError::Local)?,
         };
         for target in &targets {
             match attempt(*target, label.as_deref()) {
-                Ok(stream) => return ask(stream, place, joining, core),
+                Ok(stream) => return request_join(stream, place, joining, core),
                 Err(why) => last = format!("{target}: {why}"),
             }
         }
         if Instant::now() >= deadline {
             let (rank, seconds) = (place.rank, joining.timing.join.as_secs());
-            return Err(Why::Own(format!("rank {rank} did not find rank 0 within {seconds} s ({last})")));
+            return Err(JoinError::Local(format!(
+                "rank {rank} did not find rank 0 within {seconds} s ({last})"
+            )));
         }
         thread::sleep(TRY_EVERY);
     }
 }
 
-/// Where the hub may be now, and the label it must have.
+/// The candidate addresses of the hub, and the label that it must have.
 fn targets(
     place: &RankPlacement,
     joining: &Joining<'_>,
@@ -258,10 +260,10 @@ fn targets(
     match &place.meeting {
         Meeting::Alone => unreachable!("one rank looks for nobody"),
         Meeting::Parent => {
-            let address = core.told_address(deadline).and_then(|address| address.parse().ok());
+            let address = core.wait_for_address(deadline).and_then(|address| address.parse().ok());
             Ok((address.into_iter().collect(), None))
         }
-        // A host that cannot be found may become known: its node may still be starting.
+        // An unknown host name may become known, because its node may still be starting.
         Meeting::Address { host, ports, label } => {
             Ok((addresses(host, ports).unwrap_or_default(), Some(label.clone())))
         }
@@ -274,7 +276,7 @@ fn targets(
     }
 }
 
-/// Connects, and hears whether the hub of this run is there.
+/// Connects, and checks by its greeting that this run's hub is there.
 fn attempt(target: SocketAddr, label: Option<&str>) -> Result<TcpStream, String> {
     let connected = TcpStream::connect_timeout(&target, ATTEMPT).and_then(|stream| {
         stream.set_nodelay(true)?;
@@ -292,13 +294,13 @@ fn attempt(target: SocketAddr, label: Option<&str>) -> Result<TcpStream, String>
     }
 }
 
-/// Asks to join, unless this rank was asked to stop: the hub hears of a rank only where it also hears that it leaves.
-fn ask(
+/// Sends the request to join, unless this rank was asked to stop: a rank that the hub knows must be able to tell it so.
+fn request_join(
     stream: TcpStream,
     place: &RankPlacement,
     joining: &Joining<'_>,
     core: &Core,
-) -> Result<TcpStream, Why> {
+) -> Result<TcpStream, JoinError> {
     let member = Member {
         host: core.host.clone(),
         process: std::process::id(),
@@ -321,69 +323,72 @@ fn ask(
     };
     match connect() {
         Ok(true) => Ok(stream),
-        Ok(false) => Err(Why::Told(core.wait_for_failure())),
-        Err(error) => Err(Why::Own(error.to_string())),
+        Ok(false) => Err(JoinError::Run(core.wait_for_failure())),
+        Err(error) => Err(JoinError::Local(error.to_string())),
     }
 }
 
-/// Waits until the hub says that everyone is there. The hub sends heartbeats meanwhile; this rank sends none before.
-fn wait(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), Why> {
+/// Waits until the hub reports that all ranks have joined. Meanwhile the hub sends heartbeats; this rank does not.
+fn wait_for_welcome(mut stream: &TcpStream, core: &Core, hub: Option<&Hub>) -> Result<(), JoinError> {
     let rank = core.rank;
     loop {
         let frame = match frame::read(&mut stream, MOST_BYTES) {
             Ok(frame) => frame,
             Err(why) => {
-                // The hub of this process may have failed before this rank had its seat, and the parent may know of an end.
-                thread::sleep(if core.line.is_some() { core.timing.account } else { Duration::ZERO });
+                // The hub of this process may have failed before this rank had its seat, and the parent may report the end of a
+                // rank.
+                thread::sleep(if core.parent.is_some() { core.timing.account } else { Duration::ZERO });
                 if let Some(failure) =
                     hub.and_then(|hub| hub.failure.get().cloned()).or_else(|| core.failure())
                 {
-                    return Err(Why::Told(failure));
+                    return Err(JoinError::Run(failure));
                 }
                 let what = if matches!(why, FrameError::Silent) {
                     "fell silent".into()
                 } else {
                     format!("is gone: {why}")
                 };
-                return Err(Why::Own(format!("rank {rank} joined, and then rank 0 {what}")));
+                return Err(JoinError::Local(format!("rank {rank} joined, and then rank 0 {what}")));
             }
         };
         match frame.kind {
             FrameKind::Beat => {}
-            FrameKind::Refused => return Err(Why::Own(String::from_utf8_lossy(&frame.payload).into_owned())),
+            FrameKind::Refused => {
+                return Err(JoinError::Local(String::from_utf8_lossy(&frame.payload).into_owned()));
+            }
             FrameKind::Failure => {
                 let failure = parse(&frame.payload).unwrap_or(Failure::new(Some(0), "rank 0 failed"));
-                return Err(Why::Told(failure));
+                return Err(JoinError::Run(failure));
             }
             FrameKind::Stop => {
                 core.stopped(&String::from_utf8_lossy(&frame.payload));
-                return Err(Why::Told(core.wait_for_failure()));
+                return Err(JoinError::Run(core.wait_for_failure()));
             }
             FrameKind::Welcome => {
                 let welcome: Option<Welcome> = parse(&frame.payload);
                 let Some(Welcome { session, members }) =
                     welcome.filter(|welcome| welcome.members.len() > rank)
                 else {
-                    return Err(Why::Own(format!("rank {rank} cannot read what rank 0 sends")));
+                    return Err(JoinError::Local(format!("rank {rank} cannot read what rank 0 sends")));
                 };
                 let local = stream.local_addr();
-                let local = local.map_err(|error| Why::Own(format!("rank {rank} cannot join: {error}")))?;
+                let local =
+                    local.map_err(|error| JoinError::Local(format!("rank {rank} cannot join: {error}")))?;
                 core.local_address.get_or_init(|| local.ip());
                 core.session.get_or_init(|| session);
                 core.members.get_or_init(|| members);
                 return Ok(());
             }
-            _ => return Err(Why::Own(format!("rank {rank} cannot read what rank 0 sends"))),
+            _ => return Err(JoinError::Local(format!("rank {rank} cannot read what rank 0 sends"))),
         }
     }
 }
 
-/// The name of this host.
 pub(crate) fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 
-/// A number nobody can guess: the standard library draws the keys of its hash from the system.
+/// An unguessable number: the standard library seeds its hash keys from the system.
 pub(crate) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -1,8 +1,9 @@
-//! The parent of the ranks of one node: starts copies of a command, passes signals on, reaps them, and knows how each ended.
+//! The parent of the ranks of one node: starts copies of a command, forwards signals, reaps the processes, and records how each
+//! ended.
 //!
-//! Rank 0 writes where the parent does; what the others write is kept for the case that they fail, or shown with their number. A rank
-//! that ended badly is told to the others, who leave; whoever is still there after `grace` is killed. The ranks have process groups of
-//! their own, so that Ctrl-C reaches them once, through the parent.
+//! Rank 0 writes to the parent's output; the output of other ranks is kept in case they fail, or shown with a rank prefix. If a
+//! rank fails, the others are told and leave; ranks that remain after `grace` are killed. Ranks have process groups of their
+//! own, so that Ctrl-C reaches them once, through the parent.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -23,37 +24,37 @@ use signal_hook::low_level::signal_name;
 
 use crate::join::{host_name, random};
 use crate::message::Account;
-use crate::parent::{self, Down, Line, Up};
+use crate::parent::{self, Channel, ToParent, ToRank};
 use crate::place::{self, Copies};
 
-/// How often children are looked at.
+/// Interval at which the parent checks its children.
 const TICK: Duration = Duration::from_millis(20);
-/// Lines of a rank's standard error that are kept.
+/// Number of lines kept of a rank's standard error.
 const KEPT_LINES: usize = 20;
 /// The exit code of a rank that was asked to stop.
 const STOPPED: i32 = 3;
-/// Exit codes after which nothing is wrong: done, and stopped after saving.
+/// Exit codes that mean no failure: finished, and stopped after saving.
 const GOOD_CODES: [i32; 2] = [0, STOPPED];
 
-/// How copies are started and shown.
+/// The options for starting and showing ranks.
 pub struct Launch<'a> {
     pub copies: Copies,
-    /// The command that a rank runs, made anew for each by its number.
+    /// Builds the command of a rank from its number.
     pub command: &'a dyn Fn(usize) -> io::Result<Command>,
-    /// Shows what other ranks than 0 write, with their number before each line.
+    /// Shows the output of ranks other than 0, with their number before each line.
     pub shows_all: bool,
-    /// For the other ranks to leave after one has failed, before they are killed.
+    /// Time that ranks have to leave after one has failed, before they are killed.
     pub grace: Duration,
-    /// Takes sentences for the user.
+    /// Receives sentences for the user.
     pub say: &'a dyn Fn(&str),
-    /// Takes what rank 0 tells of the run (`World::tell_parent`).
+    /// Receives rank 0's description of the run (`World::tell_parent`).
     pub about: &'a dyn Fn(&str),
 }
 
-/// The time ranks have to leave by themselves after one has failed.
+/// The default time for ranks to leave by themselves after one has failed.
 pub const GRACE: Duration = Duration::from_secs(2);
 
-/// The command line of this process again.
+/// The command line of this process.
 pub fn own_command() -> io::Result<Command> {
     let mut words = std::env::args_os();
     let name = words.next();
@@ -62,12 +63,13 @@ pub fn own_command() -> io::Result<Command> {
     Ok(command)
 }
 
-/// Starts the ranks of this node and waits for all of them: the exit code for this process, rank 0's or 1. The error is a sentence.
+/// Starts the ranks of this node and waits for all of them. Returns the exit code for this process: rank 0's, or 1. The error
+/// is a sentence.
 pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     let (sender, events) = mpsc::channel();
-    // Before the first child, so that none is missed.
+    // Registered before the first child starts, so that no signal is missed.
     let mut taken = vec![SIGTERM, SIGINT, SIGUSR1];
-    // Ranks ignore a hangup where their parent does.
+    // Ranks ignore a hangup if their parent does.
     if !is_ignored(SIGHUP) {
         taken.push(SIGHUP);
     }
@@ -77,29 +79,29 @@ pub fn launch(launch: &Launch<'_>) -> Result<u8, String> {
     thread::spawn(move || {
         signals.forever().take_while(|signal| to_events.send(Event::Signal(*signal)).is_ok()).count()
     });
-    let mut family = Family { launch, host: host_name(), ranks: vec![], failure: None, until: None };
+    let mut children = Children { launch, host: host_name(), ranks: vec![], failure: None, until: None };
     let secret = std::env::var(place::SECRET).ok().or_else(|| {
-        // Other users of this host reach loopback too.
+        // Other users of this host can reach loopback too.
         (launch.copies.nodes == 1).then(|| format!("{:016x}{:016x}", random(), random()))
     });
     let begun = (0..launch.copies.here).try_for_each(|local| {
         let started = start(launch, local, secret.as_deref(), &sender);
         started
-            .map(|rank| family.ranks.push(rank))
+            .map(|rank| children.ranks.push(rank))
             .map_err(|error| format!("rank {local} cannot be started: {error}"))
     });
     drop(sender);
     if let Err(sentence) = begun {
-        family.signal(Signal::KILL);
-        family.ranks.iter_mut().for_each(|rank| drop(rank.child.wait()));
+        children.signal(Signal::KILL);
+        children.ranks.iter_mut().for_each(|rank| drop(rank.child.wait()));
         return Err(sentence);
     }
-    family.look_after(&events);
+    children.supervise(&events);
     handle.close();
-    Ok(family.code())
+    Ok(children.code())
 }
 
-/// Whether whoever started the process made it ignore a signal, as `nohup` does, where the system tells.
+/// Whether the process was started with a signal ignored, as by `nohup`, where the system provides that information.
 pub fn is_ignored(signal: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
@@ -109,18 +111,17 @@ pub fn is_ignored(signal: i32) -> bool {
 
 enum Event {
     Signal(i32),
-    Word(usize, Up),
+    Message(usize, ToParent),
 }
 
-/// A rank of this node.
 struct Rank {
     rank: usize,
     child: Child,
-    line: Line,
-    /// The last lines it wrote to standard error, where that is not shown.
+    channel: Channel,
+    /// The last lines of its standard error, unless shown.
     wrote: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<thread::JoinHandle<()>>,
-    /// The failure it leaves for, and whether rank 0 says that one.
+    /// The failure for which it leaves, and whether rank 0 prints that failure.
     told: Option<(String, bool)>,
     end: Option<ExitStatus>,
 }
@@ -150,7 +151,7 @@ fn start(
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
     }
     let mut child = command.spawn()?;
-    // The command holds the rank's end of the line, whose end must mean the end of the rank.
+    // The command holds the rank's end of the channel, which must close when the rank ends.
     drop(command);
     let wrote = Arc::new(Mutex::new(VecDeque::new()));
     let mut readers = vec![];
@@ -173,19 +174,21 @@ fn start(
             });
         }));
     }
-    let (words, events) = (ours.try_clone()?, events.clone());
-    thread::spawn(move || parent::listen(words, |word| drop(events.send(Event::Word(local, word)))));
-    Ok(Rank { rank, child, line: Line::new(ours), wrote, readers, told: None, end: None })
+    let (messages, events) = (ours.try_clone()?, events.clone());
+    thread::spawn(move || {
+        parent::listen(messages, |message| drop(events.send(Event::Message(local, message))))
+    });
+    Ok(Rank { rank, child, channel: Channel::new(ours), wrote, readers, told: None, end: None })
 }
 
-/// Shows a line with its prefix, where it has one. Nobody may be there to read it, which is no reason to stop.
+/// Prints a line if it has a prefix. A missing reader is not an error.
 fn show(mut out: impl Write, prefix: Option<&str>, line: &str) {
     if let Some(prefix) = prefix {
         let _ = writeln!(out, "{prefix}{line}");
     }
 }
 
-/// Lines of a stream, whatever bytes they have.
+/// The lines of a stream, whose bytes need not be valid text.
 fn each_line(stream: impl Read, mut take: impl FnMut(&str)) {
     let mut stream = BufReader::new(stream);
     let mut line = vec![];
@@ -195,25 +198,25 @@ fn each_line(stream: impl Read, mut take: impl FnMut(&str)) {
     }
 }
 
-struct Family<'a> {
+struct Children<'a> {
     launch: &'a Launch<'a>,
     host: String,
     ranks: Vec<Rank>,
-    /// How the first rank ended that ended badly.
+    /// How the first failed rank ended.
     failure: Option<String>,
-    /// When whoever is left is killed.
+    /// The time at which remaining ranks are killed.
     until: Option<Instant>,
 }
 
-impl Family<'_> {
-    /// Waits for all ranks, and does meanwhile what is to be done.
-    fn look_after(&mut self, events: &Receiver<Event>) {
+impl Children<'_> {
+    /// Waits for all ranks and handles events in the meantime.
+    fn supervise(&mut self, events: &Receiver<Event>) {
         while self.ranks.iter().any(|rank| rank.end.is_none()) {
             match events.recv_timeout(TICK) {
                 Ok(Event::Signal(number)) => self.pass_on(number),
-                Ok(Event::Word(local, word)) => self.hear(local, word),
+                Ok(Event::Message(local, message)) => self.handle_message(local, message),
                 Err(RecvTimeoutError::Timeout) => {}
-                // Signals keep a sender until the end.
+                // The thread for signals keeps a sender until the end.
                 Err(RecvTimeoutError::Disconnected) => thread::sleep(TICK),
             }
             for local in 0..self.ranks.len() {
@@ -224,13 +227,13 @@ impl Family<'_> {
                 self.signal(Signal::KILL);
             }
         }
-        // Words that were on their way when the last rank ended.
+        // Messages that were in flight when the last rank ended.
         while let Ok(event) = events.recv_timeout(TICK) {
-            if let Event::Word(local, word) = event {
-                self.hear(local, word);
+            if let Event::Message(local, message) = event {
+                self.handle_message(local, message);
             }
         }
-        self.speak();
+        self.print_failure();
     }
 
     fn pass_on(&self, number: i32) {
@@ -239,27 +242,27 @@ impl Family<'_> {
         }
     }
 
-    /// Sends a signal to every rank that has not been reaped: its id is still its own.
+    /// Sends a signal to every rank that has not been reaped, so that its process id is still valid.
     fn signal(&self, signal: Signal) {
         for rank in self.ranks.iter().filter(|rank| rank.end.is_none()) {
             let _ = kill_process(Pid::from_child(&rank.child), signal);
         }
     }
 
-    fn hear(&mut self, local: usize, word: Up) {
-        match word {
-            Up::Address(address) => {
-                self.ranks.iter().for_each(|rank| rank.line.tell(&Down::Address(address.clone())));
+    fn handle_message(&mut self, local: usize, message: ToParent) {
+        match message {
+            ToParent::Address(address) => {
+                self.ranks.iter().for_each(|rank| rank.channel.tell(&ToRank::Address(address.clone())));
             }
-            Up::Failed { sentence, is_said_by_rank_0 } => {
+            ToParent::Failed { sentence, is_said_by_rank_0 } => {
                 self.ranks[local].told = Some((sentence, is_said_by_rank_0));
                 self.until.get_or_insert(Instant::now() + self.launch.grace);
             }
-            Up::About(run) => (self.launch.about)(&run),
+            ToParent::About(run) => (self.launch.about)(&run),
         }
     }
 
-    /// Takes the end of a rank, where it has ended, and tells the others if it ended badly.
+    /// Reaps a rank if it has ended, and tells the others if it failed.
     fn reap(&mut self, local: usize) {
         let rank = &mut self.ranks[local];
         if rank.end.is_some() {
@@ -268,13 +271,13 @@ impl Family<'_> {
         let Ok(Some(status)) = rank.child.try_wait() else { return };
         rank.end = Some(status);
         if status.code() == Some(STOPPED) {
-            self.tell_alive(&Down::Stopped);
+            self.tell_alive(&ToRank::Stopped);
         }
         if status.code().is_some_and(|code| GOOD_CODES.contains(&code)) {
             return;
         }
         let rank = &self.ranks[local];
-        // Its last lines are on their way; a grandchild may hold the pipe open for longer than that.
+        // Its last lines may still be in flight; the wait is bounded, because a grandchild may keep the pipe open.
         let patience = Instant::now() + 5 * TICK;
         while !rank.readers.iter().all(thread::JoinHandle::is_finished) && Instant::now() < patience {
             thread::sleep(Duration::from_millis(1));
@@ -283,16 +286,16 @@ impl Family<'_> {
         self.until.get_or_insert(Instant::now() + self.launch.grace);
         if self.failure.is_none() {
             self.failure = Some(format!("rank {rank} ({}, process {process}) {how}", self.host));
-            self.tell_alive(&Down::Ended(Account { rank, process, how }));
+            self.tell_alive(&ToRank::Ended(Account { rank, process, how }));
         }
     }
 
-    fn tell_alive(&self, word: &Down) {
-        self.ranks.iter().filter(|rank| rank.end.is_none()).for_each(|rank| rank.line.tell(word));
+    fn tell_alive(&self, message: &ToRank) {
+        self.ranks.iter().filter(|rank| rank.end.is_none()).for_each(|rank| rank.channel.tell(message));
     }
 
-    /// Says what happened where nobody else does. A rank 0 that ended by itself has spoken, on this node or on another.
-    fn speak(&self) {
+    /// Prints the failure unless someone else does. A rank 0 that ended by itself has printed it, on this node or another.
+    fn print_failure(&self) {
         let Some(failure) = &self.failure else { return };
         let has_spoken = match self.ranks.iter().find(|rank| rank.rank == 0) {
             Some(first) => first.end.and_then(|end| end.code()).is_some_and(|code| code != 0),
@@ -309,7 +312,7 @@ impl Family<'_> {
 
     fn code(&self) -> u8 {
         let code = |rank: &Rank| rank.end.and_then(|end| end.code()).unwrap_or(1);
-        // On a node without rank 0 the first of its ranks speaks for it.
+        // On a node without rank 0 the exit code is that of its first rank.
         let first = self.ranks.first().map_or(1, code);
         let is_good = |rank: &Rank| GOOD_CODES.contains(&code(rank));
         let code = if first == 0 && !self.ranks.iter().all(is_good) { 1 } else { first };
@@ -317,7 +320,7 @@ impl Family<'_> {
     }
 }
 
-/// How a process ended, as a part of a sentence.
+/// How a process ended, as a clause.
 fn ended(status: ExitStatus, wrote: &Mutex<VecDeque<String>>) -> String {
     match status.signal() {
         Some(number) => match signal_name(number) {

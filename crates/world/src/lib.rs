@@ -1,8 +1,9 @@
-//! The processes of one run, its ranks: who is there, what they agree on, how bytes pass between them, what ends them all.
+//! The processes of one run, its ranks: which ranks take part, how they agree, how bytes pass between them, and how all of them
+//! end.
 //!
-//! Rank 0 is the hub of a star of sockets over which ranks join, agree and send heartbeats; a second mesh of sockets carries tensors
-//! between CPUs. This crate knows no graph, no device and no step of training, and it never ends the process: whoever joins
-//! passes a function that does.
+//! Rank 0 is the hub of a star of sockets over which ranks join, agree and send heartbeats; a second mesh of sockets carries
+//! tensors between CPUs. This crate does not depend on graphs, devices or training steps, and it never ends the process: the
+//! caller of `join` passes a function that does.
 #![forbid(unsafe_code)]
 
 mod beats;

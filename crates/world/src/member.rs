@@ -1,4 +1,4 @@
-//! Every rank's side: calls that all ranks make together, heartbeats, failing and finishing.
+//! The interface of a rank: calls that all ranks make together, heartbeats, failing and finishing.
 
 use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
@@ -10,18 +10,18 @@ use crate::failure::Failure;
 use crate::frame::FrameKind;
 use crate::hub::Hub;
 use crate::message::{Head, Member, Op, Report, Status, join_call, json, nodes, split_parts};
-use crate::parent::Up;
+use crate::parent::ToParent;
 use crate::watcher::Core;
 use crate::wire::WireError;
 
 /// The line of calls of `World` itself.
 const MAIN: &str = "main";
 
-/// One rank among all ranks of a run.
+/// A rank of a run, connected to all others.
 pub struct World {
     pub rank: usize,
     pub ranks: usize,
-    /// Number among the ranks of this host, and how many they are.
+    /// The rank's number among the ranks of this host, and their number.
     pub local_rank: usize,
     pub locals: usize,
     pub node: usize,
@@ -29,19 +29,19 @@ pub struct World {
     calls: Calls,
     core: Option<Arc<Core>>,
     hub: Option<Hub>,
-    /// Dropped to end the heartbeats.
+    /// Dropping it stops the heartbeats.
     beating: Option<Sender<()>>,
 }
 
 impl World {
-    /// A run of one rank: opens nothing, and every call gives back what it was given.
+    /// A run with one rank: opens no connection, and every call returns its own input.
     pub fn alone() -> World {
         let calls = Calls { core: None, line: MAIN, count: AtomicU64::new(0) };
         let (rank, ranks, local_rank, locals, node, nodes) = (0, 1, 0, 1, 0, 1);
         World { rank, ranks, local_rank, locals, node, nodes, calls, core: None, hub: None, beating: None }
     }
 
-    /// A rank whose connection stands: from here on it sends heartbeats and is watched.
+    /// Starts a rank whose connection is established: from here on it sends heartbeats and is monitored.
     pub(crate) fn begin(
         core: Arc<Core>,
         stream: TcpStream,
@@ -70,13 +70,13 @@ impl World {
         Ok(World { rank, ranks, local_rank, locals, node, nodes, calls, core: Some(core), hub, beating })
     }
 
-    /// The calls of another thread, which are counted on a line of their own. Every rank has the same lines.
+    /// Calls for another thread, which have a counter of their own, named `line`. Every rank must have the same lines.
     pub fn calls(&self, line: &'static str) -> Calls {
         assert_ne!(line, MAIN, "this line of calls is the world's own");
         Calls { core: self.core.clone(), line, count: AtomicU64::new(0) }
     }
 
-    /// Rank 0's bytes on every rank; what the others pass is left aside.
+    /// Rank 0's bytes on every rank; the bytes that others pass are ignored.
     pub fn broadcast(&self, name: &str, bytes: &[u8]) -> Result<Vec<u8>, Failure> {
         self.calls.broadcast(name, bytes)
     }
@@ -91,26 +91,27 @@ impl World {
         self.calls.agree(name, number)
     }
 
-    /// Waits until every rank is here.
+    /// Waits until every rank has called it.
     pub fn barrier(&self, name: &str) -> Result<(), Failure> {
         self.calls.barrier(name)
     }
 
-    /// Where this rank is, for the next heartbeat.
+    /// Sets this rank's progress for the next heartbeat.
     pub fn beat(&self, status: Status) {
         if let Some(core) = &self.core {
             core.status.lock().expect("no thread panics with the status").0 = status;
         }
     }
 
-    /// Sends rank 0 something that it reads when it likes. Nobody waits for anything.
+    /// Sends rank 0 a message that it reads at its convenience. No rank waits for it.
     pub fn post(&self, bytes: &[u8]) {
         if let Some(core) = &self.core {
             core.send(FrameKind::Post, bytes);
         }
     }
 
-    /// The messages that other ranks have posted to rank 0 since it last asked, with their numbers. Those of one rank are in order.
+    /// The messages that other ranks have posted to rank 0 since the last call, with their ranks. Messages of one rank are in
+    /// order.
     pub fn posts(&self) -> Vec<(usize, Vec<u8>)> {
         let take = |core: &Arc<Core>| {
             std::mem::take(&mut *core.posts.lock().expect("no thread panics with the posts"))
@@ -118,37 +119,37 @@ impl World {
         self.core.as_ref().map(take).unwrap_or_default()
     }
 
-    /// Tells the parent process what the run is, for its sentence where rank 0 is killed.
+    /// Describes the run to the parent process, for its sentence if rank 0 is killed.
     pub fn tell_parent(&self, run: &str) {
-        if let Some(line) = self.core.as_ref().and_then(|core| core.line.as_ref()) {
-            line.tell(&Up::About(run.into()));
+        if let Some(parent) = self.core.as_ref().and_then(|core| core.parent.as_ref()) {
+            parent.tell(&ToParent::About(run.into()));
         }
     }
 
-    /// A handle by which any thread of this rank stops all of them before the run has begun.
+    /// A handle with which any thread of this rank stops all ranks before the run has begun.
     pub fn stopper(&self) -> Stopper {
         Stopper(self.core.clone())
     }
 
-    /// A handle by which any thread of this rank fails the run.
+    /// A handle with which any thread of this rank fails the run.
     pub fn alarm(&self) -> Alarm {
         Alarm(self.core.clone())
     }
 
-    /// Counts a run of a plan that holds collectives. Heartbeats carry a hash of their order, which must be the same everywhere.
+    /// Counts a run of a plan with collectives. Heartbeats carry a hash of their order, which must be the same on all ranks.
     pub fn called(&self, role: &str) {
         if let Some(core) = &self.core {
             core.status.lock().expect("no thread panics with the status").1.add(role);
         }
     }
 
-    /// Fails the run with a sentence about this rank. Every rank is told and left by its watcher, this one too: the call comes back
-    /// only where the function that `join` was given does not end the process.
+    /// Fails the run with a sentence about this rank. Every rank, this one too, is told and ended by its watcher: the call only
+    /// returns if the function passed to `join` does not end the process.
     pub fn fail(&self, sentence: &str) -> Failure {
         self.report(sentence.into(), None)
     }
 
-    /// Fails the run because a wire broke. Where another rank is gone, what its parent or the hub knows of it is said instead.
+    /// Fails the run because a wire broke. If another rank is gone, the report of its parent or of the hub replaces this one.
     pub fn fail_wire(&self, error: &WireError) -> Failure {
         let about = match error {
             WireError::Gone { rank } => Some(*rank),
@@ -160,7 +161,7 @@ impl World {
         }
     }
 
-    /// Fails the run, because of another rank where `about` names one, and waits for what is said of it.
+    /// Fails the run, because of another rank if `about` names one, and waits for the resulting failure.
     pub(crate) fn report(&self, sentence: String, about: Option<usize>) -> Failure {
         let Some(core) = &self.core else {
             return Failure { is_mine_to_say: true, ..Failure::new(Some(0), sentence) };
@@ -169,12 +170,11 @@ impl World {
         core.wait_for_failure()
     }
 
-    /// The first failure, where there was one.
     pub fn failure(&self) -> Option<Failure> {
         self.core.as_ref().and_then(|core| core.failure())
     }
 
-    /// Leaves when every rank has come to the end of the run. Rank 0 stays until the others have gone.
+    /// Leaves once every rank has finished the run. Rank 0 stays until the others have gone.
     pub fn finish(mut self) -> Result<(), Failure> {
         let Some(core) = self.core.clone() else { return Ok(()) };
         self.barrier("end of the run")?;
@@ -186,7 +186,7 @@ impl World {
         Ok(())
     }
 
-    /// Every rank as the others see it; empty where there is only one.
+    /// Every rank as the others see it; empty for a single rank.
     pub fn members(&self) -> &[Member] {
         self.core.as_ref().and_then(|core| core.members.get()).map_or(&[], Vec::as_slice)
     }
@@ -197,7 +197,7 @@ impl World {
 }
 
 impl Drop for World {
-    /// Closes the connection: a rank that leaves before the end of the run is noticed by the others.
+    /// Closes the connection; the others notice a rank that leaves before the end of the run.
     fn drop(&mut self) {
         self.beating = None;
         if let Some(core) = &self.core {
@@ -209,8 +209,8 @@ impl Drop for World {
     }
 }
 
-/// Stops all ranks before the run has begun: none has saved anything, and each is left by the function that it passed to `join`.
-/// The caller must be sure that no rank has begun.
+/// Stops all ranks before the run has begun: none has saved anything, and on each the function passed to `join` ends the
+/// process. The caller must be sure that no rank has begun.
 pub struct Stopper(Option<Arc<Core>>);
 
 impl Stopper {
@@ -218,18 +218,18 @@ impl Stopper {
         Stopper(Some(Arc::clone(core)))
     }
 
-    /// Asks the hub to tell everyone, this rank too. Comes back at once; whether the hub was asked. It is not where it does not
-    /// know of this rank: then it never will.
+    /// Asks the hub to tell all ranks, including this one. Returns immediately, with whether the hub was asked. If not, the hub
+    /// does not know of this rank and never will.
     pub fn stop(&self, reason: &str) -> bool {
         self.0.as_ref().is_some_and(|core| core.ask_to_stop(reason))
     }
 }
 
-/// Fails the run from a thread that only watches something of it.
+/// Fails the run from a monitoring thread.
 pub struct Alarm(Option<Arc<Core>>);
 
 impl Alarm {
-    /// Tells the hub what failed on this rank, and through it everyone. Comes back at once.
+    /// Tells the hub, and through it all ranks, of a failure on this rank. Returns immediately.
     pub fn fail(&self, sentence: &str) {
         if let Some(core) = &self.0 {
             core.send(FrameKind::Failure, &json(&Report { sentence: sentence.into(), about: None }));
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_rank_opens_nothing_and_gets_back_what_it_gives() {
+    fn a_single_rank_opens_nothing_and_gets_its_input_back() {
         let world = World::alone();
         assert_eq!(world.broadcast("config", b"text").unwrap(), b"text");
         assert_eq!(world.gather("loss", b"1").unwrap(), [b"1".to_vec()]);

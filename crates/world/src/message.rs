@@ -1,27 +1,26 @@
-//! Payloads of frames: greetings, heartbeats and failures as JSON, calls as a short JSON head with bytes behind it.
+//! Payloads of frames: greetings, heartbeats and failures as JSON, calls as a short JSON head followed by bytes.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Every greeting has it, so that the hub and its ranks know each other from anything else that listens or connects.
+/// Part of every greeting, so that the hub and its ranks recognise each other among other programs that listen or connect.
 pub const MAGIC: &str = "flatout world";
-/// Raised with every change of the messages.
+/// Incremented with every change of the messages.
 pub const PROTOCOL: u32 = 2;
 
-/// The hub's greeting.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     pub magic: String,
-    /// Tells runs on one host apart.
+    /// Distinguishes runs on one host.
     pub label: String,
 }
 
-/// A rank asks to join.
+/// A rank's request to join.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Join {
     pub magic: String,
     pub protocol: u32,
-    /// Of the program: unequal programs do not compute alike.
+    /// The program's version: different programs do not compute alike.
     pub version: String,
     pub rank: usize,
     pub ranks: usize,
@@ -34,9 +33,9 @@ pub struct Join {
 pub struct Member {
     pub host: String,
     pub process: u32,
-    /// The number of its node, where its starter said so.
+    /// Number of its node, if its launcher provides one.
     pub node: Option<usize>,
-    /// The device it computes on, where that is worth naming.
+    /// The device it computes on, if it is worth naming.
     pub device: Option<String>,
 }
 
@@ -48,7 +47,7 @@ impl Member {
     }
 }
 
-/// The node of every rank: nodes are told apart by the number their starter gave, or by host, and counted in order of ranks.
+/// The node of every rank, numbered in order of ranks. Nodes are distinguished by the number from their launcher, or by host.
 pub(crate) fn nodes(members: &[Member]) -> Vec<usize> {
     let mut seen: Vec<(Option<usize>, &str)> = vec![];
     let mut numbers = vec![];
@@ -63,7 +62,7 @@ pub(crate) fn nodes(members: &[Member]) -> Vec<usize> {
     numbers
 }
 
-/// Everyone is there.
+/// Sent once all ranks have joined.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Welcome {
     /// A number that only the ranks of this run know.
@@ -72,34 +71,31 @@ pub struct Welcome {
     pub members: Vec<Member>,
 }
 
-/// Where a rank is.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
     /// The step it has reached; 0 before the first.
     pub step: u64,
-    /// As in `training`, `evaluating`, `compiling`.
+    /// Its activity, as in `training`, `evaluating`, `compiling`.
     pub doing: String,
-    /// How far it is in that, by any count that grows.
+    /// The progress within that activity, as any count that grows.
     pub part: u64,
 }
 
-/// A sign of life.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Beat {
     pub status: Status,
-    /// Hashes of collective calls after some counts of them, the largest count first.
+    /// Hashes of the collective calls after some numbers of calls, the largest number first.
     pub marks: Vec<(u64, u64)>,
 }
 
-/// A rank reports a failure.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
     pub sentence: String,
-    /// Another rank that it lost its connection to: that one's parent may know more, and is heard first.
+    /// Another rank to which the connection was lost: its parent may know more, and its report takes precedence.
     pub about: Option<usize>,
 }
 
-/// How another process ended, as its parent knows.
+/// How another process ended, reported by its parent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
     pub rank: usize,
@@ -108,7 +104,6 @@ pub struct Account {
     pub how: String,
 }
 
-/// The four calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
@@ -118,7 +113,7 @@ pub enum Op {
     Barrier,
 }
 
-/// Which call a rank makes. Calls of one line are counted, and every rank makes the same ones.
+/// The identity of a call. Calls of one line are counted, and every rank makes the same ones.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
     pub line: String,
@@ -135,7 +130,6 @@ pub fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Option<T> {
     serde_json::from_slice(bytes).ok()
 }
 
-/// A head and the bytes behind it.
 pub fn join_call(head: &Head, bytes: &[u8]) -> Vec<u8> {
     let head = json(head);
     let mut all = Vec::with_capacity(4 + head.len() + bytes.len());
@@ -150,7 +144,7 @@ pub fn split_call(payload: &[u8]) -> Option<(Head, &[u8])> {
     Some((parse(head)?, bytes))
 }
 
-/// Parts of a gathering, each behind its length.
+/// The parts of a gather, each preceded by its length.
 pub fn join_parts<'a>(parts: impl Iterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut all = vec![];
     for part in parts {
@@ -180,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_told_apart_by_number_or_by_host() {
+    fn nodes_are_distinguished_by_number_or_host() {
         let member = |host: &str, node| Member { host: host.into(), process: 1, node, device: None };
         let by_host = ["a", "b", "a", "c", "b"].map(|host| member(host, None));
         assert_eq!(nodes(&by_host), [0, 1, 0, 2, 1]);

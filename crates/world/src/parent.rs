@@ -1,6 +1,6 @@
-//! The line between a parent process and a rank that it started: a socket in place of the rank's standard input.
+//! The channel between a parent process and a rank that it started: a socket in place of the rank's standard input.
 //!
-//! Either side writes a JSON value a line. The end of the line means that the other process is gone.
+//! Each side writes one JSON value per line. The end of the stream means that the other process is gone.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::os::fd::AsFd;
@@ -12,47 +12,46 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::Account;
 
-/// Parent to rank.
+/// Messages from parent to rank.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Down {
-    /// Rank 0 listens here.
+pub(crate) enum ToRank {
     Address(String),
-    /// Another rank of this node ended.
     Ended(Account),
     /// Another rank of this node ended because it was asked to stop.
     Stopped,
 }
 
-/// Rank to parent.
+/// Messages from rank to parent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Up {
-    /// Rank 0 listens here.
+pub(crate) enum ToParent {
     Address(String),
-    /// The rank leaves because of this failure. Rank 0 says it to the user, unless rank 0 is what was lost.
-    Failed { sentence: String, is_said_by_rank_0: bool },
-    /// Rank 0 has found out what the run is, for sentences about a failure of its own.
+    /// The rank leaves because of this failure. Rank 0 prints it, unless rank 0 itself was lost.
+    Failed {
+        sentence: String,
+        is_said_by_rank_0: bool,
+    },
+    /// Rank 0's description of the run, for messages about a failure of rank 0.
     About(String),
 }
 
-/// The writing side.
-pub(crate) struct Line(Mutex<UnixStream>);
+pub(crate) struct Channel(Mutex<UnixStream>);
 
-impl Line {
-    pub fn new(stream: UnixStream) -> Line {
-        Line(Mutex::new(stream))
+impl Channel {
+    pub fn new(stream: UnixStream) -> Channel {
+        Channel(Mutex::new(stream))
     }
 
-    /// The rank's side, and the same stream to read from.
-    pub fn of_standard_input() -> io::Result<(Line, UnixStream)> {
+    /// The rank's writing side, and the same stream for reading.
+    pub fn of_standard_input() -> io::Result<(Channel, UnixStream)> {
         let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
-        Ok((Line::new(stream.try_clone()?), stream))
+        Ok((Channel::new(stream.try_clone()?), stream))
     }
 
-    /// Tells the other side, which may be gone: then its own end of the line says so.
-    pub fn tell(&self, word: &impl Serialize) {
-        let mut line = serde_json::to_vec(word).expect("words of the line are names and numbers");
+    /// Sends a message. The other side may be gone, which the reading side reports.
+    pub fn tell(&self, message: &impl Serialize) {
+        let mut line = serde_json::to_vec(message).expect("messages of the channel are names and numbers");
         line.push(b'\n');
         if let Ok(mut stream) = self.0.lock() {
             let _ = stream.write_all(&line);
@@ -60,10 +59,10 @@ impl Line {
     }
 }
 
-/// Hands every word that comes to `take`, until the other side is gone or says something else.
+/// Passes every message to `take`, until the other side is gone or sends something invalid.
 pub(crate) fn listen<T: DeserializeOwned>(stream: UnixStream, mut take: impl FnMut(T)) {
     for line in BufReader::new(stream).lines() {
-        let Some(word) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { return };
-        take(word);
+        let Some(message) = line.ok().and_then(|line| serde_json::from_str(&line).ok()) else { return };
+        take(message);
     }
 }

@@ -1,7 +1,8 @@
-//! Where this process stands among the ranks of its run, from flags and environment.
+//! The placement of this process among the ranks of its run, from flags and environment.
 //!
-//! Nothing here opens or reads anything, so that recorded environments of every starter can be tested. The first row of `STARTERS`
-//! that has something to say wins; flags beside a starter's variables are refused, because one of the two is not meant.
+//! Nothing here opens or reads files, so that recorded environments of every launcher can be tested. The first row of
+//! `STARTERS` whose variables are set wins; flags together with a launcher's variables are refused, because they contradict
+//! each other.
 
 use std::ops::Range;
 
@@ -9,25 +10,24 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::hosts;
 
-/// Ports behind the first that rank 0 tries: torchrun's agent holds `MASTER_PORT` itself.
+/// Number of ports after the first that rank 0 tries: torchrun's agent occupies `MASTER_PORT` itself.
 const PORTS: u16 = 16;
-/// The port of torchrun where none is named.
+/// torchrun's default port.
 const MASTER_PORT: u16 = 29500;
-/// Ports of SLURM steps begin here, and there are as many.
+/// The first port for SLURM steps, and their number.
 const STEP_PORTS: u16 = 20000;
 
-/// Variables by which a parent process tells a copy of itself which rank it is. `FLATOUT_PARENT` is the parent's process id: a
-/// process that merely inherited these variables has another parent.
+/// Variables through which a parent process tells a copy of itself its rank. `FLATOUT_PARENT` is the parent's process id: a
+/// process that merely inherited the variables has a different parent.
 pub const RANK: &str = "FLATOUT_RANK";
 pub const RANKS: &str = "FLATOUT_RANKS";
 pub const LOCAL_RANK: &str = "FLATOUT_LOCAL_RANK";
 pub const LOCALS: &str = "FLATOUT_LOCALS";
 pub const NODE: &str = "FLATOUT_NODE";
 pub const PARENT: &str = "FLATOUT_PARENT";
-/// A word that all ranks of a run share, where the user or the parent sets it.
+/// A secret that all ranks of a run share, set by the user or the parent.
 pub const SECRET: &str = "FLATOUT_SECRET";
 
-/// Flags of the command line.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Flags {
     /// `--ranks`: processes on this node.
@@ -40,63 +40,60 @@ pub struct Flags {
     pub address: Option<String>,
 }
 
-/// How this process takes part.
+/// The role of this process.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Start {
-    /// It starts copies of itself and looks after them.
+    /// It starts copies of itself and supervises them.
     Copies(Copies),
-    /// It is a rank.
     Rank(RankPlacement),
 }
 
 /// The ranks that a parent process starts on its node.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Copies {
-    /// Ranks on this node, and on every other.
+    /// Number of ranks on this node, and on every other.
     pub here: usize,
     pub node: usize,
     pub nodes: usize,
 }
 
-/// A rank, before it has joined.
+/// The placement of a rank before it has joined.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RankPlacement {
     pub rank: usize,
     pub ranks: usize,
-    /// Number among the ranks of this host, and how many there are, where the starter says so.
+    /// Its number among the ranks of this host, and their number, if the launcher provides them.
     pub local: Option<(usize, usize)>,
-    /// Number of the node, where the starter says so; hosts tell nodes apart otherwise.
+    /// Number of its node, if the launcher provides one; otherwise nodes are distinguished by host.
     pub node: Option<usize>,
-    /// Whether standard input is the line to a parent process that started this one.
+    /// Whether standard input is the channel to a parent process that started this one.
     pub has_parent: bool,
     pub meeting: Meeting,
 }
 
-/// Where rank 0 listens, and how the others find it.
+/// The address of rank 0, and how other ranks find it.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Meeting {
-    /// There is one rank: nothing is opened.
+    /// There is one rank, and no connection is opened.
     Alone,
-    /// On a free port of loopback, which the parent passes on.
+    /// A free port of loopback, which the parent passes on.
     Parent,
-    /// On the first free of these ports. The label tells runs on one host apart.
+    /// The first free one of these ports. The label distinguishes runs on one host.
     Address { host: String, ports: Range<u16>, label: String },
-    /// On a free port, which a file in the run's folder names.
+    /// A free port, which a file in the run's folder names.
     Folder,
 }
 
 impl RankPlacement {
-    /// The only rank of a run.
     pub fn alone() -> RankPlacement {
         let meeting = Meeting::Alone;
         RankPlacement { rank: 0, ranks: 1, local: Some((0, 1)), node: Some(0), has_parent: false, meeting }
     }
 }
 
-/// Looks up variables of the environment.
 type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// A starter's variables, and the place they describe; nothing where they are not set.
+/// A launcher, and the function that reads a placement from its variables; `None` if they are not set.
 struct Starter {
     name: &'static str,
     size: &'static str,
@@ -111,7 +108,7 @@ const STARTERS: [Starter; 4] = [
     Starter { name: "SLURM", size: "SLURM_STEP_NUM_TASKS", place: slurm },
 ];
 
-/// The place of this process. `parent` is the id of the process that started it. The error is a sentence for the user.
+/// The role of this process. `parent` is the id of its parent process. The error is a sentence for the user.
 pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
     if number(env, PARENT)? == Some(parent as usize) {
         return copy(flags, env).map(Start::Rank);
@@ -139,7 +136,8 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
             )),
         };
     }
-    // A starter inside another has as many ranks or more; fewer are variables left over from somewhere else.
+    // An outer launcher has at most as many ranks as one inside it; otherwise the variables of one are left over from
+    // elsewhere.
     if let Some((first, place)) = found.first()
         && let Some((outer, other)) = found.iter().find(|(_, other)| other.ranks > place.ranks)
     {
@@ -148,7 +146,8 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
             first.size, place.ranks, outer.size, other.ranks
         ));
     }
-    // Two that say the same are one starter's: `srun --mpi=pmi2` sets the variables of MPI too, and SLURM's name rank 0's host.
+    // Equal placements come from one launcher: `srun --mpi=pmi2` also sets the variables of MPI, and SLURM's name the host of
+    // rank 0.
     let first = found.first().map(|(_, place)| (place.rank, place.ranks));
     let is_same = |place: &RankPlacement| Some((place.rank, place.ranks)) == first;
     let known = found.iter().position(|(_, place)| is_same(place) && place.meeting != Meeting::Folder);
@@ -158,7 +157,7 @@ pub fn place(flags: &Flags, env: Env, parent: u32) -> Result<Start, String> {
     }))
 }
 
-/// The copies that flags ask for, where they ask for any.
+/// The copies that flags request, if any.
 fn copies(flags: &Flags) -> Result<Option<Copies>, String> {
     let Flags { ranks, nodes, node, address } = flags;
     if let (None, Some(flag)) = (ranks, of_nodes(flags)) {
@@ -171,7 +170,7 @@ fn copies(flags: &Flags) -> Result<Option<Copies>, String> {
     let Some(nodes) = *nodes else {
         return match of_nodes(flags) {
             Some(flag) => Err(format!("{flag} needs --nodes, the number of nodes")),
-            // One process on one node is the run without ranks.
+            // One process on one node is a run without ranks.
             None if here == 1 => Ok(None),
             None => Ok(Some(Copies { here, node: 0, nodes: 1 })),
         };
@@ -212,7 +211,7 @@ fn host_and_port(address: &str) -> Result<(String, u16), String> {
     }
 }
 
-/// A copy that a parent started.
+/// The placement of a copy that a parent started.
 fn copy(flags: &Flags, env: Env) -> Result<RankPlacement, String> {
     let own = |name: &str| number(env, name)?.ok_or(format!("{PARENT} is set and {name} is not"));
     let meeting = match &flags.address {
@@ -269,7 +268,8 @@ fn mpi(env: Env, world: (&str, &str), local: (&str, &str)) -> Result<Option<Rank
     }))
 }
 
-/// A task of a SLURM step. `SLURM_NTASKS` counts the job and not the step, and is set in batch scripts that no `srun` started.
+/// A task of a SLURM step. `SLURM_NTASKS` refers to the job rather than the step, and is also set in batch scripts that `srun`
+/// did not start.
 fn slurm(env: Env) -> Result<Option<RankPlacement>, String> {
     let Some(step) = env("SLURM_STEP_ID") else { return Ok(None) };
     let (Some(rank), Some(ranks)) = (number(env, "SLURM_PROCID")?, number(env, "SLURM_STEP_NUM_TASKS")?)
@@ -296,7 +296,7 @@ fn slurm(env: Env) -> Result<Option<RankPlacement>, String> {
     Ok(Some(RankPlacement { rank, ranks, local, node, has_parent: false, meeting }))
 }
 
-/// Tasks of one node by SLURM's short form: `4(x2),1` are 4, 4 and 1.
+/// Number of tasks on a node in SLURM's short form: `4(x2),1` means 4, 4 and 1.
 fn tasks_of(list: &str, node: usize) -> Result<Option<usize>, String> {
     let wrong = || format!("SLURM_STEP_TASKS_PER_NODE={list} is not what SLURM writes");
     let mut passed = 0usize;
@@ -314,7 +314,7 @@ fn tasks_of(list: &str, node: usize) -> Result<Option<usize>, String> {
     Ok(None)
 }
 
-/// Rank 0 at `MASTER_ADDR`, where that is set.
+/// Rank 0 at `MASTER_ADDR`, if set.
 fn master(env: Env) -> Result<Option<Meeting>, String> {
     let Some(host) = env("MASTER_ADDR").filter(|host| !host.is_empty()) else { return Ok(None) };
     let port = match number(env, "MASTER_PORT")? {
@@ -329,7 +329,8 @@ fn master(env: Env) -> Result<Option<Meeting>, String> {
     Ok(Some(Meeting::Address { host, ports, label: label.unwrap_or_default() }))
 }
 
-/// Two variables that mean something only together. A rank without a size is some other program's word, and a size of one harmless.
+/// Two variables that are only meaningful together. A rank without a size belongs to another program, and a size of one is
+/// harmless.
 fn pair(env: Env, rank: &str, size: &str) -> Result<Option<(usize, usize)>, String> {
     let Some(size_value) = number(env, size)? else { return Ok(None) };
     match number(env, rank)? {

@@ -1,4 +1,4 @@
-//! The program that runs here, by a hash of its file: unequal builds of one version do not compute alike.
+//! Identifies the running program by a hash of its file: different builds of one version do not compute alike.
 
 use std::fs::File;
 use std::io::{self, Read};

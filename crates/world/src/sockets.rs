@@ -1,9 +1,8 @@
 //! The wire between processes on CPUs: a socket between every two ranks.
 //!
-//! Nobody blocks in a read or a write: the calling thread moves bytes wherever the system takes or gives some, and waits for all
-//! sockets at once where it does not. So two ranks that send to each other never wait for each other, however much they send, and no
-//! thread has to be woken. Before its bytes every message has the number of the exchange and its length, by which ranks that
-//! fell out of step are noticed.
+//! Reads and writes never block: the calling thread moves bytes on whatever socket is ready, and waits for all sockets at once
+//! if none is. So two ranks that send to each other never deadlock, however much they send, and no thread has to be woken.
+//! Every message begins with the number of the exchange and its length, which reveals ranks that are out of step.
 
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -18,34 +17,33 @@ use crate::failure::{Failure, named};
 use crate::member::World;
 use crate::wire::{self, Wire, WireError};
 
-/// Ranks at most: every rank has a socket to every other, and CPUs on a network are slow.
+/// Maximum number of ranks: every rank has a socket to every other, and CPUs on a network are slow.
 pub const MOST_RANKS: usize = 64;
 
 const HEAD: usize = 16;
-/// How often a sleeping thread looks whether the run has failed.
+/// Interval at which a waiting thread checks whether the run has failed.
 const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-/// For the sockets of all ranks to be connected, once everyone has joined.
+/// Timeout for connecting the sockets of all ranks, once everyone has joined.
 const CONNECTING: Duration = Duration::from_secs(30);
-/// For whoever connects to say which rank it is.
+/// Timeout for a new connection to say which rank it is.
 const GREETING: Duration = Duration::from_secs(2);
 
-/// One rank's sockets.
 pub struct Sockets {
     rank: usize,
     ranks: usize,
     state: Mutex<State>,
-    /// The run has failed: nothing is worth waiting for.
+    /// Set when the run is over or has failed, which ends all waiting.
     is_over: Arc<AtomicBool>,
 }
 
 struct State {
-    /// By rank; none for this one.
+    /// By rank; `None` for this one.
     peers: Vec<Option<TcpStream>>,
     exchanges: u64,
 }
 
 impl Sockets {
-    /// Connects all ranks of a world. Every rank calls it at the same place.
+    /// Connects all ranks of a world. Every rank must call it at the same point.
     pub fn connect(world: &World) -> Result<Sockets, Failure> {
         let (rank, ranks) = (world.rank, world.ranks);
         if ranks > MOST_RANKS {
@@ -74,12 +72,12 @@ impl Sockets {
             Ok(Sockets { is_over: Arc::clone(&core.is_over), ..sockets })
         });
         let sockets = sockets.map_err(|Unconnected(sentence, other)| world.report(sentence, other))?;
-        // Nobody sends before everyone is connected.
+        // No rank sends before all are connected.
         world.barrier("sockets")?;
         Ok(sockets)
     }
 
-    /// Over connections that stand: one a rank, none for the own.
+    /// Uses established connections: one per rank, and `None` for this one.
     pub fn over(rank: usize, peers: Vec<Option<TcpStream>>) -> io::Result<Sockets> {
         for peer in peers.iter().flatten() {
             peer.set_nodelay(true)?;
@@ -91,10 +89,10 @@ impl Sockets {
     }
 }
 
-/// Why a rank is not connected: a sentence, and the rank that is out of reach where it is one.
+/// A sentence that says why a rank is not connected, and the unreachable rank, if it is one.
 struct Unconnected(String, Option<usize>);
 
-/// Connects to every lower rank and hears from every higher one.
+/// Connects to every lower rank and accepts connections from every higher one.
 fn mesh(
     rank: usize,
     addresses: &[SocketAddr],
@@ -116,7 +114,7 @@ fn mesh(
     while peers[rank + 1..].iter().any(Option::is_none) {
         match listener.accept() {
             Ok((stream, _)) => {
-                // Strangers are let go.
+                // Foreign connections are dropped.
                 if let Ok(other) = who(&stream, session)
                     && let Some(place @ None) = peers[rank + 1..].get_mut(other.wrapping_sub(rank + 1))
                 {
@@ -135,7 +133,7 @@ fn mesh(
     Ok(peers)
 }
 
-/// The rank that a connection says it comes from.
+/// The rank that a connection identifies itself as.
 fn who(mut stream: &TcpStream, session: u64) -> io::Result<usize> {
     stream.set_nonblocking(false)?;
     stream.set_read_timeout(Some(GREETING))?;
@@ -150,7 +148,7 @@ fn numbers(head: &[u8; HEAD]) -> (u64, u64) {
     (number(0), number(8))
 }
 
-/// A message on its way, `at` bytes of head and body along.
+/// A message being sent; `at` counts the bytes of head and body already sent.
 struct Outgoing<'a> {
     to: usize,
     head: [u8; HEAD],
@@ -193,7 +191,7 @@ impl Incoming<'_> {
         }
     }
 
-    /// Compares the head, once it is there, with what is awaited.
+    /// Compares the head, once it is complete, with the expected one.
     fn check(&self, before: usize, exchange: u64) -> Result<(), WireError> {
         if before >= HEAD || self.at < HEAD {
             return Ok(());
@@ -230,7 +228,8 @@ impl Wire for Sockets {
             head[8..].copy_from_slice(&(body.len() as u64).to_le_bytes());
             head
         };
-        // A rank sends to the one behind it first, so that not all send to rank 0 at once. Where nothing is sent nothing is awaited.
+        // A rank sends to its successor first, so that not all send to rank 0 at once. Empty messages are neither sent nor
+        // awaited.
         let behind = |rank: usize| (rank + peers.len() - self.rank) % peers.len();
         let mut outgoing: Vec<Outgoing> = (send.iter().enumerate())
             .filter(|(to, body)| *to != self.rank && !body.is_empty())
@@ -257,7 +256,7 @@ impl Wire for Sockets {
             }
             outgoing.retain(|message| !message.is_done());
             incoming.retain(|message| !message.is_done());
-            // Trying again first, with the core given away between, was no faster and had waits of milliseconds beside other work.
+            // Retrying first, with the core yielded in between, was no faster and waited for milliseconds under other load.
             if moved == 0 {
                 self.sleep(&outgoing, &incoming, &peer)?;
             }
@@ -267,7 +266,7 @@ impl Wire for Sockets {
 }
 
 impl Sockets {
-    /// Sleeps until a socket that is waited for can move bytes.
+    /// Sleeps until a socket with pending work can move bytes.
     fn sleep<'a>(
         &self,
         outgoing: &[Outgoing],
@@ -287,7 +286,7 @@ impl Sockets {
     }
 }
 
-/// Bytes that were moved; none where the socket has to be waited for.
+/// Number of bytes moved; 0 if the socket is not ready.
 fn settle(rank: usize, moved: io::Result<usize>) -> Result<usize, WireError> {
     match moved {
         Ok(0) => Err(WireError::Gone { rank }),

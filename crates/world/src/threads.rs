@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 
 use crate::wire::{self, Wire, WireError};
 
-/// One rank's end. A rank that drops its end is gone for the others.
+/// The end of one rank. A rank that drops its end is gone for the others.
 pub struct Threads {
     rank: usize,
     shared: Arc<Shared>,
@@ -18,13 +18,12 @@ struct Shared {
 }
 
 struct State {
-    /// Messages on their way, at `from * ranks + to`. A rank is at most one exchange ahead of another, so two at most wait.
+    /// Messages in flight, at `from * ranks + to`. A rank is at most one exchange ahead of another, so at most two are queued.
     mail: Vec<VecDeque<Vec<u8>>>,
     gone: Vec<bool>,
 }
 
 impl Threads {
-    /// The ends of all ranks.
     pub fn connect(ranks: usize) -> Vec<Threads> {
         let state = State { mail: vec![VecDeque::new(); ranks * ranks], gone: vec![false; ranks] };
         let shared = Arc::new(Shared { ranks, state: Mutex::new(state), arrived: Condvar::new() });

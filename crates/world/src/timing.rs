@@ -1,27 +1,26 @@
-//! How long ranks wait for one another.
+//! The timeouts and intervals of the protocol between ranks.
 
 use std::time::Duration;
 
-/// Every duration of the protocol. The default is meant for clusters; tests take shorter ones.
+/// All durations of the protocol. The default is meant for clusters; tests use shorter ones.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Timing {
-    /// For all ranks to join.
+    /// Timeout for all ranks to join.
     pub join: Duration,
-    /// Between two lines that say which ranks are still missing.
+    /// Interval between lines that list the ranks that are still missing.
     pub say_every: Duration,
-    /// Between two heartbeats.
     pub beat_every: Duration,
-    /// Without a heartbeat, after which a rank or the hub counts as lost.
+    /// Time without a heartbeat after which a rank or the hub counts as lost.
     pub silent_after: Duration,
-    /// Without progress on any rank, after which the run counts as stuck; at least `STILL_STEPS` median steps.
+    /// Time without progress on any rank after which the run counts as stuck; at least `STILL_STEPS` median steps.
     pub still_after: Duration,
-    /// The same before the first step, while plans are compiled and data is prepared.
+    /// Time without progress before the first step, while plans are compiled and data is prepared.
     pub still_at_start: Duration,
-    /// For the parent process to say how a rank ended whose connection closed.
+    /// Time that the parent process has to report how a rank ended whose connection closed.
     pub account: Duration,
 }
 
-/// A run is stuck when nothing moved for this number of median steps.
+/// A run counts as stuck after this number of median steps without progress.
 pub const STILL_STEPS: u32 = 20;
 
 impl Default for Timing {

@@ -1,4 +1,4 @@
-//! The watcher of a rank: hears the hub and the parent, and ends the rank when the run has failed.
+//! The watcher of a rank: listens to the hub and the parent, and ends the rank when the run has failed.
 
 use std::collections::HashMap;
 use std::io;
@@ -13,10 +13,10 @@ use crate::failure::Failure;
 use crate::frame::{self, FrameError, FrameKind, MOST_BYTES};
 use crate::join::{Leave, Stop};
 use crate::message::{Account, Beat, Member, Status, json, nodes, parse, split_call};
-use crate::parent::{Down, Line, Up};
+use crate::parent::{Channel, ToParent, ToRank};
 use crate::timing::Timing;
 
-/// The time a word of the hub has to arrive before the end of another rank counts as the failure itself.
+/// The time in which the hub's message may arrive before the end of another rank counts as the failure itself.
 const MOMENT: Duration = Duration::from_millis(500);
 
 /// The state that the threads of a rank share.
@@ -26,38 +26,37 @@ pub(crate) struct Core {
     pub timing: Timing,
     leave: Leave,
     stop: Stop,
-    pub line: Option<Line>,
+    pub parent: Option<Channel>,
     pub link: Mutex<Link>,
     pub local_address: OnceLock<IpAddr>,
     pub session: OnceLock<u64>,
-    /// By rank, once everyone is there.
+    /// By rank, once all have joined.
     pub members: OnceLock<Vec<Member>>,
     pub state: Mutex<State>,
     pub changed: Condvar,
     pub status: Mutex<(Status, CallHash)>,
-    /// Messages of other ranks that rank 0 has not read yet, with their numbers.
+    /// Messages from other ranks that rank 0 has not read yet, with their ranks.
     pub posts: Mutex<Vec<(usize, Vec<u8>)>>,
-    /// A failure is being told.
-    is_falling: AtomicBool,
-    /// The run is over or has failed: nobody waits for the hub or for other ranks any more.
+    is_failing: AtomicBool,
+    /// Whether the run is over or has failed: nothing waits for the hub or for other ranks any more.
     pub is_over: Arc<AtomicBool>,
 }
 
-/// The connection to the hub, as who sends sees it.
+/// The sending side of the connection to the hub.
 #[derive(Default)]
 pub(crate) struct Link {
-    /// From the moment this rank asks to join until it leaves.
+    /// Set from the request to join until the rank leaves.
     pub stream: Option<TcpStream>,
-    /// Why this rank was asked to stop before that: it must not join any more.
+    /// The reason why this rank was asked to stop before it joined: it must then not join.
     stopped: Option<String>,
 }
 
 #[derive(Default)]
 pub(crate) struct State {
     pub failure: Option<Failure>,
-    /// How ranks of this node ended, as the parent said.
+    /// How ranks of this node ended, reported by the parent.
     accounts: Vec<Account>,
-    /// Where rank 0 listens, as the parent said.
+    /// The address of rank 0, reported by the parent.
     address: Option<String>,
     /// Callers that wait for the result of a call, by line and count.
     pub waiting: HashMap<(String, u64), Sender<Vec<u8>>>,
@@ -69,7 +68,7 @@ impl Core {
         host: String,
         timing: Timing,
         (leave, stop): (Leave, Stop),
-        line: Option<Line>,
+        parent: Option<Channel>,
     ) -> Core {
         Core {
             rank,
@@ -77,7 +76,7 @@ impl Core {
             timing,
             leave,
             stop,
-            line,
+            parent,
             link: Mutex::default(),
             local_address: OnceLock::new(),
             session: OnceLock::new(),
@@ -86,7 +85,7 @@ impl Core {
             changed: Condvar::new(),
             status: Mutex::default(),
             posts: Mutex::default(),
-            is_falling: AtomicBool::new(false),
+            is_failing: AtomicBool::new(false),
             is_over: Arc::default(),
         }
     }
@@ -99,7 +98,7 @@ impl Core {
         self.state().failure.clone()
     }
 
-    /// Waits until the hub says what happened, or is itself found to be gone.
+    /// Waits until the hub reports a failure, or is itself found to be gone.
     pub fn wait_for_failure(&self) -> Failure {
         let mut state = self.state();
         loop {
@@ -110,8 +109,8 @@ impl Core {
         }
     }
 
-    /// Waits for the parent to say where rank 0 listens; nothing before `until` or after a failure.
-    pub fn told_address(&self, until: Instant) -> Option<String> {
+    /// Waits for the parent to report the address of rank 0; `None` at `until` or after a failure.
+    pub fn wait_for_address(&self, until: Instant) -> Option<String> {
         let mut state = self.state();
         loop {
             if state.address.is_some() || state.failure.is_some() {
@@ -123,36 +122,35 @@ impl Core {
         }
     }
 
-    /// A word of the parent.
-    pub fn hear(&self, word: Down) {
-        match word {
-            Down::Address(address) => self.state().address = Some(address),
-            Down::Ended(account) => {
+    pub fn handle_message(&self, message: ToRank) {
+        match message {
+            ToRank::Address(address) => self.state().address = Some(address),
+            ToRank::Ended(account) => {
                 self.state().accounts.push(account.clone());
                 if self.members.get().is_some() {
                     self.send(FrameKind::Account, &json(&account));
-                } else if !self.is_told_why() && !self.is_over.load(Ordering::SeqCst) {
+                } else if !self.hub_explains() && !self.is_over.load(Ordering::SeqCst) {
                     let Account { rank, process, how } = account;
                     let who = format!("rank {rank} ({}, process {process})", self.host);
-                    self.fall(
+                    self.fail(
                         Failure::new(Some(rank), format!("{who} {how} before all ranks had joined")),
                         false,
                     );
                 }
             }
-            // Ranks that have joined leave by a word of the hub, and end together in any case.
-            Down::Stopped if self.members.get().is_none() => self.stopped("a rank was asked to stop"),
-            Down::Stopped => {}
+            // Ranks that have joined leave when the hub tells them to, and all end together.
+            ToRank::Stopped if self.members.get().is_none() => self.stopped("a rank was asked to stop"),
+            ToRank::Stopped => {}
         }
         self.changed.notify_all();
     }
 
-    /// Whether the hub says within a moment why ranks end: one that it told so may be gone before this one is told.
-    fn is_told_why(&self) -> bool {
+    /// Whether the hub explains within a moment why ranks end: a rank that it told first may be gone before this one is told.
+    fn hub_explains(&self) -> bool {
         let until = Instant::now() + MOMENT;
         let mut state = self.state();
         loop {
-            if state.failure.is_some() || self.is_falling.load(Ordering::SeqCst) {
+            if state.failure.is_some() || self.is_failing.load(Ordering::SeqCst) {
                 return true;
             }
             let Some(left) = until.checked_duration_since(Instant::now()) else { return false };
@@ -161,23 +159,26 @@ impl Core {
         }
     }
 
-    /// The line to the parent ended.
+    /// Handles the end of the channel to the parent.
     pub fn lose_parent(&self) {
         if !self.is_over.load(Ordering::SeqCst) {
-            self.fall(Failure::new(None, "the process that started the ranks is gone"), false);
+            self.fail(Failure::new(None, "the process that started the ranks is gone"), false);
         }
     }
 
-    /// The run has failed: the parent is told, and the caller's function ends the process. Only where it does not is whoever waits
-    /// woken, so that the main thread has no word of its own about a failure that is being said.
-    fn fall(&self, mut failure: Failure, is_hub_gone: bool) {
-        if self.is_falling.swap(true, Ordering::SeqCst) {
+    /// Handles the failure of the run: tells the parent, and calls the function that ends the process. Only if that returns are
+    /// waiting threads woken, so that the main thread does not print a message of its own while the failure is printed.
+    fn fail(&self, mut failure: Failure, is_hub_gone: bool) {
+        if self.is_failing.swap(true, Ordering::SeqCst) {
             return;
         }
         failure.is_mine_to_say =
-            self.rank == 0 || (is_hub_gone && self.line.is_none() && self.is_first_here());
-        if let Some(line) = &self.line {
-            line.tell(&Up::Failed { sentence: failure.sentence.clone(), is_said_by_rank_0: !is_hub_gone });
+            self.rank == 0 || (is_hub_gone && self.parent.is_none() && self.is_first_here());
+        if let Some(parent) = &self.parent {
+            parent.tell(&ToParent::Failed {
+                sentence: failure.sentence.clone(),
+                is_said_by_rank_0: !is_hub_gone,
+            });
         }
         (self.leave)(&failure);
         let mut state = self.state();
@@ -187,9 +188,9 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Everyone leaves before the run has begun: the caller's function ends the process. Where it does not, calls fail.
+    /// Handles a stop before the run has begun: calls the function that ends the process. If that returns, calls fail.
     pub fn stopped(&self, reason: &str) {
-        if self.is_falling.load(Ordering::SeqCst) || self.is_over.swap(true, Ordering::SeqCst) {
+        if self.is_failing.load(Ordering::SeqCst) || self.is_over.swap(true, Ordering::SeqCst) {
             return;
         }
         (self.stop)(reason);
@@ -199,14 +200,14 @@ impl Core {
         self.changed.notify_all();
     }
 
-    /// Whether this is the first rank of its node, rank 0 left out.
+    /// Whether this is the first rank of its node, not counting rank 0.
     fn is_first_here(&self) -> bool {
         let Some(members) = self.members.get() else { return true };
         let nodes = nodes(members);
         (1..self.rank).all(|other| nodes[other] != nodes[self.rank])
     }
 
-    /// Sends to the hub. Where that fails the watcher sees why.
+    /// Sends to the hub. If that fails, the watcher finds out why.
     pub fn send(&self, kind: FrameKind, payload: &[u8]) {
         if let Some(stream) = &mut self.link().stream {
             let _ = frame::write(stream, kind, payload);
@@ -217,8 +218,8 @@ impl Core {
         self.link.lock().expect("no thread panics with the link")
     }
 
-    /// Sends the first message over a new connection to the hub, unless this rank was asked to stop before that, which is done
-    /// then. Whether it was sent.
+    /// Sends the first message over a new connection to the hub, unless this rank was already asked to stop, which is then
+    /// handled. Returns whether it was sent.
     pub fn connect(&self, mut stream: TcpStream, kind: FrameKind, payload: &[u8]) -> io::Result<bool> {
         let mut link = self.link();
         if let Some(reason) = link.stopped.take() {
@@ -231,8 +232,8 @@ impl Core {
         Ok(true)
     }
 
-    /// Asks the hub to tell everyone that they leave, this rank too; a rank that the hub has not heard of never joins it. Whether
-    /// the hub was asked.
+    /// Asks the hub to tell all ranks, including this one, to leave; a rank that the hub does not know of never joins. Returns
+    /// whether the hub was asked.
     pub fn ask_to_stop(&self, reason: &str) -> bool {
         let mut link = self.link();
         match &mut link.stream {
@@ -255,7 +256,7 @@ impl Core {
         self.send(FrameKind::Beat, &json(&beat));
     }
 
-    /// Reads what the hub sends until the run is over or has failed.
+    /// Reads the hub's messages until the run is over or has failed.
     pub fn watch(&self, mut stream: TcpStream) {
         loop {
             match frame::read(&mut stream, MOST_BYTES) {
@@ -278,7 +279,7 @@ impl Core {
                         .then(|| parse::<Failure>(&frame.payload))
                         .flatten();
                     let unread = || Failure::new(Some(0), "rank 0 sent a message that cannot be read");
-                    return self.fall(told.unwrap_or_else(unread), false);
+                    return self.fail(told.unwrap_or_else(unread), false);
                 }
                 Err(_) if self.is_over.load(Ordering::SeqCst) => return,
                 Err(why) => return self.lose_hub(why),
@@ -286,14 +287,14 @@ impl Core {
         }
     }
 
-    /// The hub is gone, and with it rank 0, whose parent may say how.
+    /// Handles the loss of the hub, and with it of rank 0, whose parent may report how it ended.
     fn lose_hub(&self, why: FrameError) {
         let until = Instant::now() + self.timing.account;
         let mut state = self.state();
         let account = loop {
             let account = state.accounts.iter().find(|account| account.rank == 0);
             let left = until.checked_duration_since(Instant::now());
-            match (account, left.filter(|_| self.line.is_some())) {
+            match (account, left.filter(|_| self.parent.is_some())) {
                 (None, Some(left)) => {
                     state = self
                         .changed
@@ -319,6 +320,6 @@ impl Core {
             }
             (None, why) => format!("{who}, which holds the ranks together, is gone{at}: {why}"),
         };
-        self.fall(Failure::new(Some(0), sentence), true);
+        self.fail(Failure::new(Some(0), sentence), true);
     }
 }

@@ -1,29 +1,30 @@
-//! The interface between collectives and whatever carries their bytes.
+//! The interface between collectives and the transport of their bytes.
 
 use std::fmt;
 
-/// Moves bytes between ranks, and computes nothing. Every rank calls with matching lengths, in the same order.
+/// Moves bytes between ranks, without computation. All ranks must make matching calls, in the same order.
 pub trait Wire: Send + Sync {
     fn rank(&self) -> usize;
     fn ranks(&self) -> usize;
 
-    /// Sends `send[i]` to rank i and fills `receive[i]` from rank i; the own slice is copied. Both have an entry for every rank, and
-    /// `receive[i]` is as long as what rank i sends here. Returns when everything has arrived and been handed over.
+    /// Sends `send[i]` to rank i and fills `receive[i]` from rank i; the rank's own slice is copied. Both have an entry
+    /// for every rank, and `receive[i]` must have the length that rank i sends. Returns when everything has been
+    /// received and handed over for sending.
     fn exchange(&self, send: &[&[u8]], receive: &mut [&mut [u8]]) -> Result<(), WireError>;
 }
 
-/// Why an exchange ended early. The wire cannot be used afterwards.
+/// The reason why an exchange failed. The wire cannot be used afterwards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WireError {
     /// The other side of a connection closed.
     Gone { rank: usize },
-    /// Another rank sends another number of bytes than this rank awaits.
+    /// Another rank sends a different number of bytes than this rank expects.
     Unequal { rank: usize, sent: u64, awaited: u64 },
-    /// Another rank is in another exchange than this one.
+    /// Another rank is in a different exchange.
     OutOfStep { rank: usize, theirs: u64, ours: u64 },
-    /// The world failed while this rank waited; the watcher says why.
+    /// The run failed while this rank waited; the watcher reports why.
     Failed,
-    /// The system refused.
+    /// A system call failed.
     System { rank: usize, error: String },
 }
 
@@ -51,7 +52,7 @@ impl fmt::Display for WireError {
 
 impl std::error::Error for WireError {}
 
-/// Checks the contract of `exchange` that a rank can check alone, and copies its own slice.
+/// Checks the local part of the contract of `exchange`, and copies the rank's own slice.
 pub(crate) fn begin(rank: usize, ranks: usize, send: &[&[u8]], receive: &mut [&mut [u8]]) {
     assert_eq!(send.len(), ranks, "an exchange has a slice to send for every rank");
     assert_eq!(receive.len(), ranks, "an exchange has a slice to fill for every rank");

@@ -11,7 +11,7 @@ use crate::proxy;
 use crate::ranks::{Notes, at, free_port, joining, quick, rank, with_ranks, with_timing};
 
 #[test]
-fn every_rank_gets_what_every_rank_gave() {
+fn every_rank_gets_the_parts_of_all() {
     let worlds = with_ranks(4, |world| {
         let (rank, ranks) = (world.rank, world.ranks);
         assert_eq!((world.local_rank, world.locals, world.node, world.nodes), (rank, 4, 0, 1));
@@ -47,7 +47,7 @@ fn a_second_thread_has_calls_of_its_own() {
         thread::scope(|scope| {
             scope.spawn(|| {
                 for step in 0..30u64 {
-                    // Every rank is late at another time.
+                    // Each rank is late at another step.
                     thread::sleep(Duration::from_millis((step * 7 + world.rank as u64 * 3) % 5));
                     assert_eq!(saving.gather("bytes", &step.to_le_bytes()).unwrap(), [step.to_le_bytes(); 3]);
                 }
@@ -80,7 +80,7 @@ fn a_rank_that_leaves_early_fails_the_others() {
 }
 
 #[test]
-fn the_first_failure_is_told_to_all() {
+fn all_ranks_get_the_first_failure() {
     let failures = with_ranks(3, |world| match world.rank {
         2 => world.fail("the disk is full"),
         _ => world.barrier("save").unwrap_err(),
@@ -93,7 +93,7 @@ fn the_first_failure_is_told_to_all() {
     }
 }
 
-/// Two ranks, the second behind a proxy: each gives back what `run` does.
+/// Runs two ranks, the second behind a proxy, and returns the results of `run`.
 fn behind_a_link<T: Send>(
     delay: Duration,
     is_cut: Arc<AtomicBool>,
@@ -165,7 +165,7 @@ fn posts_reach_rank_0_in_order_and_before_later_calls() {
 }
 
 #[test]
-fn a_rank_that_is_asked_to_stop_before_the_run_begins_stops_all() {
+fn a_stop_before_the_run_begins_stops_all() {
     let ends = with_ranks(3, |world| {
         assert!(world.rank != 1 || world.stopper().stop("SIGTERM"), "there are others to stop");
         world.barrier("begin").expect_err("nobody begins").sentence
@@ -173,15 +173,15 @@ fn a_rank_that_is_asked_to_stop_before_the_run_begins_stops_all() {
     assert_eq!(ends, ["the run was stopped before it began: SIGTERM"; 3]);
 }
 
-/// A long save tells how far it is while ranks wait for it.
+/// A long save reports its progress while ranks wait for it.
 #[test]
-fn work_that_tells_its_progress_is_not_standing_still() {
+fn work_that_reports_progress_is_not_stuck() {
     let quickly = Timing { still_after: Duration::from_millis(400), ..quick() };
     for is_told in [true, false] {
         let ends = with_timing(2, quickly, |world| {
             let saving = |part: u64| world.beat(Status { step: 7, doing: "saving".into(), part });
             saving(0);
-            // It takes four times as long as nothing may move.
+            // It takes four times the timeout for progress.
             for part in (0..16).filter(|_| world.rank == 0) {
                 thread::sleep(Duration::from_millis(100));
                 saving(if is_told { part } else { 0 });

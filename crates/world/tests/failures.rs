@@ -1,9 +1,9 @@
-//! Ranks that fail in every way: everyone is gone within 5 s, the parent ends with code 1, and one sentence names the rank, its host
-//! and process, and what happened.
+//! Ranks that fail in every way: all are gone within 5 s, the parent ends with code 1, and one sentence names the rank, its
+//! host and process, and what happened.
 
 use crate::program::Program;
 
-/// Draws for the tests, the same every time.
+/// Reproducible random numbers for the tests.
 fn draws() -> impl FnMut(u64) -> u64 {
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     move |below| {
@@ -60,7 +60,7 @@ fn the_hub_is_stopped() {
 }
 
 #[test]
-fn a_rank_stands_still() {
+fn a_rank_gets_stuck() {
     let program = Program::start(3, &["--still-ms", "1000", "--order", "1:hang@8"]);
     program.wait_for_steps(7);
     program.gone_with(1, 1, &["has stood still at step 8 (counting) for ", " s, while ranks 0, 2 wait"]);
@@ -81,7 +81,7 @@ fn a_rank_panics() {
 }
 
 #[test]
-fn a_rank_says_why_it_fails() {
+fn a_rank_reports_why_it_fails() {
     for rank in [0, 2] {
         let program = Program::start(3, &["--order", &format!("{rank}:fail@30")]);
         program.wait_for_steps(29);
@@ -89,9 +89,9 @@ fn a_rank_says_why_it_fails() {
     }
 }
 
-/// Whoever watches something of a rank ends the run, whatever its main thread does.
+/// A monitoring thread ends the run, whatever the main thread does.
 #[test]
-fn a_thread_beside_the_main_one_fails_the_run() {
+fn a_monitoring_thread_fails_the_run() {
     for rank in [0, 1] {
         let program = Program::start(3, &["--order", &format!("{rank}:alarm@30"), "--step-ms", "2"]);
         program.wait_for_steps(29);
@@ -113,7 +113,7 @@ fn ranks_make_unequal_collective_calls() {
 }
 
 #[test]
-fn a_rank_waits_where_nobody_else_comes() {
+fn a_rank_waits_in_a_call_that_no_other_makes() {
     let program = Program::start(3, &["--still-ms", "1000", "--order", "1:barrier@8"]);
     program.wait_for_steps(7);
     program.gone_with(1, 1, &["has stood still", "; barrier `of its own` of rank 1 waits for ranks 0, 2"]);
@@ -144,7 +144,7 @@ fn a_rank_that_does_not_belong_ends_the_run_before_it_begins() {
 }
 
 #[test]
-fn a_rank_that_never_comes_is_waited_for_by_number() {
+fn a_missing_rank_is_named_by_number() {
     let address = format!("127.0.0.1:{}", crate::ranks::free_port());
     let program =
         Program::begin(1, &["--nodes", "2", "--node", "0", "--address", &address, "--join-ms", "1200"]);

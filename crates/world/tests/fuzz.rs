@@ -1,4 +1,4 @@
-//! Everything that reads bytes of a socket, fed with damaged ones: no panic, no hang, bounded memory.
+//! All parsers of bytes from sockets, on damaged input: no panic, no hang, bounded memory.
 
 use flatout_fuzz::{Limits, feed};
 use flatout_world::frame::{self, FrameKind, MOST_BYTES, MOST_GREETING_BYTES};
@@ -51,7 +51,7 @@ fn frames() {
         for most in [MOST_GREETING_BYTES, MOST_BYTES] {
             let mut from = bytes;
             while let Ok(frame) = frame::read(&mut from, most) {
-                // Whatever was read is written as it was.
+                // A frame that was read encodes to the same bytes.
                 let again = frame::encode(frame.kind, &frame.payload);
                 assert!(bytes.windows(again.len()).any(|window| window == again));
                 let payload = &frame.payload[..];

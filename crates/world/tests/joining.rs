@@ -1,4 +1,4 @@
-//! How ranks find one another: ranges of ports, strangers, other runs, files, ranks that are missing or there twice.
+//! Joining: port ranges, foreign connections, other runs, rendezvous files, missing and duplicate ranks.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::program::wait_until;
 use crate::ranks::{Notes, at, free_port, joining, quick, rank, sentence};
 
 #[test]
-fn foreign_bytes_on_the_port_disturb_nobody() {
+fn foreign_bytes_on_the_port_do_not_disturb_ranks() {
     let port = free_port();
     let meeting = at(port..port + 1, "");
     let notes = Notes::default();
@@ -57,7 +57,7 @@ fn a_second_hub_on_the_port_is_refused() {
 
 #[test]
 fn two_runs_on_a_range_of_ports_find_their_own() {
-    // As torchrun does: someone else holds the first port and never speaks.
+    // As with torchrun, another process holds the first port and never speaks.
     let holder = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = holder.local_addr().unwrap().port();
     let runs = [at(port..port + 16, "first"), at(port..port + 16, "second")];
@@ -81,7 +81,7 @@ fn two_runs_on_a_range_of_ports_find_their_own() {
 #[test]
 fn a_file_in_the_folder_names_rank_0() {
     let folder = TempDir::new().unwrap();
-    // One left over from a run that was killed: its address leads to a hub of another run.
+    // A file left over from a killed run: its address belongs to a hub of another run.
     let file = folder.path().join("rendezvous.json");
     std::fs::write(&file, format!("{{\"address\":\"127.0.0.1:{}\",\"nonce\":\"old\"}}", free_port()))
         .unwrap();
@@ -104,7 +104,7 @@ fn a_file_in_the_folder_names_rank_0() {
 }
 
 #[test]
-fn missing_ranks_are_named_while_they_are_waited_for() {
+fn missing_ranks_are_named_while_others_wait() {
     let port = free_port();
     let meeting = at(port..port + 1, "");
     let notes = Notes::default();
@@ -128,7 +128,7 @@ fn missing_ranks_are_named_while_they_are_waited_for() {
 }
 
 #[test]
-fn nobody_at_the_address_is_said_with_the_address() {
+fn an_unused_address_is_reported() {
     let port = free_port();
     let timing = Timing { join: Duration::from_millis(500), ..quick() };
     let told =
@@ -138,7 +138,7 @@ fn nobody_at_the_address_is_said_with_the_address() {
 }
 
 #[test]
-fn a_rank_that_is_there_twice_is_refused_and_the_run_goes_on() {
+fn a_duplicate_rank_is_refused_and_the_run_goes_on() {
     let port = free_port();
     let meeting = at(port..port + 1, "");
     let notes = Notes::default();
@@ -159,15 +159,15 @@ fn a_rank_that_is_there_twice_is_refused_and_the_run_goes_on() {
     assert_eq!(notes.lock().unwrap().len(), 1);
 }
 
-/// Ranks that a test asks to stop: the handles they were given, and how each was left.
+/// A fixture for ranks that are asked to stop: their handles, and how each ended.
 #[derive(Default)]
-struct Asked {
+struct StopRequests {
     stoppers: Mutex<Vec<(usize, Stopper)>>,
     left: Arc<Mutex<Vec<(usize, String)>>>,
 }
 
-impl Asked {
-    /// Joins a rank of which a failure is noted as well as a stop.
+impl StopRequests {
+    /// Joins a rank; failures and stops are recorded.
     fn join(self: &Arc<Self>, own: usize, ranks: usize, meeting: &Meeting) -> Result<World, String> {
         self.join_noting(own, ranks, meeting, &Notes::default())
     }
@@ -190,13 +190,13 @@ impl Asked {
         World::join(&rank(own, ranks, meeting), joining).map_err(|failure| failure.sentence)
     }
 
-    /// Asks by the handle of a rank; whether the hub was asked.
+    /// Asks a rank to stop through its handle; returns whether the hub was asked.
     fn stop(&self, own: usize) -> bool {
         let stoppers = self.stoppers.lock().unwrap();
         stoppers.iter().find(|(rank, _)| *rank == own).expect("a handle").1.stop("SIGTERM")
     }
 
-    /// How ranks were left, once as many were.
+    /// How ranks ended, once that number has ended.
     fn left(&self, ranks: usize) -> Vec<(usize, String)> {
         wait_until("ranks are left", || self.left.lock().unwrap().len() >= ranks);
         let mut left = self.left.lock().unwrap().clone();
@@ -209,14 +209,14 @@ fn asked(ranks: usize) -> Vec<(usize, String)> {
     (0..ranks).map(|rank| (rank, "asked: SIGTERM".to_string())).collect()
 }
 
-/// An address that leads to another one, behind which everything after the hub's greeting waits for a word.
+/// An address that forwards to another one, but holds back everything after the hub's greeting until a signal.
 fn held_back(to: u16, word: mpsc::Receiver<()>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
         let (mut near, _) = listener.accept().unwrap();
         let mut far = loop {
-            // The hub may not listen yet.
+            // The hub may not be listening yet.
             if let Ok(far) = TcpStream::connect(("127.0.0.1", to)) {
                 break far;
             }
@@ -238,14 +238,14 @@ fn held_back(to: u16, word: mpsc::Receiver<()>) -> u16 {
 }
 
 #[test]
-fn a_rank_that_is_asked_to_stop_between_the_welcome_and_its_arrival_stops_all() {
+fn a_stop_between_welcome_and_arrival_stops_all() {
     let port = free_port();
     let (release, word) = mpsc::channel();
     let late = held_back(port, word);
-    let ranks = Arc::new(Asked::default());
+    let ranks = Arc::new(StopRequests::default());
     thread::scope(|scope| {
         let second = scope.spawn(|| ranks.join(1, 2, &at(late..late + 1, "")));
-        // Rank 0 has the welcome, so the other has been sent it.
+        // Rank 0 has the welcome, so it has also been sent to the other rank.
         let first = ranks.join(0, 2, &at(port..port + 1, "")).expect("everyone is there");
         assert!(ranks.stop(1), "the hub knows of the rank");
         assert_eq!(ranks.left(1), asked(1));
@@ -257,10 +257,10 @@ fn a_rank_that_is_asked_to_stop_between_the_welcome_and_its_arrival_stops_all() 
 }
 
 #[test]
-fn a_rank_that_is_asked_to_stop_while_others_are_missing_stops_those_that_are_there() {
+fn a_stop_while_ranks_are_missing_stops_those_that_joined() {
     let port = free_port();
     let meeting = at(port..port + 1, "");
-    let (ranks, notes) = (Arc::new(Asked::default()), Notes::default());
+    let (ranks, notes) = (Arc::new(StopRequests::default()), Notes::default());
     thread::scope(|scope| {
         let first = scope.spawn(|| ranks.join_noting(0, 3, &meeting, &notes));
         let second = scope.spawn(|| ranks.join(1, 3, &meeting));
@@ -276,10 +276,10 @@ fn a_rank_that_is_asked_to_stop_while_others_are_missing_stops_those_that_are_th
 }
 
 #[test]
-fn a_rank_that_is_asked_to_stop_before_the_hub_knows_of_it_never_joins() {
+fn a_stop_before_the_hub_knows_the_rank_prevents_joining() {
     let port = free_port();
     let meeting = at(port..port + 1, "");
-    let ranks = Arc::new(Asked::default());
+    let ranks = Arc::new(StopRequests::default());
     thread::scope(|scope| {
         let second = scope.spawn(|| ranks.join(1, 2, &meeting));
         wait_until("it looks for the hub", || !ranks.stoppers.lock().unwrap().is_empty());

@@ -1,11 +1,11 @@
-//! The parent of ranks: what it shows, which signals it passes on, its exit codes, and ranks that it leaves behind.
+//! The parent of ranks: its output, the signals it forwards, its exit codes, and ranks that outlive it.
 
 use std::collections::BTreeSet;
 
 use crate::program::{self, Program, is_there, send, wait_until};
 
 #[test]
-fn ranks_meet_and_rank_0_alone_is_shown() {
+fn only_rank_0_is_shown() {
     let output = program::run("--ranks 3 --steps 4");
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -14,7 +14,7 @@ fn ranks_meet_and_rank_0_alone_is_shown() {
 }
 
 #[test]
-fn every_rank_is_shown_with_its_number_where_asked() {
+fn all_ranks_are_shown_with_their_numbers_on_request() {
     let output = program::run("--ranks 3 --steps 1 --all");
     let said = String::from_utf8_lossy(&output.stdout);
     let words = |line: &str| line.split(" is process ").next().unwrap_or_default().to_string();
@@ -82,7 +82,7 @@ fn a_hangup_stops_the_ranks_unless_it_is_ignored() {
         let (found, said) = program.gone();
         match code {
             Some(_) => assert_eq!((found, said.as_str()), (code, "")),
-            // This program's ranks leave a hangup to the system, which ends them.
+            // The ranks of this program do not handle a hangup, so the system ends them.
             None => assert!(
                 found == Some(1) && said.contains("was killed by signal 1 (SIGHUP)"),
                 "{found:?} {said}"

@@ -1,4 +1,4 @@
-//! All integration tests of this crate, in one program: they link once.
+//! All integration tests of this crate in one binary, so that they link once.
 
 mod calls;
 mod failures;

@@ -1,6 +1,6 @@
-//! Two nodes on this machine, each with a parent and two ranks, and a link between them that can be slowed and cut.
+//! Two nodes on this machine, each with a parent and two ranks, and a link between them that can be delayed and cut.
 //!
-//! For tests of the link the nodes are network namespaces; where the system allows none they say so and pass.
+//! For tests of the link the nodes are network namespaces; where the system does not allow them the tests print so and pass.
 
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::program;
 use crate::ranks::free_port;
 
-/// Starts two ranks on each node, and leaves what each parent said and its exit code.
+/// Starts two ranks on each node, and records the output and exit code of each parent.
 const NODES: &str = r#"
 set -e
 start() {
@@ -70,7 +70,7 @@ fn nodes(text: &str, arguments: &str) -> TempDir {
     folder
 }
 
-/// Runs a script with nodes that have a link of their own; nothing where that is not allowed, and what the script printed otherwise.
+/// Runs a script with nodes that have a link of their own, and returns its output; `None` if the system does not allow that.
 fn linked_nodes(text: &str, arguments: &str) -> Option<(TempDir, String)> {
     let namespace = || {
         let mut command = Command::new("unshare");
@@ -124,7 +124,7 @@ fn a_rank_killed_on_the_far_node_is_named_on_the_near_one() {
 }
 
 #[test]
-fn each_node_says_that_rank_0_was_killed() {
+fn each_node_reports_that_rank_0_was_killed() {
     let text = r#"both; until_step 20; kill -9 $(cat "$FOLDER/process-0"); wait $first; wait $second"#;
     let folder = nodes(text, "--steps 20000");
     let [near, far] = told(&folder, "err");

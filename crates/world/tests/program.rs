@@ -1,4 +1,4 @@
-//! The program of `examples/rank.rs`, started and watched.
+//! Starts the program of `examples/rank.rs` and observes it.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Ranks that run for minutes, unless someone ends them.
+/// Ranks that run for minutes unless they are ended.
 pub struct Program {
     pub folder: TempDir,
     pub child: Child,
@@ -24,7 +24,7 @@ pub fn path() -> PathBuf {
     path
 }
 
-/// Runs it to its end.
+/// Runs it to completion.
 pub fn run(arguments: &str) -> Output {
     Command::new(path()).args(arguments.split_whitespace()).output().expect("the program starts")
 }
@@ -35,14 +35,14 @@ impl Program {
         Program::start_by(ranks, arguments, &["env"])
     }
 
-    /// The same by way of another program, which runs it in its own place.
+    /// Starts them through another program that executes the command.
     pub fn start_by(ranks: usize, arguments: &[&str], by: &[&str]) -> Program {
         let program = Program::begin_by(ranks, arguments, by);
         program.wait_for_steps(1);
         program
     }
 
-    /// Starts them and waits for nothing.
+    /// Starts them without waiting.
     pub fn begin(ranks: usize, arguments: &[&str]) -> Program {
         Program::begin_by(ranks, arguments, &["env"])
     }
@@ -88,7 +88,7 @@ impl Program {
         send(signal, self.process(rank));
     }
 
-    /// Waits until the parent and every rank are gone, at most 5 s after this call: code, and what was said on standard error.
+    /// Waits until the parent and every rank are gone, at most 5 s from this call; returns the exit code and standard error.
     pub fn gone(self) -> (Option<i32>, String) {
         let began = Instant::now();
         let processes: Vec<u64> =
@@ -100,7 +100,7 @@ impl Program {
         (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
     }
 
-    /// The same, where exactly one sentence is said, with the process of the rank that it must name.
+    /// `gone`, checking that exactly one sentence was printed, and that it names the process of the given rank.
     pub fn gone_with(self, code: i32, rank: usize, parts: &[&str]) {
         let who = format!("process {}", self.process(rank));
         let (found, said) = self.gone();
@@ -117,7 +117,7 @@ pub fn send(signal: &str, process: u64) {
     assert!(sent.success(), "kill {signal} {process}");
 }
 
-/// Whether a process runs; one that waits to be reaped does not.
+/// Whether a process is running; a zombie is not.
 pub fn is_there(process: u64) -> bool {
     let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))

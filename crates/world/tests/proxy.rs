@@ -1,4 +1,4 @@
-//! A proxy of our own that delays what it passes on, as a link of some length does, and that can be cut.
+//! A proxy that delays the bytes it forwards, like a long link, and that can be cut.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -7,12 +7,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// An address that leads to another one, with every byte arriving `delay` later. It lasts as long as the test.
+/// An address that forwards to another one, with every byte delayed by `delay`. It lasts as long as the test.
 pub fn delayed(to: SocketAddr, delay: Duration) -> SocketAddr {
     link(to, delay, Arc::default())
 }
 
-/// The same, until `is_cut` is set: nothing arrives from then on, and nobody is told.
+/// A delayed address, until `is_cut` is set: from then on nothing arrives, and neither side is told.
 pub fn link(to: SocketAddr, delay: Duration, is_cut: Arc<AtomicBool>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
@@ -30,7 +30,7 @@ pub fn link(to: SocketAddr, delay: Duration, is_cut: Arc<AtomicBool>) -> SocketA
     address
 }
 
-/// Reads and writes on threads of their own, so that a delay does not bound the rate.
+/// Reads and writes on separate threads, so that a delay does not limit the rate.
 fn pass(mut from: TcpStream, mut to: TcpStream, delay: Duration, is_cut: &Arc<AtomicBool>) {
     let is_cut = Arc::clone(is_cut);
     let (sender, pieces) = mpsc::channel::<(Instant, Vec<u8>)>();

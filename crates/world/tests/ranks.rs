@@ -1,4 +1,4 @@
-//! Ranks as threads of a test: each joins a world of its own over loopback.
+//! Ranks as threads of a test: each joins its own world over loopback.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use flatout_world::{Failure, Joining, Meeting, RankPlacement, Timing, World};
 
-/// Lines that were meant for the user.
+/// Lines for the user.
 pub type Notes = Arc<Mutex<Vec<String>>>;
 
 pub fn quick() -> Timing {
@@ -30,7 +30,7 @@ pub fn joining<'a>(timing: Timing, notes: &Notes, folder: Option<&'a Path>) -> J
         folder,
         timing,
         note: Arc::new(move |line| notes.lock().unwrap().push(line.into())),
-        // A thread cannot end its process: calls give the failure back instead.
+        // A thread cannot end its process, so calls return the failure instead.
         leave: Arc::new(|_| {}),
         stop: Arc::new(|_| {}),
         take_stopper: Arc::new(drop),
@@ -41,7 +41,7 @@ pub fn rank(rank: usize, ranks: usize, meeting: &Meeting) -> RankPlacement {
     RankPlacement { rank, ranks, local: None, node: None, has_parent: false, meeting: meeting.clone() }
 }
 
-/// A port of loopback that was free a moment ago.
+/// A loopback port that was free a moment ago.
 pub fn free_port() -> u16 {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
@@ -50,12 +50,12 @@ pub fn at(ports: std::ops::Range<u16>, label: &str) -> Meeting {
     Meeting::Address { host: "127.0.0.1".into(), ports, label: label.into() }
 }
 
-/// Runs a function on every rank of a world and gives back what each returned.
+/// Runs a function on every rank of a world and returns the results.
 pub fn with_ranks<T: Send>(ranks: usize, run: impl Fn(World) -> T + Sync) -> Vec<T> {
     with_timing(ranks, quick(), run)
 }
 
-/// The same with durations of its own.
+/// `with_ranks` with other durations.
 pub fn with_timing<T: Send>(ranks: usize, timing: Timing, run: impl Fn(World) -> T + Sync) -> Vec<T> {
     let port = free_port();
     let meeting = at(port..port + 1, "");

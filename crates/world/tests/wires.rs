@@ -1,4 +1,4 @@
-//! Both wires: what every rank sends arrives where it belongs, whatever its size, and broken partners are errors.
+//! Both wires: all messages arrive at the right rank, whatever their size, and broken peers are errors.
 
 use std::net::{TcpListener, TcpStream};
 use std::thread;
@@ -46,7 +46,7 @@ fn on_threads<W: Wire, T: Send>(wires: Vec<W>, run: impl Fn(W) -> T + Sync) -> V
     })
 }
 
-/// Sockets of ranks in one process; `link` may lead a connection elsewhere.
+/// Sockets of ranks in one process; `link` may redirect a connection.
 fn sockets(ranks: usize, link: impl Fn(std::net::SocketAddr) -> std::net::SocketAddr) -> Vec<Sockets> {
     let mut peers: Vec<Vec<Option<TcpStream>>> =
         (0..ranks).map(|_| (0..ranks).map(|_| None).collect()).collect();
@@ -83,12 +83,12 @@ fn sockets_of_a_world_carry_every_size() {
 }
 
 #[test]
-fn everyone_sends_more_than_buffers_hold() {
+fn all_ranks_send_more_than_buffers_hold() {
     on_threads(sockets(3, |address| address), |wire| exchange_rounds(&wire, 2, |_, _, _| 12 << 20));
 }
 
 #[test]
-fn a_link_of_20_ms_delays_and_does_not_divide_the_rate() {
+fn a_link_of_20_ms_delays_without_reducing_the_rate() {
     let delay = Duration::from_millis(20);
     let began = Instant::now();
     on_threads(sockets(3, |address| proxy::delayed(address, delay)), |wire| {
@@ -101,7 +101,7 @@ fn a_link_of_20_ms_delays_and_does_not_divide_the_rate() {
 }
 
 #[test]
-fn a_partner_that_leaves_is_an_error() {
+fn a_peer_that_leaves_is_an_error() {
     fn check<W: Wire>(wires: Vec<W>) {
         let found = on_threads(wires, |wire| {
             let mut received = [[0u8; 4]; 3];
@@ -119,7 +119,7 @@ fn a_partner_that_leaves_is_an_error() {
 }
 
 #[test]
-fn unequal_lengths_and_calls_are_noticed() {
+fn unequal_lengths_and_calls_are_errors() {
     fn check<W: Wire>(wires: Vec<W>) {
         let found = on_threads(wires, |wire| {
             let bytes = [0u8; 8];
@@ -133,7 +133,7 @@ fn unequal_lengths_and_calls_are_noticed() {
     }
     check(Threads::connect(2));
     check(sockets(2, |address| address));
-    // Rank 1 has left out an exchange in which it would have sent nothing.
+    // Rank 1 skipped an exchange in which it would have sent nothing.
     let found = on_threads(sockets(2, |address| address), |wire| {
         if wire.rank() == 0 {
             wire.exchange(&[b"", b""], &mut [&mut [], &mut []]).unwrap();

@@ -1,4 +1,4 @@
-//! Words that may stand at the end of a command line.
+//! Completion candidates for the last word of a command line.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use clap::{Arg, Command};
 use flatout_train::config::{self, SchemaKey};
 use flatout_train::recipes;
 
-/// A word with what it means.
+/// A completion with its help text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Candidate {
     pub word: String,
@@ -19,7 +19,7 @@ impl Candidate {
     }
 }
 
-/// The words that the last one may become. None at all means a file, which shells complete themselves.
+/// The completions of the last word. If there are none, the shell completes file names.
 pub fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
     let Some((last, before)) = words.split_last() else { return vec![] };
     let mut at = ArgCursor { command: root, globals: vec![], values: vec![], option: None };
@@ -38,12 +38,12 @@ pub fn candidates(root: &Command, words: &[String]) -> Vec<Candidate> {
     found
 }
 
-/// Where in a command line the words so far lead.
+/// The position in a command line after the words so far.
 struct ArgCursor<'a> {
     command: &'a Command,
-    /// Options of commands above that hold below too.
+    /// Global options of the parent commands.
     globals: Vec<&'a Arg>,
-    /// Words that are neither commands nor options.
+    /// Positional arguments so far.
     values: Vec<String>,
     /// The option whose value comes next.
     option: Option<&'a Arg>,
@@ -62,11 +62,11 @@ impl<'a> ArgCursor<'a> {
             let takes_value = |arg: &&Arg| arg.get_action().takes_values();
             let mut all = self.command.get_arguments().chain(self.globals.iter().copied());
             self.option = all.find(|arg| is_named(arg) && takes_value(arg));
-        } else if let Some(below) = self.command.find_subcommand(word)
+        } else if let Some(subcommand) = self.command.find_subcommand(word)
             && self.values.is_empty()
         {
             self.globals.extend(self.command.get_arguments().filter(|arg| arg.is_global_set()));
-            self.command = below;
+            self.command = subcommand;
         } else {
             self.values.push(word.into());
         }
@@ -80,17 +80,19 @@ impl<'a> ArgCursor<'a> {
         named.chain([Candidate::new("--help", "Print help")]).collect()
     }
 
-    /// Commands below, and values of the argument whose turn it is.
+    /// Subcommands, and values of the next positional argument.
     fn words(&self, last: &str) -> Vec<Candidate> {
-        let shown = self.command.get_subcommands().filter(|below| !below.is_hide_set());
+        let shown = self.command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set());
         let mut found: Vec<Candidate> = match &self.values[..] {
-            [] => shown.map(|below| Candidate::new(below.get_name(), line(below.get_about()))).collect(),
+            [] => shown
+                .map(|subcommand| Candidate::new(subcommand.get_name(), line(subcommand.get_about())))
+                .collect(),
             _ => vec![],
         };
         let positionals: Vec<&Arg> = self.command.get_positionals().collect();
-        // The last argument of a command may be there several times.
-        let turn = positionals.get(self.values.len()).or(positionals.last());
-        let Some(argument) = turn else { return found };
+        // The last positional argument of a command may be repeated.
+        let next = positionals.get(self.values.len()).or(positionals.last());
+        let Some(argument) = next else { return found };
         let name =
             argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());
         if name.contains("RECIPE") && self.values.is_empty() {
@@ -112,7 +114,7 @@ impl<'a> ArgCursor<'a> {
     }
 }
 
-/// The values that an option or argument takes, where they are known.
+/// The values of an option or argument, where they are known.
 fn values_of(argument: &Arg) -> Vec<Candidate> {
     let name = argument.get_value_names().and_then(|names| names.first()).map_or("", |name| name.as_str());
     match (argument.get_id().as_str(), name) {
@@ -128,7 +130,7 @@ fn values_of(argument: &Arg) -> Vec<Candidate> {
     }
 }
 
-/// Keys as `key=`, or of a key that is there already the values it takes by name.
+/// Keys as `key=`, or after a key and `=` the named values of that key.
 fn settings(last: &str) -> Vec<Candidate> {
     let keys = config::schema();
     let Some((name, _)) = last.split_once('=') else {
@@ -139,12 +141,12 @@ fn settings(last: &str) -> Vec<Candidate> {
     meant.flat_map(|key| &key.values).map(|value| Candidate::new(format!("{name}={value}"), "")).collect()
 }
 
-/// Switches go by their bare names.
+/// The path of a key, without the section for a switch.
 fn short(path: &str) -> &str {
     path.strip_prefix("switches.").unwrap_or(path)
 }
 
-/// The runs of the folder `runs`, the newest last.
+/// The runs in the folder `runs`, sorted by name.
 fn runs() -> Vec<Candidate> {
     let Ok(entries) = std::fs::read_dir("runs") else { return vec![] };
     let is_run = |path: &Path| path.join("config.toml").is_file();

@@ -7,7 +7,7 @@ _flatout() {
     local last=${words[${#words[@]} - 1]}
     local IFS=$'\n'
     COMPREPLY=($("${words[0]}" complete -- "${words[@]}" 2> /dev/null | cut -f 1))
-    # Readline completes what stands behind the last sign that parts words.
+    # Readline completes the part of the word after the last = or : that splits words.
     local before=${last%"${last##*[=:]}"}
     [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"$before"}")
     [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace

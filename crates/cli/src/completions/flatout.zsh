@@ -6,7 +6,7 @@ _flatout() {
     local line
     lines=("${(@f)$("${words[1]}" complete -- "${(@)words[1,CURRENT]}" 2> /dev/null)}")
     for line in $lines; do
-        # Words that end in = go on, and get no space.
+        # Words that end in = are incomplete and get no space.
         if [[ ${line%%$'\t'*} == *= ]]; then
             keys+=("${line%%$'\t'*}")
             keyed+=("${line/$'\t'/  }")

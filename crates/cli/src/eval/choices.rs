@@ -1,4 +1,4 @@
-//! `eval --choices`: how many questions a model answers rightly.
+//! `eval --choices`: accuracy on multiple-choice questions.
 
 use std::process::ExitCode;
 
@@ -23,14 +23,14 @@ pub fn ask(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode,
     };
     let read = |path: &String| read(path, &options);
     let sets = args.choices.iter().map(read).collect::<Result<Vec<QuestionSet>, _>>()?;
-    let mut asked = sets.iter().map(|set| choices::ask(&loaded, set)).collect::<Result<Vec<_>, _>>()?;
+    let mut questions = sets.iter().map(|set| choices::ask(&loaded, set)).collect::<Result<Vec<_>, _>>()?;
     let device = model::device(&loaded)?;
     let mut found = vec![];
-    for ((path, set), asked) in args.choices.iter().zip(&sets).zip(&mut asked) {
+    for ((path, set), of_set) in args.choices.iter().zip(&sets).zip(&mut questions) {
         if set.skipped.total() > 0 {
             screen.note(format!("{path}: {}", set.skipped));
         }
-        let accuracy = choices::choose(&mut loaded, &device, set, asked)?;
+        let accuracy = choices::choose(&mut loaded, &device, set, of_set)?;
         if !screen.json {
             screen.result(line(path, set, &accuracy, &loaded));
         }

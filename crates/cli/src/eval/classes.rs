@@ -1,11 +1,11 @@
-//! `eval` of a model of classes: how right it is, or what it says of new texts.
+//! `eval` of a model with a head of classes: its metrics, or its predictions for new texts or images.
 
 use std::path::Path;
 use std::process::ExitCode;
 
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::infer::classify::{Asked, Classified, asked, classify, predict as said_of, texts};
+use flatout_train::infer::classify::{Asked, Classified, asked, classify, predict as predict_texts, texts};
 use flatout_train::infer::evaluate::Share;
 use flatout_train::infer::images::{self, Told};
 use flatout_train::infer::predictions;
@@ -18,8 +18,8 @@ use crate::args::Eval;
 use crate::model;
 use crate::screen::{Screen, count, one_line};
 
-/// On texts whose classes are known.
-pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode, Failure> {
+/// Evaluates on texts or images whose classes are known.
+pub fn evaluate(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode, Failure> {
     let device = model::device(&loaded)?;
     let is_text = loaded.config.model.as_decoder().is_some();
     let (Classified { loss, texts, metrics }, share) = match is_text {
@@ -29,7 +29,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
         }
         false => images::classify(&mut loaded, &device, &args.overrides)?,
     };
-    let what = if is_text { "text" } else { "image" };
+    let unit = if is_text { "text" } else { "image" };
     if screen.json {
         screen.object(&of_model(
             args,
@@ -37,7 +37,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
             json!({
                 "on": if share == Share::All { "all" } else { "held_out" },
                 "loss": loss,
-                (format!("{what}s")): texts,
+                (format!("{unit}s")): texts,
                 "metrics": metrics,
             }),
         ));
@@ -45,7 +45,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
     }
     let on = if share == Share::All { "" } else { "held-out " };
     screen.result(format!(
-        "loss {loss:.4} nats each, {}, over {} {on}{what}s{}",
+        "loss {loss:.4} nats each, {}, over {} {on}{unit}s{}",
         metrics.words(),
         count(texts),
         model::of_averages(&loaded)
@@ -54,7 +54,7 @@ pub fn judge(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Classes beyond which the table fills no screen.
+/// The most classes for which the confusion matrix is printed.
 const MOST_IN_TABLE: usize = 12;
 
 /// Prints the confusion matrix, one row per class.
@@ -77,7 +77,7 @@ fn table(metrics: &ClassMetrics, names: &[String], screen: &Screen) {
     }
 }
 
-/// Of images, as a file of the same form.
+/// Predicts the classes of images, and writes a file like that of texts.
 fn predict_images(
     args: &Eval,
     path: &str,
@@ -85,29 +85,30 @@ fn predict_images(
     mut loaded: Loaded,
     screen: &Screen,
 ) -> Result<ExitCode, Failure> {
-    let asked = images::asked(&loaded, path)?;
+    let inputs = images::asked(&loaded, path)?;
     let device = model::device(&loaded)?;
-    let Told { predictions: said, places, classes, left_out } = images::predict(&mut loaded, &device, asked)?;
-    predictions::write(out, &said, &places, &classes)?;
+    let Told { predictions: predicted, places, classes, left_out } =
+        images::predict(&mut loaded, &device, inputs)?;
+    predictions::write(out, &predicted, &places, &classes)?;
     left_out.iter().for_each(|line| screen.note(format!("left out {line}")));
     if screen.json {
         let model = args.model.display().to_string();
         screen.object(&json!({
             "model": model,
             "weights": loaded.weights.which(),
-            "images": said.len(),
+            "images": predicted.len(),
             "left_out": left_out,
             "out": out.display().to_string(),
         }));
     } else {
-        let many = count(said.len() as u64);
+        let images = count(predicted.len() as u64);
         let of = model::of_averages(&loaded);
-        screen.result(format!("{many} images classified: {}{of}", out.display()));
+        screen.result(format!("{images} images classified: {}{of}", out.display()));
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Of the rows of a file, as another file.
+/// Predicts the classes of the rows of a file, and writes them to another file.
 pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<ExitCode, Failure> {
     predictions::check(out)?;
     let is_same = |one: &Path, other: &Path| {
@@ -115,7 +116,7 @@ pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<E
     };
     if is_same(Path::new(file), out) {
         let sentence = format!(
-            "--out {0} is the file that --predict reads: give another, or {0} is lost",
+            "--out {0} is the file that --predict reads and would be overwritten: give another --out",
             out.display()
         );
         return Err(UserError(sentence).into());
@@ -126,20 +127,20 @@ pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<E
     }
     if loaded.config.model.classes().is_none() {
         let model = args.model.display();
-        let sentence = format!("{model} has no head of classes, and --predict asks for some: leave it out");
+        let sentence = format!("{model} has no head of classes, which --predict needs: leave --predict out");
         return Err(UserError(sentence).into());
     }
     let Asked { texts, places, classes } = asked(&loaded, file)?;
     let device = model::device(&loaded)?;
-    let said = said_of(&mut loaded, &device, &texts)?;
-    predictions::write(out, &said, &places, &classes)?;
+    let predicted = predict_texts(&mut loaded, &device, &texts)?;
+    predictions::write(out, &predicted, &places, &classes)?;
     if screen.json {
         let model = args.model.display().to_string();
         let (weights, out) = (loaded.weights.which(), out.display().to_string());
-        screen.object(&json!({ "model": model, "weights": weights, "texts": said.len(), "out": out }));
+        screen.object(&json!({ "model": model, "weights": weights, "texts": predicted.len(), "out": out }));
     } else {
         let of = model::of_averages(&loaded);
-        screen.result(format!("{} texts classified: {}{of}", count(said.len() as u64), out.display()));
+        screen.result(format!("{} texts classified: {}{of}", count(predicted.len() as u64), out.display()));
     }
     Ok(ExitCode::SUCCESS)
 }

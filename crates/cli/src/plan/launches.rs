@@ -1,11 +1,11 @@
-//! Every launch of every plan in order: where in the model, which kernel, over what, and the least time it can take.
+//! `plan --launches`: lists every launch of every plan with its path in the model, kernel, tensors and least time.
 
 use flatout_ir::attr::Attr;
 use flatout_ir::{Launch, Op, PlanSet, Target, View, bundle, cost};
 
 use crate::screen::Screen;
 
-/// A line a launch. A copy is called by what it is: elements brought into another order.
+/// Prints one line per launch.
 pub fn print(plans: &PlanSet, target: &Target, screen: &Screen) {
     for plan in &plans.plans {
         let microseconds: f64 =
@@ -23,14 +23,14 @@ pub fn print(plans: &PlanSet, target: &Target, screen: &Screen) {
                 launch.bytes() as f64 / 1e6,
                 launch.path,
                 launch.kernel,
-                over(launch),
+                tensors(launch),
             ));
         }
     }
 }
 
 /// The operation and its tensors: `add map bf16[4,8] bf16[4,8] -> bf16[4,8]`.
-fn over(launch: &Launch) -> String {
+fn tensors(launch: &Launch) -> String {
     let body = match &launch.op {
         Op::Map { f } => format!("{} ", f.show()),
         Op::Bundle { body } => {
@@ -56,9 +56,9 @@ fn over(launch: &Launch) -> String {
     format!("{body}{} -> {outs}", list(&mut launch.ins.iter()))
 }
 
-/// Its type and extents, with its strides where elements are not one after another.
+/// Type and dimensions of a tensor, and its strides where it is not contiguous.
 fn tensor(view: &View) -> String {
-    let numbers = |some: &[usize]| some.iter().map(usize::to_string).collect::<Vec<String>>().join(",");
+    let numbers = |list: &[usize]| list.iter().map(usize::to_string).collect::<Vec<String>>().join(",");
     let strides = if view.is_dense() { String::new() } else { format!("/{}", numbers(&view.strides)) };
     format!("{}[{}]{strides}", view.dtype.name(), numbers(&view.dims))
 }

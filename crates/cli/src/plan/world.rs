@@ -1,4 +1,4 @@
-//! The lines of a plan for several ranks: how they are linked, and how the run scales over them.
+//! The part of `plan` about several ranks: how they are linked, and how the run scales over them.
 
 use flatout_measure::forecast::scaling::{Exchange, Refused, Scaled};
 use flatout_measure::plan::world::Told;
@@ -8,41 +8,41 @@ use flatout_train::resolve::prediction;
 use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count};
 
-/// The lines of several ranks.
-pub fn print(told: &Told, compiled: &Compiled, screen: &Screen) {
+/// Prints the links, the sharding, the exchanges and the scaling of several ranks.
+pub fn print(world: &Told, compiled: &Compiled, screen: &Screen) {
     let device = &compiled.target.name;
-    let place = match (&told.links, told.nodes) {
+    let place = match (&world.links, world.nodes) {
         (None, _) => "processes that share this machine's cores".into(),
-        (Some([local, _]), 1) if told.link_by == "nvml" => {
-            format!("this node's {device}, linked by {local} as NVML tells")
+        (Some([local, _]), 1) if world.link_by == "nvml" => {
+            format!("this node's {device}, linked by {local} according to NVML")
         }
         (Some([local, _]), 1) => format!("one node of {device}, linked by {local}"),
         (Some([local, net]), nodes) => {
             format!(
                 "{nodes} nodes of {} {device}, linked by {local} and between nodes by {net}",
-                told.ranks / nodes
+                world.ranks / nodes
             )
         }
     };
     screen.result(format!(
         "ranks            {}: {place}; memory and arithmetic are those of one rank",
-        told.ranks
+        world.ranks
     ));
-    let why = told.why.as_ref().map_or(String::new(), |why| format!(" (auto: {why})"));
-    screen.result(format!("shared           shard={}{why}", told.level));
-    let Some((now, scaled)) = &told.predicted else {
+    let why = world.why.as_ref().map_or(String::new(), |why| format!(" (auto: {why})"));
+    screen.result(format!("shared           shard={}{why}", world.level));
+    let Some((now, scaled)) = &world.predicted else {
         screen.result("exchanges        are not predicted on CPUs: flatout ranks --ranks N times them");
         return;
     };
     let Exchange { step_ms, compute_ms, wire_ms, exposed_ms, buckets } = now;
-    let how = if *buckets > 1 { format!(", in {buckets} buckets") } else { String::new() };
+    let in_buckets = if *buckets > 1 { format!(", in {buckets} buckets") } else { String::new() };
     screen.result(format!(
-        "exchanges        {wire_ms:.2} ms beside {compute_ms:.1} ms of compute{how}; {exposed_ms:.2} ms of a step of {step_ms:.1} ms are exposed"
+        "exchanges        {wire_ms:.2} ms beside {compute_ms:.1} ms of compute{in_buckets}; {exposed_ms:.2} ms of a step of {step_ms:.1} ms are exposed"
     ));
     let by = if prediction::is_calibrated(compiled) { "by timed kernels" } else { "at best" };
-    screen.result(match told.is_timed {
+    screen.result(match world.is_timed {
         true => format!("                 exchanges were timed on these GPUs (doctor --calibrate), compute is {by}"),
-        false => format!("                 links are predictions by a table, compute is {by}; none of it was measured on several GPUs"),
+        false => format!("                 exchanges are predicted by a table of links, compute is {by}; none of it was measured on several GPUs"),
     });
     let head = [
         "ranks",

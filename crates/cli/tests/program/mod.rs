@@ -1,9 +1,9 @@
-//! The program, run as users run it: in a directory, with words, giving a code and two streams.
+//! Runs the program as users do: in a directory, with arguments, returning the exit code and both output streams.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Overrides of `tiny` that make a run take a moment.
+/// Overrides of `tiny` that make a run short.
 pub const SMALL: [&str; 10] = [
     "model.width=32",
     "model.layers=2",
@@ -17,7 +17,7 @@ pub const SMALL: [&str; 10] = [
     "eval.rows=4",
 ];
 
-/// The outcome of a command.
+/// The exit code and output of a command.
 #[derive(Debug)]
 pub struct CommandOutput {
     pub code: Option<i32>,
@@ -32,14 +32,14 @@ pub fn flatout(dir: &Path, words: &[&str]) -> Command {
     command
 }
 
-/// Runs it to its end.
-pub fn say(dir: &Path, words: &[&str]) -> CommandOutput {
+/// Runs the program to its end.
+pub fn execute(dir: &Path, words: &[&str]) -> CommandOutput {
     let output = flatout(dir, words).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// Words after `train tiny` and the overrides that make it small.
+/// `train tiny` with the overrides that make it small, followed by these words.
 pub fn small_train<'a>(words: &[&'a str]) -> Vec<&'a str> {
     ["train", "tiny"].iter().chain(&SMALL).chain(words).copied().collect()
 }

@@ -1,65 +1,65 @@
 //! Chooses the shapes of plans so that examples of the given lengths leave little padding.
 //!
-//! Some updates are drawn from the lengths and laid out in one shape as large as allowed; what micro-batches then hold is
-//! known, and at most four extents are taken that leave the least of them empty.
+//! Some updates are drawn from the lengths and laid out in the largest allowed shape. From the sizes of the resulting
+//! micro-batches, at most four extents are chosen that minimise padding.
 
 use super::layout::{ImageRoom, Layout, MOST_SHAPES, Member, Shape};
 use super::lengths::{Extent, Lengths, Tree};
 use super::updates::sorted_windows;
 use crate::random::{Uniform, key};
 
-/// How examples may be laid out.
+/// Options of a layout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayoutOptions {
-    /// One after another, or a row each.
+    /// Whether examples are packed one after another, in place of one per row.
     pub is_packed: bool,
-    /// In plans of several extents, or all in one.
+    /// Whether plans have several extents, in place of a single one.
     pub has_buckets: bool,
-    /// Examples of like length share an update. That changes what an update is.
+    /// Whether examples of similar length share an update, which changes the composition of updates.
     pub is_sorted: bool,
-    /// The loss reads the rows that are learned, and not every row.
+    /// Whether the loss reads only the rows with a target, in place of every row.
     pub reads_learned: bool,
-    /// Examples that begin alike lie behind one computation of their beginning. That changes the order of examples.
+    /// Whether examples with a common prefix share its computation, which changes the order of examples.
     pub shares_prefixes: bool,
-    /// Every plan has room for images, because it trains what reads them; otherwise micro-batches without images run plans
-    /// without any.
+    /// Whether every plan has room for images, because it trains the tower that reads them. Otherwise micro-batches without
+    /// images run plans without a tower.
     pub always_sees: bool,
 }
 
-/// The size of an update, and the room there is for it at once.
+/// The size of an update, and of the memory for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BatchLimits {
-    /// Examples an update.
+    /// Examples per update.
     pub batch: usize,
-    /// Rows of `context` tokens there may be room for at once.
+    /// Rows of `context` tokens that fit in memory at once.
     pub rows: usize,
     pub context: usize,
-    /// Patches that become one token, of a model that sees images; 1 otherwise.
+    /// Patches that become one token, for a model that sees images; 1 otherwise.
     pub block: usize,
-    /// Examples that lie in one micro-batch because one loss compares them; 1 where each counts alone.
+    /// Consecutive examples that lie in one micro-batch because one loss compares them; 1 where each counts alone.
     pub together: usize,
 }
 
-/// A layout and what it comes to.
+/// A layout and its cost.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Arrangement {
     pub layout: Layout,
     pub manner: LayoutOptions,
-    /// How often an update runs the plan of each shape, in the mean.
+    /// Mean number of runs of each shape's plan per update.
     pub runs: Vec<f64>,
-    /// Tokens of examples an update, in the mean; a prefix that several share counts once.
+    /// Mean tokens of examples per update; a shared prefix counts once.
     pub real_tokens: f64,
-    /// The share of the examples' tokens that another example's computation serves.
+    /// Share of the examples' tokens that are not computed because they share another example's computation.
     pub shared: f64,
-    /// The share of computed rows that the loss reads.
+    /// Share of computed rows that the loss reads.
     pub read_share: f64,
-    /// The share of computed tokens that is no example's.
+    /// Share of computed tokens that are padding.
     pub padding: f64,
     /// That share where every example is a row of `context` tokens.
     pub padding_of_rows: f64,
-    /// The share of computed patches that is no image's; `None` where no example has an image.
+    /// Share of computed patches that are padding; `None` where no example has an image.
     pub patch_padding: Option<f64>,
-    /// Whether images are frames, each a token, and not cut into patches.
+    /// Whether images are frames, each a single token, and not divided into patches.
     pub is_of_frames: bool,
 }
 
@@ -67,11 +67,11 @@ pub struct Arrangement {
 const TILE: usize = 128;
 /// Lengths of padded rows are multiples of this, as matrix units of 8-bit floats want them.
 const LENGTH_STEP: usize = 16;
-/// Examples that are drawn to see how updates come out.
-const DRAWN: usize = 1 << 16;
-/// Updates that are drawn, at least and at most.
+/// Number of examples drawn to estimate the sizes of updates.
+const DRAWN_EXAMPLES: usize = 1 << 16;
+/// Least and most updates drawn.
 const UPDATES: [usize; 2] = [16, 1024];
-/// One more plan is worth it where it saves this share of what is computed.
+/// Share of the computation that another plan must save.
 const WORTH: f64 = 0.01;
 
 /// Chooses the shapes that leave the least padding for these lengths.
@@ -82,7 +82,7 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     let trees = manner
         .shares_prefixes
         .then(|| lengths.largest_tree().tokens.min((rows * context).next_multiple_of(TILE)));
-    // Shapes without room for images stand beside those with it.
+    // Shapes with room for images come with shapes without.
     let has_both = lengths.has_images() && lengths.shares().iter().any(|share| share.images == 0);
     let most = match manner.has_buckets {
         true if has_both && !manner.always_sees => MOST_SHAPES / 2,
@@ -101,11 +101,11 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
         true => ((rows * context).next_multiple_of(TILE), TILE),
         false => (context, LENGTH_STEP),
     };
-    // Padded in one length: the naive form, whose rows are as long as the context.
+    // Padded to one length: the naive form, whose rows are as long as the context.
     let is_naive = !manner.is_packed && !manner.has_buckets;
     let mut wanted: Vec<usize> = vec![];
     let whole = sharing(match manner.has_buckets && !manner.is_packed && context > 1 {
-        // Several lengths sort the rows of an update; the second length is there for that alone.
+        // A layout with several lengths sorts the rows of an update; the second length serves only that.
         true => vec![shape(context), shape(context - 1)],
         false => vec![shape(largest)],
     });
@@ -121,10 +121,10 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     let shapes: Vec<Shape> = extents_for(wanted, rounded, most).into_iter().map(shape).collect();
     let mut trial = Trial::new(sharing(shapes), &updates);
     if manner.reads_learned {
-        trial = reading(trial, lengths, &updates);
+        trial = with_learned_rows(trial, lengths, &updates);
     }
     if lengths.has_images() {
-        trial = seeing(trial, lengths, &updates, limits, has_both && !manner.always_sees);
+        trial = with_image_room(trial, lengths, &updates, limits, has_both && !manner.always_sees);
     }
     let Trial { layout, runs, used, computed, .. } = trial;
     let of_update = |tokens: usize| tokens as f64 / updates.len() as f64;
@@ -147,20 +147,20 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     }
 }
 
-/// Room for images before it is known how much they need.
+/// Unlimited room for images, used before their need is known.
 const ENDLESS: ImageRoom =
     ImageRoom { patches: usize::MAX / 4, images: usize::MAX / 4, largest: usize::MAX / 4 };
 
-/// A layout with the drawn updates laid out in it.
+/// A layout and the statistics of laying out the drawn updates in it.
 struct Trial {
     layout: Layout,
-    /// How often an update runs the plan of each shape, in the mean.
+    /// Mean number of runs of each shape's plan per update.
     runs: Vec<f64>,
-    /// The room that the examples of all updates take; a prefix that several share counts once.
+    /// Room that the examples of all updates take; a shared prefix counts once.
     used: Extent,
-    /// The share of micro-batches without images.
+    /// Share of micro-batches without images.
     blind: f64,
-    /// Tokens that an update computes, padding included, in the mean.
+    /// Mean tokens that an update computes, padding included.
     computed: f64,
 }
 
@@ -179,7 +179,7 @@ impl Trial {
     }
 }
 
-/// The most of everything that must fit one micro-batch: an example, or those that are compared.
+/// Maximum in every dimension of what must fit one micro-batch: an example, or those that are compared.
 fn largest_unit(lengths: &Lengths, together: usize) -> Extent {
     match (together, lengths.trees()) {
         (1, _) => lengths.most(),
@@ -192,13 +192,13 @@ fn weighed(runs: &[f64], counts: impl Iterator<Item = usize>) -> f64 {
     runs.iter().zip(counts).map(|(runs, count)| runs * count as f64).sum()
 }
 
-/// How much more room than the mean needs there may be for rows that are read, the least first.
+/// Factors over the mean to try for the room of learned rows and images, in ascending order.
 const ROOM: [f64; 6] = [1.0, 1.05, 1.1, 1.25, 1.5, 2.0];
 
-/// The shapes with as little room for rows that are read as makes no more micro-batches, nearly.
-fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
+/// Shapes with the least room for learned rows that causes practically no additional micro-batches.
+fn with_learned_rows(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
     let (shapes, trees) = (of_all.layout.shapes(), of_all.layout.trees());
-    // Of the tokens that are computed, of which a shared prefix has none that are learned.
+    // Share of the computed tokens; a shared prefix has no learned ones.
     let learned: usize = updates.iter().flatten().map(|member| member.extent.learned).sum();
     let share = learned as f64 / of_all.used.tokens as f64;
     if share >= 1.0 {
@@ -210,7 +210,7 @@ fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
         let rows = |(index, shape): (usize, &Shape)| {
             let all = shape.tokens();
             let read = match shape {
-                // Any of its examples may be the one of which most is learned.
+                // Every example of the batch may have as many learned tokens as any has.
                 Shape::Padded { rows, .. } => rows * lengths.most().learned,
                 Shape::Packed { .. } => {
                     let least = if index == 0 { most_learned } else { 1 };
@@ -228,9 +228,9 @@ fn reading(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) -> Trial {
     enough.unwrap_or(of_all)
 }
 
-/// The shapes with as little room for images as makes no more micro-batches, nearly. Where some micro-batches have no image
-/// and may do without room for one, every shape stands beside one without.
-fn seeing(
+/// Shapes with the least room for images that causes practically no additional micro-batches. Where enough micro-batches have
+/// no image and may do without room for one, every shape comes with one without.
+fn with_image_room(
     of_all: Trial,
     lengths: &Lengths,
     updates: &[Vec<Member>],
@@ -278,8 +278,8 @@ fn seeing(
     trial
 }
 
-/// Patches of plans are multiples of tiles and of the blocks that become tokens. Where each becomes one they are frames, a few of
-/// which are many images.
+/// Patches of plans are multiples of tiles and of the blocks that become tokens. Where every patch becomes a token, patches are
+/// frames, of which an example has few, so the step is smaller.
 pub fn patch_step(block: usize) -> usize {
     if block == 1 {
         return LENGTH_STEP;
@@ -291,7 +291,7 @@ pub fn patch_step(block: usize) -> usize {
 }
 
 impl Arrangement {
-    /// Tokens an update computes, padding included, in the mean.
+    /// Mean tokens that an update computes, padding included.
     pub fn computed_tokens(&self) -> f64 {
         self.real_tokens / (1.0 - self.padding)
     }
@@ -338,7 +338,7 @@ impl Arrangement {
 /// The examples of some updates, in the order of a run.
 fn drawn(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Vec<Vec<Member>> {
     let BatchLimits { batch, together, .. } = limits;
-    let count = (DRAWN / batch).clamp(UPDATES[0], UPDATES[1]);
+    let count = (DRAWN_EXAMPLES / batch).clamp(UPDATES[0], UPDATES[1]);
     let mut uniform = Uniform::new(key(batch as u64, 0x6c65));
     let mut all: Vec<Member> = vec![];
     for group in 0.. {
@@ -358,8 +358,8 @@ fn drawn(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) -> Vec<V
     all.chunks(batch).map(<[Member]>::to_vec).collect()
 }
 
-/// At most `most` extents, largest first, that leave the least of the wanted ones empty. Fewer where more save
-/// next to nothing.
+/// At most `most` extents, largest first, that leave the least padding in total for the given sizes; fewer where more save next
+/// to nothing.
 fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: usize) -> Vec<usize> {
     wanted.sort_unstable();
     let mut known: Vec<(usize, f64, f64)> = vec![];
@@ -372,7 +372,7 @@ fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: u
     }
     let n = known.len();
     let total: f64 = known.iter().map(|(.., sum)| sum).sum();
-    // computed[k][j]: the least that is computed where the k + 1 largest extents end with the one at j.
+    // computed[k][j]: least computation with k + 1 extents where the last one covers the size at j.
     let cost = |from: usize, to: usize| -> f64 {
         known[from..=to].iter().map(|(_, count, _)| count * known[to].0 as f64).sum()
     };
@@ -401,7 +401,7 @@ fn extents_for(mut wanted: Vec<usize>, rounded: impl Fn(usize) -> usize, most: u
     let (mut extents, mut j) = (vec![], n - 1);
     loop {
         extents.push(known[j].0);
-        // An extent that starts at 0 holds all that is left; `from` is 0 too where one more saves nothing.
+        // An extent that starts at 0 covers all remaining sizes. `from` is also 0 where one more extent saves nothing.
         let start = from[k][j];
         if start == 0 {
             return extents;
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(extents_for(vec![1, 50, 100], same, 3), [100, 50, 1]);
         assert_eq!(extents_for(vec![1, 50, 100], same, 1), [100]);
         assert_eq!(extents_for(vec![100, 100, 100, 99], same, 4), [100], "one more saves too little");
-        // Against every choice of two there is.
+        // Compares with every choice of two extents.
         let wanted: Vec<usize> = (0..60).map(|i| 3 + (i * i * 7) % 101).collect();
         let most = *wanted.iter().max().unwrap();
         let computed = |extents: &[usize]| -> usize {
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn every_manner_says_what_it_leaves_empty() {
+    fn every_layout_reports_its_padding() {
         let [packed, bucketed, sorted, naive] =
             [PACKED, BUCKETED, SORTED, NAIVE].map(|manner| arranged(manner, 32));
         assert!((0.55..0.65).contains(&naive.padding), "{}", naive.padding);
@@ -477,7 +477,7 @@ mod tests {
         let small = arranged(PACKED, 4);
         assert_eq!(small.layout.shapes()[0].tokens(), 2048);
         assert!(small.runs.iter().sum::<f64>() > 3.0 && small.padding < 0.08, "{small:?}");
-        // Sorted by length within the update, eight rows at once waste less than thirty-two.
+        // Sorted by length within the update, batches of eight rows waste less than batches of thirty-two.
         assert!(arranged(BUCKETED, 8).padding < arranged(BUCKETED, 32).padding);
         let one_plan = arranged(LayoutOptions { has_buckets: false, ..PACKED }, 4);
         assert_eq!(one_plan.layout.shapes().len(), 1);
@@ -514,7 +514,7 @@ mod tests {
 
     #[test]
     fn rows_that_are_read_have_room_and_little_more() {
-        // A third of the tokens is learned, of long examples less.
+        // A third of the tokens is learned, less of long examples.
         let tokens: Vec<usize> = (1..=64).map(|i| 8 * i).collect();
         let learned: Vec<usize> = tokens.iter().map(|tokens| 4 + tokens / 4).collect();
         let lengths = Lengths::given(&tokens, &learned, [&[]; 2]).unwrap();
@@ -533,7 +533,7 @@ mod tests {
             assert!(some.layout.read(0).is_some_and(|rows| rows >= lengths.most().learned));
             assert!(some.words().contains("% of the rows"), "{}", some.words());
         }
-        // Where everything is learned there is nothing to leave out.
+        // Where everything is learned, there is nothing to leave out.
         let whole = Lengths::given(&tokens, &[], [&[]; 2]).unwrap();
         assert_eq!(arrange(&whole, limits, LayoutOptions { reads_learned: true, ..PACKED }).read_share, 1.0);
     }

@@ -1,22 +1,22 @@
-//! Questions with several answers of which one is right: the forms that public sets have, found by their fields.
+//! Multiple-choice questions: reads the formats of public sets, recognised by their fields.
 //!
-//! A prompt and its answers are spelled as the lm-evaluation-harness spells them without examples before the question, so that
-//! accuracies compare.
+//! Prompts and answers are spelled as the lm-evaluation-harness spells them without few-shot examples, so that accuracies are
+//! comparable.
 
 use std::fmt;
 
 use super::conversation::{text_of, wrong};
-use super::wrong::Wrong;
+use super::row_error::RowError;
 use crate::error::DataError;
 use crate::formats::{Field, Fields, OnError, ReadOptions, Reason, Records, Skipped, SourceLocation, find};
 
-/// A prompt, what may follow it, and which of these is right.
+/// A prompt, its possible continuations, and the right one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
     pub prompt: String,
-    /// Each follows the prompt behind a space.
+    /// Each follows the prompt after a space.
     pub choices: Vec<String>,
-    /// The number of the right one.
+    /// Index of the right choice.
     pub answer: usize,
     pub place: SourceLocation,
 }
@@ -26,28 +26,28 @@ pub struct Question {
 pub struct QuestionSet {
     pub form: ChoiceForm,
     pub questions: Vec<Question>,
-    /// Rows that were left out, where that is allowed.
+    /// Rows that were skipped, where that is allowed.
     pub skipped: Skipped,
 }
 
-/// The forms rows have.
+/// The known formats of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChoiceForm {
-    /// A scene and four endings.
+    /// A context and four endings.
     HellaSwag,
     /// A question, and answers with labels of their own.
     Arc,
-    /// A question with lettered answers; a letter is to follow.
+    /// A question with lettered answers, whose continuation is a letter.
     Mmlu,
     /// A goal and two ways to reach it.
     Piqa,
-    /// A prompt under this name, and answers, as they are written.
+    /// A prompt with this field name, and answers, both used as written.
     Plain(&'static str),
 }
 
-/// Names of a prompt that is taken as it is written.
+/// Names of the field of a prompt that is used as written.
 const PROMPTS: [&str; 3] = ["prompt", "context", "query"];
-/// Names of the number of the right answer.
+/// Names of the field with the index of the right answer.
 const ANSWERS: [&str; 4] = ["answer", "label", "gold", "target"];
 const LETTERS: [&str; 4] = ["A", "B", "C", "D"];
 
@@ -63,12 +63,12 @@ impl fmt::Display for ChoiceForm {
     }
 }
 
-/// A prompt, its answers, and the number of the right one.
-type Spelled = (String, Vec<String>, usize);
+/// A prompt, its answers, and the index of the right one.
+type SpelledQuestion = (String, Vec<String>, usize);
 
 impl ChoiceForm {
-    /// The form of a row with these fields.
-    fn of(fields: &Fields) -> Result<ChoiceForm, Wrong> {
+    /// The format of a row with these fields.
+    fn of(fields: &Fields) -> Result<ChoiceForm, RowError> {
         let has = |names: &[&str]| names.iter().all(|name| fields.has(name));
         if has(&["activity_label", "ctx_a", "ctx_b", "endings"]) {
             return Ok(ChoiceForm::HellaSwag);
@@ -96,7 +96,7 @@ impl ChoiceForm {
     }
 
     /// Reads the question of a row.
-    fn read(self, fields: &Fields) -> Result<Spelled, Wrong> {
+    fn read(self, fields: &Fields) -> Result<SpelledQuestion, RowError> {
         let (prompt, choices, answer) = match self {
             ChoiceForm::HellaSwag => {
                 let [activity, a, b] = ["activity_label", "ctx_a", "ctx_b"].map(|name| text_of(fields, name));
@@ -109,7 +109,7 @@ impl ChoiceForm {
                 let Some(Field::Object(choices)) = fields.get("choices") else {
                     return wrong(
                         Reason::Schema,
-                        "`choices` is no object with `text` and `label`; correct it".into(),
+                        "`choices` is not an object with `text` and `label`; correct it".into(),
                     );
                 };
                 let labels = texts(choices.get("label"), "choices.label")?;
@@ -117,7 +117,7 @@ impl ChoiceForm {
                 let Some(answer) = labels.iter().position(|label| label == key) else {
                     return wrong(
                         Reason::Label,
-                        format!("`answerKey` is {key:?}, which is no label; correct it"),
+                        format!("`answerKey` is {key:?}, which is not a label; correct it"),
                     );
                 };
                 let prompt = format!("Question: {}\nAnswer:", text_of(fields, "question")?);
@@ -126,14 +126,14 @@ impl ChoiceForm {
             ChoiceForm::Mmlu => {
                 let choices = texts(fields.get("choices"), "choices")?;
                 if choices.len() != LETTERS.len() {
-                    let said =
+                    let message =
                         format!("`choices` has {} answers, and such a question has four", choices.len());
                     return wrong(
                         Reason::Schema,
-                        format!("{said}; name the prompt `prompt` where it has others"),
+                        format!("{message}; name the prompt `prompt` where it has others"),
                     );
                 }
-                // The harness begins every subject's questions with a sentence that names it.
+                // The harness begins the questions of every subject with a sentence that names it.
                 let subject = fields.get("subject").and_then(Field::text).filter(|text| !text.is_empty());
                 let about = subject.map_or(String::new(), |subject| {
                     let subject = subject.replace('_', " ");
@@ -166,25 +166,25 @@ impl ChoiceForm {
             );
         }
         if answer >= choices.len() {
-            let said = format!("the right answer is number {answer} of {}, counted from 0", choices.len());
-            return wrong(Reason::Label, format!("{said}; correct it"));
+            let message = format!("the right answer is number {answer} of {}, counted from 0", choices.len());
+            return wrong(Reason::Label, format!("{message}; correct it"));
         }
         Ok((prompt, choices, answer))
     }
 }
 
 /// The texts of a list.
-fn texts(list: Option<&Field>, name: &str) -> Result<Vec<String>, Wrong> {
+fn texts(list: Option<&Field>, name: &str) -> Result<Vec<String>, RowError> {
     let text = |field: &Field| field.text().map(String::from);
     let read = match list {
         Some(Field::List(list)) => list.iter().map(text).collect::<Option<Vec<String>>>(),
         _ => None,
     };
-    read.ok_or_else(|| Wrong::new(Reason::Schema, format!("`{name}` is no list of texts; correct it")))
+    read.ok_or_else(|| RowError::new(Reason::Schema, format!("`{name}` is not a list of texts; correct it")))
 }
 
-/// The number of the right answer: a number from 0, written as one or in a text, or a letter from A.
-fn numbered(fields: &Fields, names: &[&str]) -> Result<usize, Wrong> {
+/// The index of the right answer: a number from 0, as a number or a text, or a letter from A.
+fn numbered(fields: &Fields, names: &[&str]) -> Result<usize, RowError> {
     let found = names.iter().find_map(|name| fields.get(name).map(|field| (name, field)));
     let Some((name, field)) = found else {
         return wrong(
@@ -201,21 +201,21 @@ fn numbered(fields: &Fields, names: &[&str]) -> Result<usize, Wrong> {
         _ => None,
     };
     number.ok_or_else(|| {
-        Wrong::new(
+        RowError::new(
             Reason::Label,
             format!("`{name}` is neither the number of an answer nor its letter; correct it"),
         )
     })
 }
 
-/// The first letter large and all others small.
+/// Capitalises the first letter and lowers all others.
 fn capitalised(text: &str) -> String {
     let mut letters = text.chars();
     let first = letters.next().map(|first| first.to_uppercase().to_string());
     first.unwrap_or_default() + &letters.as_str().to_lowercase()
 }
 
-/// HellaSwag's texts without the marks of the pages they are from.
+/// Removes the markup of the web pages that HellaSwag's texts come from.
 fn without_markup(text: &str) -> String {
     let text = text.trim().replace(" [title]", ". ");
     let (mut kept, mut rest) = (String::new(), text.as_str());
@@ -256,7 +256,7 @@ pub fn read(path: &str, options: &ReadOptions) -> Result<QuestionSet, DataError>
     }
     match set {
         Some(set) => Ok(QuestionSet { skipped, ..set }),
-        None => Err(DataError::input(format!("{path} has no question that can be asked: {skipped}."))),
+        None => Err(DataError::input(format!("{path} has no usable question: {skipped}."))),
     }
 }
 
@@ -264,7 +264,7 @@ pub fn read(path: &str, options: &ReadOptions) -> Result<QuestionSet, DataError>
 mod tests {
     use super::*;
 
-    fn row(text: &str) -> Result<(ChoiceForm, Spelled), Wrong> {
+    fn row(text: &str) -> Result<(ChoiceForm, SpelledQuestion), RowError> {
         let Ok(Field::Object(fields)) = Field::from_json(text) else { panic!("{text} is no object") };
         let form = ChoiceForm::of(&fields)?;
         Ok((form, form.read(&fields)?))
@@ -280,8 +280,8 @@ mod tests {
         assert_eq!(choices, ["cuts bread.", "sings.  loudly".replace("  ", " ").as_str()]);
         assert_eq!(answer, 1);
         let arc = r#"{"question": "Why?", "choices": {"text": ["so", "not"], "label": ["1", "2"]}, "answerKey": "2"}"#;
-        let said = ("Question: Why?\nAnswer:".to_string(), vec!["so".to_string(), "not".into()], 1);
-        assert_eq!(row(arc).unwrap(), (ChoiceForm::Arc, said));
+        let spelled = ("Question: Why?\nAnswer:".to_string(), vec!["so".to_string(), "not".into()], 1);
+        assert_eq!(row(arc).unwrap(), (ChoiceForm::Arc, spelled));
         let mmlu = r#"{"question": " Why? ", "choices": ["p", "q", "r", "s"], "answer": 2, "subject": "high_school_x"}"#;
         let (_, (prompt, choices, answer)) = row(mmlu).unwrap();
         assert_eq!(
@@ -297,23 +297,23 @@ mod tests {
     }
 
     #[test]
-    fn wrong_rows_say_what_is_wrong() {
+    fn invalid_rows_are_named() {
         let wrong = [
             (r#"{"text": "x"}"#, "questions are read as HellaSwag"),
             (r#"{"prompt": "x", "choices": ["a"], "answer": 0}"#, "fewer than two answers"),
             (r#"{"prompt": "x", "choices": ["a", "b"], "answer": 2}"#, "number 2 of 2"),
-            (r#"{"prompt": "x", "choices": ["a", 3], "answer": 0}"#, "no list of texts"),
+            (r#"{"prompt": "x", "choices": ["a", 3], "answer": 0}"#, "not a list of texts"),
             (r#"{"prompt": "x", "choices": ["a", "b"], "answer": "yes"}"#, "neither the number"),
             (r#"{"prompt": "x", "choices": ["a", "b"]}"#, "which answer is right"),
             (r#"{"question": "x", "choices": ["a", "b"], "answer": 0}"#, "such a question has four"),
             (
                 r#"{"question": "x", "choices": {"text": ["a", "b"], "label": ["A", "B"]}, "answerKey": "C"}"#,
-                "which is no label",
+                "which is not a label",
             ),
         ];
-        for (text, said) in wrong {
-            let found = row(text).expect_err(text).said;
-            assert!(found.contains(said), "{text}: {found}");
+        for (text, message) in wrong {
+            let found = row(text).expect_err(text).message;
+            assert!(found.contains(message), "{text}: {found}");
         }
     }
 

@@ -1,23 +1,23 @@
-//! Rows to conversations: the forms that sets of instructions are published in, found by their fields.
+//! Turns rows into conversations: the published formats of instruction sets, recognised by their fields.
 
 use std::borrow::Cow;
 use std::fmt;
 
+use super::row_error::RowError;
 use super::template::is_reserved;
-use super::wrong::Wrong;
 use crate::formats::{Field, Fields, Reason};
 use crate::random::{fingerprint, key};
 
-/// Messages of a model and whoever it answers, as templates take them.
+/// Messages between a model and others, in the form that templates take.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Conversation {
-    /// Each has a `role` of [`ROLES`] and, but for calls of tools, a `content`.
+    /// Each has a `role` of [`ROLES`] and, unless it calls tools, a `content`.
     pub messages: Vec<Fields>,
     /// Descriptions of the tools that may be called.
     pub tools: Option<Field>,
-    /// Other fields that the row hands to the template.
+    /// Other fields of the row that are passed to the template.
     pub options: Fields,
-    /// Of every message: whether it is an answer to be learned.
+    /// For every message, whether it is an answer to be learned.
     pub learned: Vec<bool>,
 }
 
@@ -25,7 +25,7 @@ pub struct Conversation {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Dialogue {
     Chat(Conversation),
-    /// Text without turns: what is read, and what is to follow it.
+    /// Text without turns: the prompt, and the text that follows it.
     Plain {
         prompt: String,
         completion: String,
@@ -34,7 +34,7 @@ pub(crate) enum Dialogue {
 
 /// The roles that messages may have.
 const ROLES: [&str; 5] = ["system", "developer", "user", "assistant", "tool"];
-/// Other words for them.
+/// Other names for them.
 const OTHER_ROLES: [(&str, &str); 12] = [
     ("human", "user"),
     ("prompter", "user"),
@@ -50,12 +50,12 @@ const OTHER_ROLES: [(&str, &str); 12] = [
     ("ipython", "tool"),
 ];
 
-/// The forms rows have.
+/// The known formats of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Schema {
     /// A list of messages under one of these names.
     Messages(&'static str),
-    /// An instruction, perhaps something it is about, and the answer, which has this name.
+    /// An instruction, optionally with an input, and the answer, which has this name.
     Alpaca(&'static str),
     /// Two texts, or two lists of messages, under these names.
     Pair(&'static str, &'static str),
@@ -77,12 +77,12 @@ impl fmt::Display for Schema {
     }
 }
 
-/// Makes a content of the parts of a message, which has this number.
-pub(super) type TakeParts = fn(&[Field], usize) -> Result<Field, Wrong>;
+/// Converts a content that is a list of parts. The second argument is the number of its message.
+pub(super) type TakeParts = fn(&[Field], usize) -> Result<Field, RowError>;
 
 impl Schema {
-    /// The form of a row with these fields.
-    pub(crate) fn of(fields: &Fields) -> Result<Schema, Wrong> {
+    /// The format of a row with these fields.
+    pub(crate) fn of(fields: &Fields) -> Result<Schema, RowError> {
         if let Some(name) = LISTS.into_iter().find(|name| fields.has(name)) {
             return Ok(Schema::Messages(name));
         }
@@ -94,7 +94,7 @@ impl Schema {
         if let Some((prompt, completion)) = PAIRS.into_iter().find(|(a, b)| fields.has(a) && fields.has(b)) {
             return Ok(Schema::Pair(prompt, completion));
         }
-        Err(Wrong::new(
+        Err(RowError::new(
             Reason::Schema,
             format!(
                 "the row has the fields {}, and conversations are read from `messages`, from `conversations`, from \
@@ -104,8 +104,8 @@ impl Schema {
         ))
     }
 
-    /// The conversation of a row. Contents that are lists are left to `parts`.
-    pub(super) fn read(self, fields: &Fields, parts: TakeParts) -> Result<Dialogue, Wrong> {
+    /// The conversation of a row. `parts` converts contents that are lists.
+    pub(super) fn read(self, fields: &Fields, parts: TakeParts) -> Result<Dialogue, RowError> {
         let mut dialogue = match self {
             Schema::Messages(name) => {
                 let mut chat = Conversation::default();
@@ -120,7 +120,7 @@ impl Schema {
                     );
                 }
                 for (at, field) in list.iter().enumerate() {
-                    chat.take(field, at, name, true, parts)?;
+                    chat.add(field, at, name, true, parts)?;
                 }
                 Dialogue::Chat(chat)
             }
@@ -146,7 +146,7 @@ impl Schema {
                     let mut chat = Conversation::default();
                     for (name, is_learned) in [(prompt, false), (completion, true)] {
                         for (at, field) in list_of(fields, name)?.iter().enumerate() {
-                            chat.take(field, at, name, is_learned, parts)?;
+                            chat.add(field, at, name, is_learned, parts)?;
                         }
                     }
                     Dialogue::Chat(chat)
@@ -174,7 +174,7 @@ impl Schema {
 }
 
 impl Dialogue {
-    /// Equal for equal content, however it was written down. It decides the side a row is on.
+    /// Hash of the content, independent of how it was written. It decides the side of a row.
     pub(crate) fn hash(&self) -> u64 {
         match self {
             Dialogue::Plain { prompt, completion } => {
@@ -186,7 +186,7 @@ impl Dialogue {
 }
 
 impl Conversation {
-    /// Equal for equal messages, however they were written down.
+    /// Hash of the messages, independent of how they were written.
     pub(super) fn hash(&self) -> u64 {
         let field = |hash: u64, field: Option<&Field>| match field {
             Some(Field::Text(text)) => key(hash, fingerprint(text.as_bytes())),
@@ -198,8 +198,8 @@ impl Conversation {
         })
     }
 
-    /// The tools and options of a row, and the system's message that stands beside its messages.
-    pub(super) fn begun(fields: &Fields) -> Result<Conversation, Wrong> {
+    /// A conversation with the tools and options of a row and its system message, where that is a field of its own.
+    pub(super) fn without_messages(fields: &Fields) -> Result<Conversation, RowError> {
         let mut chat = Conversation { tools: tools_of(fields)?, ..Conversation::default() };
         if let Some(Field::Object(options)) = fields.get("chat_template_kwargs") {
             chat.options = options.clone();
@@ -210,7 +210,7 @@ impl Conversation {
         Ok(chat)
     }
 
-    /// The role that one of its names means.
+    /// The role that a name stands for.
     pub(super) fn role(named: &str) -> Option<&'static str> {
         let other = OTHER_ROLES.iter().find(|(other, _)| *other == named).map(|(_, role)| *role);
         ROLES.into_iter().find(|known| *known == named).or(other)
@@ -221,26 +221,26 @@ impl Conversation {
         self.learned.push(is_learned);
     }
 
-    /// Takes a message as it was written, number `at` of the field `of`.
-    pub(super) fn take(
+    /// Adds a message as it was written, number `at` of the field `of`.
+    pub(super) fn add(
         &mut self,
         field: &Field,
         at: usize,
         of: &str,
         may_learn: bool,
         parts: TakeParts,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), RowError> {
         let turn = at + 1;
         let Field::Object(fields) = field else {
-            let said = format!(
+            let sentence = format!(
                 "message {turn} of `{of}` is {}, not an object; give it a role and a content",
                 field.kind()
             );
-            return wrong(Reason::Conversation, said);
+            return wrong(Reason::Conversation, sentence);
         };
         let role = ["role", "from"].iter().find_map(|name| fields.get(name));
         let Some(Field::Text(role)) = role else {
-            let said = match role {
+            let sentence = match role {
                 None => format!(
                     "message {turn} of `{of}` has no `role`, only {}; give it one of {}",
                     fields.names(),
@@ -250,23 +250,23 @@ impl Conversation {
                     format!("the role of message {turn} is {}, not a string; correct it", other.kind())
                 }
             };
-            return wrong(Reason::Role, said);
+            return wrong(Reason::Role, sentence);
         };
         let Some(role) = Conversation::role(role) else {
-            let said = format!(
+            let sentence = format!(
                 "message {turn} has the role `{}`, which is none of {}; correct it",
                 role.escape_debug(),
                 ROLES.join(", ")
             );
-            return wrong(Reason::Role, said);
+            return wrong(Reason::Role, sentence);
         };
         let calls = match fields.get("tool_calls") {
             None | Some(Field::Null) => false,
             Some(Field::List(calls)) => !calls.is_empty(),
             Some(other) => {
-                let said =
+                let sentence =
                     format!("`tool_calls` of message {turn} is {}, not a list; correct it", other.kind());
-                return wrong(Reason::Conversation, said);
+                return wrong(Reason::Conversation, sentence);
             }
         };
         let is_answer = role == "assistant";
@@ -282,19 +282,19 @@ impl Conversation {
                 return wrong(Reason::Null, format!("message {turn} of `{of}` {what}; give it a text"));
             }
             Some(other) => {
-                let said = format!(
+                let sentence = format!(
                     "the content of message {turn} is {}, not a string or a list of parts; correct it",
                     other.kind()
                 );
-                return wrong(Reason::NotAString, said);
+                return wrong(Reason::NotAString, sentence);
             }
         };
         let text = content.as_ref().map(spelled).unwrap_or_default();
         if is_reserved(&text) || text.contains('\0') {
-            let said = format!(
+            let sentence = format!(
                 "message {turn} has a character that no text may have (NUL or U+FDD0 to U+FDD2); remove it"
             );
-            return wrong(Reason::Nul, said);
+            return wrong(Reason::Nul, sentence);
         }
         if is_answer && !calls && text.trim().is_empty() {
             return wrong(Reason::Empty, format!("the assistant's message {turn} is empty; give it a text"));
@@ -315,15 +315,15 @@ impl Conversation {
     }
 }
 
-pub(super) fn wrong<T>(reason: Reason, said: String) -> Result<T, Wrong> {
-    Err(Wrong::new(reason, said))
+pub(super) fn wrong<T>(reason: Reason, sentence: String) -> Result<T, RowError> {
+    Err(RowError::new(reason, sentence))
 }
 
 pub(super) fn message(role: &str, content: Field) -> Fields {
     Fields(vec![("role".into(), role.into()), ("content".into(), content)])
 }
 
-/// The text of a content, without what else its parts are.
+/// The text of a content, without parts that are no text.
 fn spelled(content: &Field) -> Cow<'_, str> {
     match content {
         Field::Text(text) => Cow::Borrowed(text),
@@ -339,7 +339,7 @@ fn spelled(content: &Field) -> Cow<'_, str> {
 }
 
 /// A content in parts, all of them texts, as one text.
-pub(super) fn joined(parts: &[Field], turn: usize) -> Result<Field, Wrong> {
+pub(super) fn joined(parts: &[Field], turn: usize) -> Result<Field, RowError> {
     let mut text = String::new();
     for part in parts {
         match part {
@@ -352,25 +352,29 @@ pub(super) fn joined(parts: &[Field], turn: usize) -> Result<Field, Wrong> {
                         _ => "leave it out",
                     };
                     let kind = kind.unwrap_or("something else").escape_debug();
-                    let said = format!(
+                    let sentence = format!(
                         "message {turn} has a part of the type `{kind}`, and only `text` is read; {remedy}"
                     );
-                    return wrong(Reason::Unsupported, said);
+                    return wrong(Reason::Unsupported, sentence);
                 }
             },
             other => {
-                let said = format!("a part of message {turn} is {}, not a text; correct it", other.kind());
-                return wrong(Reason::NotAString, said);
+                let sentence =
+                    format!("a part of message {turn} is {}, not a text; correct it", other.kind());
+                return wrong(Reason::NotAString, sentence);
             }
         }
     }
     Ok(Field::Text(text))
 }
 
-/// A list of messages, which tables without lists hold as JSON.
-pub(super) fn list_of(fields: &Fields, name: &str) -> Result<Vec<Field>, Wrong> {
-    let broken = |said: String| {
-        Wrong::new(Reason::Conversation, format!("the field `{name}` {said}; write a list of messages"))
+/// A list of messages. Tables without lists have it as JSON.
+pub(super) fn list_of(fields: &Fields, name: &str) -> Result<Vec<Field>, RowError> {
+    let broken = |sentence: String| {
+        RowError::new(
+            Reason::Conversation,
+            format!("the field `{name}` {sentence}; write a list of messages"),
+        )
     };
     match fields.get(name) {
         Some(Field::List(list)) => Ok(list.clone()),
@@ -384,7 +388,7 @@ pub(super) fn list_of(fields: &Fields, name: &str) -> Result<Vec<Field>, Wrong> 
     }
 }
 
-fn tools_of(fields: &Fields) -> Result<Option<Field>, Wrong> {
+fn tools_of(fields: &Fields) -> Result<Option<Field>, RowError> {
     match fields.get("tools") {
         None | Some(Field::Null) => Ok(None),
         Some(Field::List(tools)) if tools.is_empty() => Ok(None),
@@ -395,7 +399,7 @@ fn tools_of(fields: &Fields) -> Result<Option<Field>, Wrong> {
             Ok(list @ Field::List(_)) => Ok(Some(list)),
             _ => wrong(
                 Reason::Conversation,
-                "the field `tools` is a string that is no JSON list; correct it".into(),
+                "the field `tools` is a string that is not a JSON list; correct it".into(),
             ),
         },
         Some(other) => wrong(
@@ -405,8 +409,8 @@ fn tools_of(fields: &Fields) -> Result<Option<Field>, Wrong> {
     }
 }
 
-fn missing(fields: &Fields, name: &str) -> Wrong {
-    Wrong::new(
+fn missing(fields: &Fields, name: &str) -> RowError {
+    RowError::new(
         Reason::MissingField,
         format!(
             "the row has no field `{name}`, which the first row of the file has, only {}; give it one",
@@ -415,13 +419,13 @@ fn missing(fields: &Fields, name: &str) -> Wrong {
     )
 }
 
-pub(super) fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
+pub(super) fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, RowError> {
     match fields.get(name) {
         Some(Field::Text(text)) if text.contains('\0') || is_reserved(text) => {
-            let said = format!(
+            let sentence = format!(
                 "the field `{name}` has a character that no text may have (NUL or U+FDD0 to U+FDD2); remove it"
             );
-            wrong(Reason::Nul, said)
+            wrong(Reason::Nul, sentence)
         }
         Some(Field::Text(text)) => Ok(text),
         Some(Field::Null) => wrong(Reason::Null, format!("the field `{name}` is null; give it a text")),
@@ -434,14 +438,14 @@ pub(super) fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wro
 }
 
 /// A field that may be missing, null or empty.
-pub(super) fn optional_text<'f>(fields: &'f Fields, name: &str) -> Result<Option<&'f str>, Wrong> {
+pub(super) fn optional_text<'f>(fields: &'f Fields, name: &str) -> Result<Option<&'f str>, RowError> {
     match fields.get(name) {
         None | Some(Field::Null) => Ok(None),
         Some(_) => text_of(fields, name).map(|text| Some(text).filter(|text| !text.trim().is_empty())),
     }
 }
 
-pub(super) fn answer_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
+pub(super) fn answer_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, RowError> {
     let text = text_of(fields, name)?;
     if text.trim().is_empty() {
         return wrong(

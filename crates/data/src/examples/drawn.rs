@@ -1,4 +1,4 @@
-//! Examples of the synthetic language with lengths drawn from a distribution.
+//! Generates examples of the synthetic language with lengths drawn from a distribution.
 //!
 //! They serve to measure fine-tuning, and to try it without a download.
 
@@ -9,24 +9,24 @@ use crate::random::{Uniform, key};
 use crate::text::synthetic::Language;
 use crate::text::tokenizer::Vocabulary;
 
-/// Examples of both sides and the words they are made of.
+/// Training and held-out examples, and the words they consist of.
 pub struct DrawnExamples {
     pub train: ExampleTable,
     pub held_out: ExampleTable,
     pub vocabulary: Vocabulary,
 }
 
-/// The share of an example that is read and not learned, as a question before its answer.
+/// Share of an example that is only read, as a question before its answer.
 const PROMPT: f64 = 1.0 / 3.0;
 
-/// The first tokens of an example of `len`, which are only read.
+/// Number of tokens at the beginning of an example of `len` that are only read.
 pub(super) fn prompt_of(len: usize) -> usize {
     ((PROMPT * len as f64) as usize).max(1)
 }
 
-/// Draws `train` and `held_out` examples, in the words a model of `vocab` tokens must know. Each is text of the language from
-/// the beginning of a document on, cut at its length; what is not learned comes first. Where examples share prefixes, so do
-/// these.
+/// Draws `train` and `held_out` examples with the words that a model of `vocab` tokens must know. Each is a text of the
+/// language from the beginning of a document, cut at its length; its first part is only read. The examples share prefixes where
+/// the lengths say so.
 pub fn drawn_examples(
     lengths: &Lengths,
     [train, held_out]: [usize; 2],
@@ -53,7 +53,7 @@ pub fn drawn_examples(
             let (extent, prefix, examples) = lengths.draw(&mut uniform);
             let begin = text(prefix.tokens);
             for _ in 0..examples.min(count - table.count()) {
-                // Two tokens at least: one is predicted from the other.
+                // At least two tokens: one is predicted from the other.
                 let len = extent.tokens.max(2);
                 let tokens = [&begin[..], &text(len - prefix.tokens)].concat();
                 let prompt = len - extent.learned.clamp(1, len - 1);

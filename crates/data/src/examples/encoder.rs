@@ -1,4 +1,5 @@
-//! Text with special tokens spelled out, to tokens with their places; and texts and pairs in a tokeniser's own frame.
+//! Encodes texts with spelled-out special tokens as tokens with their offsets, and texts and pairs with the tokeniser's own
+//! frame.
 
 use std::collections::HashSet;
 use std::ops::Range;
@@ -8,7 +9,7 @@ use tokenizers::{Encoding, PostProcessorWrapper, Tokenizer};
 use crate::contained::contained;
 use crate::error::DataError;
 use crate::text::tokenizer::Vocabulary;
-use crate::text::tokenizer::guarded::{Guarded, Unencodable};
+use crate::text::tokenizer::guarded::{GuardedTokenizer, Unencodable};
 
 /// A token and the bytes of the text it stands for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,17 +18,17 @@ pub(crate) struct TokenSpan {
     pub bytes: Range<usize>,
     /// Whether it is one of the tokeniser's special tokens.
     pub is_special: bool,
-    /// Whether it stands around the text and for nothing in it.
+    /// Whether it belongs to the frame and stands for no part of the text.
     pub is_frame: bool,
 }
 
-/// The tokens before and behind one text.
+/// The tokens before and after a single text.
 type Around = [Vec<u32>; 2];
-/// Two texts in a frame.
+/// The frame of two texts.
 struct Pair {
-    /// The tokens before, between and behind them.
+    /// The tokens before, between and after them.
     around: [Vec<u32>; 3],
-    /// The first token of type 1, counted from the end of the first text, where it is one between the two or the second's first.
+    /// The first token of type 1, counted from the end of the first text, where it lies between the texts or begins the second.
     second: Option<usize>,
 }
 
@@ -35,15 +36,16 @@ struct Pair {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Framed {
     pub tokens: Vec<u32>,
-    /// The first token of type 1, which all behind it have too: the second text of a pair, as the tokeniser has it.
+    /// The first token of type 1; all tokens after it have type 1 too. It marks the second text of a pair, as the tokeniser
+    /// defines it.
     pub second: Option<usize>,
-    /// Whether tokens had to be left out.
+    /// Whether tokens had to be cut.
     pub is_cut: bool,
 }
 
-/// Encodes as a model's own tokeniser does: special tokens that are spelled out are themselves.
+/// Encodes as a model's own tokeniser does: spelled-out special tokens become those tokens.
 pub(crate) struct Encoder {
-    tokenizer: Guarded,
+    tokenizer: GuardedTokenizer,
     special: HashSet<u32>,
     single: Around,
     pair: Pair,
@@ -56,7 +58,8 @@ impl Encoder {
         tokenizer.change(|library| library.set_encode_special_tokens(false));
         let library = tokenizer.library();
         let (single, pair) = match library.get_post_processor() {
-            // Tokenisers of ours say nothing of frames: a document is between the two ends, and a second one follows.
+            // Tokenisers of this program have no post-processor: documents are framed by both ends, and the second text follows
+            // the first.
             None => {
                 let [bos, eos] = [vec![vocabulary.bos()], vec![vocabulary.eos()]];
                 let between = eos.clone();
@@ -72,7 +75,7 @@ impl Encoder {
         Ok(Self { tokenizer, special, single, pair, eos: vocabulary.eos() })
     }
 
-    /// The tokens of a text, and nothing around it.
+    /// The tokens of a text without a frame.
     pub fn pieces(&self, text: &str) -> Result<Vec<TokenSpan>, Unencodable> {
         let encoding = self.tokenizer.encode(text, false)?;
         let offsets = encoding.get_offsets().iter();
@@ -85,19 +88,18 @@ impl Encoder {
         Ok(encoding.get_ids().iter().zip(offsets).map(piece).collect())
     }
 
-    /// The tokens of a text in the frame of a single one, with an end behind it: what follows a prompt ends somewhere.
+    /// The tokens of a text in the frame of a single text, with an end token: a completion of a prompt ends somewhere.
     pub fn document(&self, text: &str) -> Result<Vec<TokenSpan>, Unencodable> {
         let around =
             |token: u32, at: usize, is_frame| TokenSpan { token, bytes: at..at, is_special: true, is_frame };
         let mut pieces: Vec<TokenSpan> = self.single[0].iter().map(|token| around(*token, 0, true)).collect();
         pieces.extend(self.pieces(text)?);
-        // The end is learned with the text it ends, so it counts as a place of it: the one behind its last byte.
+        // The end token is learned with the text it ends, so its offset is the one after the last byte.
         pieces.push(around(self.eos, text.len(), false));
         Ok(pieces)
     }
 
-    /// A text or a pair in the tokeniser's own frame. The longer text is cut first, from its end, so that all of it has at most
-    /// `most` tokens.
+    /// A text or a pair in the tokeniser's own frame, with at most `most` tokens. The longer text is cut first, from its end.
     pub fn framed(&self, a: &str, b: Option<&str>, most: usize) -> Result<Framed, Unencodable> {
         let bare = |text: &str| -> Result<Vec<u32>, Unencodable> {
             Ok(self.tokenizer.encode_fast(text, false)?.get_ids().to_vec())
@@ -118,7 +120,7 @@ impl Encoder {
         Ok(Framed { tokens, second: self.pair.second.map(|at| before.len() + kept + at), is_cut })
     }
 
-    /// Tokens of a frame, which no text can replace.
+    /// Number of tokens of a frame.
     pub fn frame_tokens(&self, is_pair: bool) -> usize {
         match is_pair {
             true => self.pair.around.iter().map(Vec::len).sum(),
@@ -127,8 +129,8 @@ impl Encoder {
     }
 }
 
-/// How many tokens of two texts stay when both may have `room`: the longer loses first, and of two that are too long each
-/// has half.
+/// Number of tokens that remain of two texts that have `room` together: the longer one is cut first, and of two that are too
+/// long each keeps half.
 fn longest_first(first: usize, second: usize, room: usize) -> (usize, usize) {
     if first + second <= room {
         return (first, second);
@@ -142,14 +144,14 @@ fn longest_first(first: usize, second: usize, room: usize) -> (usize, usize) {
     if is_first_longer { (long, short) } else { (short, long) }
 }
 
-/// The tokens that the tokeniser's processing puts around one text, and around and between two: read from what it does
-/// to a letter.
+/// The tokens that the tokeniser's post-processor puts around one text, and around and between two, found by encoding a single
+/// letter.
 fn frames(library: &Tokenizer) -> Result<(Around, Pair), DataError> {
     let encoded = |encode: &dyn Fn() -> tokenizers::Result<Encoding>| {
         let encoded = contained(encode).and_then(|encoded| encoded.map_err(|error| error.to_string()));
-        encoded.map_err(|said| {
+        encoded.map_err(|message| {
             DataError::input(format!(
-                "The tokeniser cannot encode a single letter: {said}; give another with data.tokenizer."
+                "The tokeniser cannot encode a single letter: {message}; give another with data.tokenizer."
             ))
         })
     };

@@ -1,23 +1,23 @@
-//! Rows to labelled texts and pairs of texts, and labels to classes.
+//! Turns rows into labelled texts and pairs of texts, and labels into classes.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::wrong::Wrong;
+use super::row_error::RowError;
 use crate::error::DataError;
 use crate::formats::{Field, Fields, Reason, SourceLocation};
 use crate::random::{fingerprint, key};
 
-/// The columns that texts and labels are in.
+/// The columns of texts and labels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Columns {
     pub text_a: String,
     pub text_b: Option<String>,
-    /// Not needed where labels are to be predicted.
+    /// `None` where labels are to be predicted.
     pub label: Option<String>,
 }
 
-/// Names by which texts and labels are known where none are given.
+/// Known column names of texts, where none are given.
 const PAIRS: [(&str, &str); 5] = [
     ("text_a", "text_b"),
     ("sentence1", "sentence2"),
@@ -42,12 +42,12 @@ impl fmt::Display for Columns {
 }
 
 impl Columns {
-    /// The columns of rows like this one: those that are given, and known names for the others.
+    /// The columns for rows like this one: the given ones, and known names for the others.
     pub(crate) fn of(
         fields: &Fields,
         [text_a, text_b, label]: [Option<&str>; 3],
         needs_label: bool,
-    ) -> Result<Columns, Wrong> {
+    ) -> Result<Columns, RowError> {
         let found = |name: &&str| fields.has(name);
         let (text_a, text_b) = match (text_a, text_b) {
             (Some(a), b) => (Some(a), b),
@@ -62,11 +62,11 @@ impl Columns {
         };
         let label = label.or_else(|| LABELS.into_iter().find(found));
         let missing = |what: &str, key: &str| {
-            let said = format!(
+            let message = format!(
                 "no field of the row is known to hold {what}, of {}; name it with {key} (the first line of a table names its columns)",
                 fields.names()
             );
-            Wrong::new(Reason::Schema, said)
+            RowError::new(Reason::Schema, message)
         };
         let text_a = text_a.ok_or_else(|| missing("a text", "data.text_a"))?;
         if needs_label && label.is_none() {
@@ -74,8 +74,8 @@ impl Columns {
         }
         for name in [Some(text_a), text_b, label].into_iter().flatten() {
             if !fields.has(name) && (needs_label || Some(name) != label) {
-                let said = format!("the row has no field `{name}`, only {}; name another", fields.names());
-                return Err(Wrong::new(Reason::Schema, said));
+                let message = format!("the row has no field `{name}`, only {}; name another", fields.names());
+                return Err(RowError::new(Reason::Schema, message));
             }
         }
         Ok(Columns {
@@ -85,7 +85,7 @@ impl Columns {
         })
     }
 
-    pub(crate) fn read(&self, fields: &Fields) -> Result<Labelled, Wrong> {
+    pub(crate) fn read(&self, fields: &Fields) -> Result<Labelled, RowError> {
         let a = text_of(fields, &self.text_a)?;
         let b = self.text_b.as_deref().map(|name| text_of(fields, name)).transpose()?;
         let label = self.label.as_deref().map(|name| label_of(fields, name)).transpose()?;
@@ -93,30 +93,30 @@ impl Columns {
     }
 }
 
-/// One row.
+/// The texts and the label of a row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Labelled {
     pub a: String,
     pub b: Option<String>,
-    /// As it is written.
+    /// The label as it is written.
     pub label: Option<String>,
 }
 
 impl Labelled {
-    /// Of the texts alone, so that one that occurs twice is on one side twice, whatever its labels are.
+    /// Hash of the texts alone, so that repeated texts are on the same side whatever their labels.
     pub fn hash(&self) -> u64 {
         let b = self.b.as_ref().map_or(0, |b| fingerprint(b.as_bytes()));
         key(fingerprint(self.a.as_bytes()), b)
     }
 }
 
-fn missing(fields: &Fields, name: &str) -> Wrong {
-    let said = format!("the row has no field `{name}`, only {}; give it one", fields.names());
-    Wrong::new(Reason::MissingField, said)
+fn missing(fields: &Fields, name: &str) -> RowError {
+    let message = format!("the row has no field `{name}`, only {}; give it one", fields.names());
+    RowError::new(Reason::MissingField, message)
 }
 
-fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
-    let wrong = |reason, said: &str| Err(Wrong::new(reason, format!("the field `{name}` {said}")));
+fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, RowError> {
+    let wrong = |reason, message: &str| Err(RowError::new(reason, format!("the field `{name}` {message}")));
     match fields.get(name) {
         Some(Field::Text(text)) if text.trim().is_empty() => wrong(Reason::Empty, "is empty; give it a text"),
         Some(Field::Text(text)) if text.contains('\0') => {
@@ -129,9 +129,9 @@ fn text_of<'f>(fields: &'f Fields, name: &str) -> Result<&'f str, Wrong> {
     }
 }
 
-/// A label as text: names as they are, numbers and truth by their names.
-pub(crate) fn label_of(fields: &Fields, name: &str) -> Result<String, Wrong> {
-    let wrong = |reason, said: &str| Err(Wrong::new(reason, format!("the label `{name}` {said}")));
+/// A label as text: names as they are, numbers and booleans by their spelling.
+pub(crate) fn label_of(fields: &Fields, name: &str) -> Result<String, RowError> {
+    let wrong = |reason, message: &str| Err(RowError::new(reason, format!("the label `{name}` {message}")));
     match fields.get(name) {
         Some(Field::Text(text)) if text.trim().is_empty() => {
             wrong(Reason::Label, "is empty; give it a class")
@@ -153,16 +153,16 @@ pub(crate) fn label_of(fields: &Fields, name: &str) -> Result<String, Wrong> {
     }
 }
 
-/// Classes in their order, and the number of each label.
+/// Classes in order, and the number of each label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Classes {
     pub names: Vec<String>,
-    /// Whether labels may be places in the list: where no name is a number itself.
+    /// Whether labels may be numbers of classes, which is so where no name is a number.
     by_number: bool,
 }
 
 impl Classes {
-    /// Those that are given.
+    /// The given classes.
     pub fn given(names: &[String]) -> Result<Self, DataError> {
         if let Some(twice) = (1..names.len()).find(|at| names[..*at].contains(&names[*at])) {
             return Err(DataError::input(format!(
@@ -177,8 +177,8 @@ impl Classes {
         Ok(Self { names: names.to_vec(), by_number })
     }
 
-    /// The number of a label.
-    pub fn number(&self, label: &str) -> Result<u32, Wrong> {
+    /// The class number of a label.
+    pub fn number(&self, label: &str) -> Result<u32, RowError> {
         if let Some(at) = self.names.iter().position(|name| name == label) {
             return Ok(at as u32);
         }
@@ -189,7 +189,7 @@ impl Classes {
             return Ok(at as u32);
         }
         let shown: Vec<String> = self.names.iter().take(12).map(|name| format!("`{name}`")).collect();
-        let said = match number.filter(|_| self.by_number) {
+        let message = match number.filter(|_| self.by_number) {
             Some(number) => format!(
                 "the label {number} is beyond the {} classes, which are numbered from 0; correct it or data.classes",
                 self.names.len()
@@ -200,40 +200,40 @@ impl Classes {
                 shown.join(", ")
             ),
         };
-        Err(Wrong::new(Reason::Label, said))
+        Err(RowError::new(Reason::Label, message))
     }
 }
 
-/// Labels as they are met, where no classes are given.
+/// The labels found in the rows, where no classes are given.
 #[derive(Debug, Default)]
-pub(crate) struct Collected {
-    /// How often each label occurs, and where first.
+pub(crate) struct LabelCounts {
+    /// Count and first place of each label.
     labels: BTreeMap<String, (u64, SourceLocation)>,
 }
 
-impl Collected {
-    pub fn see(&mut self, label: &str, place: &SourceLocation) {
+impl LabelCounts {
+    pub fn add(&mut self, label: &str, place: &SourceLocation) {
         self.labels.entry(label.into()).or_insert_with(|| (0, place.clone())).0 += 1;
     }
 
-    /// The first label that occurs a single time: it could be learned or evaluated, not both.
-    pub fn lonely(&self) -> Option<(&str, &SourceLocation)> {
-        let lonely = self.labels.iter().filter(|(_, (count, _))| *count == 1);
-        let lonely = lonely.map(|(label, (_, place))| (label.as_str(), place));
-        lonely.min_by_key(|(_, place)| (place.file.clone(), place.line, place.row))
+    /// The first label that occurs once: its row could be learned or evaluated, not both.
+    pub fn first_singleton(&self) -> Option<(&str, &SourceLocation)> {
+        let singletons = self.labels.iter().filter(|(_, (count, _))| *count == 1);
+        let singletons = singletons.map(|(label, (_, place))| (label.as_str(), place));
+        singletons.min_by_key(|(_, place)| (place.file.clone(), place.line, place.row))
     }
 
-    pub fn is_lonely(&self, label: &str) -> bool {
+    pub fn is_singleton(&self, label: &str) -> bool {
         self.labels.get(label).is_some_and(|(count, _)| *count == 1)
     }
 
-    /// The classes, sorted: numbers by size, names by their letters. Labels that occur once are no classes unless they
-    /// `may_be_lonely`.
-    pub fn classes(&self, shown: &str, may_be_lonely: bool) -> Result<Classes, DataError> {
+    /// The classes, sorted: numbers by value, names alphabetically. Labels that occur once are no classes unless
+    /// `allows_singletons`.
+    pub fn classes(&self, shown: &str, allows_singletons: bool) -> Result<Classes, DataError> {
         let mut names: Vec<String> = self
             .labels
             .iter()
-            .filter(|(_, (count, _))| *count > 1 || may_be_lonely)
+            .filter(|(_, (count, _))| *count > 1 || allows_singletons)
             .map(|(label, _)| label.clone())
             .collect();
         if let Some(numbers) = names.iter().map(|name| name.parse().ok()).collect::<Option<Vec<i128>>>() {
@@ -253,9 +253,9 @@ impl Collected {
     }
 }
 
-/// A label that only one row has.
-pub(crate) fn lonely(label: &str) -> Wrong {
-    Wrong::new(
+/// The error for a label that only one row has.
+pub(crate) fn singleton_label(label: &str) -> RowError {
+    RowError::new(
         Reason::Label,
         format!(
             "no other row has the label `{}`, so it could be learned or evaluated, not both; correct it, give more rows \
@@ -292,10 +292,13 @@ mod tests {
             of(r#"{"a":"x","b":"y","c":"z"}"#, [Some("b"), None, Some("c")]).unwrap(),
             "texts in `b`, labels in `c`"
         );
-        assert!(of(r#"{"a":"x","label":1}"#, none).unwrap_err().said.contains("name it with data.text_a"));
-        assert!(of(r#"{"text":"x","y":1}"#, none).unwrap_err().said.contains("name it with data.label"));
+        assert!(of(r#"{"a":"x","label":1}"#, none).unwrap_err().message.contains("name it with data.text_a"));
+        assert!(of(r#"{"text":"x","y":1}"#, none).unwrap_err().message.contains("name it with data.label"));
         assert!(
-            of(r#"{"text":"x","y":1}"#, [None, None, Some("z")]).unwrap_err().said.contains("no field `z`")
+            of(r#"{"text":"x","y":1}"#, [None, None, Some("z")])
+                .unwrap_err()
+                .message
+                .contains("no field `z`")
         );
         assert!(Columns::of(&fields(r#"{"text":"x"}"#), none, false).is_ok());
     }
@@ -304,8 +307,8 @@ mod tests {
     fn labels_are_names_or_places() {
         let named = Classes::given(&["no".into(), "yes".into()]).unwrap();
         assert_eq!(["no", "yes", "0", "1"].map(|label| named.number(label).unwrap()), [0, 1, 0, 1]);
-        assert!(named.number("2").unwrap_err().said.contains("the label 2 is beyond the 2 classes"));
-        assert!(named.number("maybe").unwrap_err().said.contains("none of the classes `no`, `yes`"));
+        assert!(named.number("2").unwrap_err().message.contains("the label 2 is beyond the 2 classes"));
+        assert!(named.number("maybe").unwrap_err().message.contains("none of the classes `no`, `yes`"));
         let numbered = Classes::given(&["1".into(), "2".into()]).unwrap();
         assert_eq!(numbered.number("1").unwrap(), 0);
         assert!(numbered.number("0").is_err());
@@ -315,11 +318,11 @@ mod tests {
     #[test]
     fn collected_numbers_are_sorted_by_size() {
         let place = SourceLocation { file: Arc::new("a".into()), line: Some(1), row: None, offset: 0 };
-        let mut collected = Collected::default();
+        let mut collected = LabelCounts::default();
         for label in ["10", "9", "-1", "9", "10", "-1", "7"] {
-            collected.see(label, &place);
+            collected.add(label, &place);
         }
-        assert_eq!(collected.lonely().map(|(label, _)| label), Some("7"));
+        assert_eq!(collected.first_singleton().map(|(label, _)| label), Some("7"));
         assert_eq!(collected.classes("a", false).unwrap().names, ["-1", "9", "10"]);
     }
 }

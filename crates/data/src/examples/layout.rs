@@ -1,7 +1,7 @@
-//! Examples of an update, laid out in micro-batches of static extents.
+//! Lays out the examples of an update in micro-batches of static extents.
 //!
-//! The layout changes nothing that is learned: an update is the same examples with the same weights in every layout, and
-//! sums are divided by the weight of the whole update. It decides how much is computed for nothing.
+//! The layout does not change what is learned: in every layout an update has the same examples with the same weights, and sums
+//! are divided by the weight of the whole update. It only determines the amount of padding.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -15,12 +15,12 @@ use crate::order::pack::Segment;
 pub enum Shape {
     /// Examples one after another, each a segment of its own; none is cut.
     Packed { tokens: usize, segments: usize },
-    /// A row an example, filled up behind it.
+    /// One example per row, with padding at its end.
     Padded { rows: usize, len: usize },
 }
 
 impl Shape {
-    /// Tokens that are computed, whatever is in them.
+    /// Computed tokens, padding included.
     pub fn tokens(self) -> usize {
         match self {
             Shape::Packed { tokens, .. } => tokens,
@@ -28,7 +28,7 @@ impl Shape {
         }
     }
 
-    /// Examples there is room for.
+    /// Maximum number of examples.
     pub fn segments(self) -> usize {
         match self {
             Shape::Packed { segments, .. } => segments,
@@ -36,7 +36,7 @@ impl Shape {
         }
     }
 
-    /// Where example `index` of a padded micro-batch begins.
+    /// Start of example `index` in a padded micro-batch.
     fn row_start(self, index: usize) -> Option<usize> {
         match self {
             Shape::Packed { .. } => None,
@@ -45,23 +45,23 @@ impl Shape {
     }
 }
 
-/// The shapes that the plans of a run are made for, largest first and all packed or all padded, with the rows of each that
-/// the loss reads.
+/// The shapes that the plans of a run are made for, largest first, all packed or all padded, with the number of rows of each
+/// that the loss reads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layout {
     shapes: Vec<Shape>,
-    /// `None` where it reads every row.
+    /// `None` where the loss reads every row.
     read: Option<Vec<usize>>,
-    /// The most tokens of a tree, where examples share prefixes.
+    /// Maximum tokens of a tree, where examples share prefixes.
     trees: Option<usize>,
-    /// The room of each shape for images; `None` where no example has one.
+    /// Each shape's room for images; `None` where no example has one.
     seen: Option<Vec<ImageRoom>>,
-    /// Examples that follow one another and lie in one micro-batch, because one loss compares them; 1 where each counts alone.
+    /// Consecutive examples that lie in one micro-batch because one loss compares them; 1 where each counts alone.
     together: usize,
 }
 
-/// The images that there is room for, and their patches. Of videos: the different images, and their frames, each of which counts
-/// as a patch.
+/// Maximum number of images and of their patches. For videos: the distinct images, and their frames, each of which counts as a
+/// patch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ImageRoom {
     pub patches: usize,
@@ -70,41 +70,41 @@ pub struct ImageRoom {
     pub largest: usize,
 }
 
-/// The frames of an example, or of a prefix that several share: its first rows.
+/// The frames of an example, or of a shared prefix: its first rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VideoRows {
-    /// The row of its first frame.
+    /// Row of the first frame.
     pub row: usize,
-    /// Of every frame the place of its image among those that the micro-batch shows.
+    /// For every frame, the index of its image among those that the micro-batch shows.
     pub images: Vec<u32>,
 }
 
-/// An example as it takes room: its size, and that of the beginning that others of its group begin with too.
+/// The size of an example, and of the prefix that it shares with its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
     pub extent: Extent,
-    /// A number that means nothing where the prefix has no tokens.
+    /// Ignored where the prefix has no tokens.
     pub group: u32,
     pub prefix: Extent,
 }
 
 impl Member {
-    /// The room it takes behind its prefix.
+    /// The room it takes after its prefix.
     fn branch(&self) -> Extent {
         self.extent - self.prefix
     }
 }
 
-/// Plans of different extents that a run may have: each is compiled, captured and has inputs of its own.
+/// Maximum number of plans with different extents: each is compiled and captured and has inputs of its own.
 pub const MOST_SHAPES: usize = 4;
 
 impl Layout {
-    /// The loss reads every row.
+    /// A layout in which the loss reads every row.
     pub fn new(shapes: Vec<Shape>) -> Layout {
         Layout::reading(shapes, None)
     }
 
-    /// The loss reads `read` rows of each shape, or every row.
+    /// A layout in which the loss reads `read` rows of each shape, or every row.
     pub fn reading(shapes: Vec<Shape>, read: Option<Vec<usize>>) -> Layout {
         assert!((1..=MOST_SHAPES).contains(&shapes.len()), "{} shapes", shapes.len());
         let is_packed = |shape: &Shape| matches!(shape, Shape::Packed { .. });
@@ -114,19 +114,19 @@ impl Layout {
         Layout { shapes, read, trees: None, seen: None, together: 1 }.checked()
     }
 
-    /// Every `together` examples that follow one another lie in one micro-batch. The largest shape has room for them.
+    /// Puts every `together` consecutive examples in one micro-batch. The largest shape must have room for them.
     pub fn comparing(self, together: usize) -> Layout {
         let has_room = self.shapes.iter().all(|shape| shape.segments() >= together);
         assert!(together > 0 && has_room, "{together} examples that are compared in {self:?}");
         Layout { together, ..self }
     }
 
-    /// Examples that one loss compares; 1 where each counts alone.
+    /// Number of examples that one loss compares; 1 where each counts alone.
     pub fn together(&self) -> usize {
         self.together
     }
 
-    /// Shapes have room for images. Only of packed shapes; of two of as many tokens the first has more.
+    /// Gives shapes room for images. Only packed shapes may have it; of two shapes with equal tokens the first has more.
     pub fn seeing(self, seen: Option<Vec<ImageRoom>>) -> Layout {
         assert!(
             seen.as_ref().is_none_or(|seen| self.is_packed() && seen.len() == self.shapes.len()),
@@ -142,13 +142,13 @@ impl Layout {
         self
     }
 
-    /// Examples that share a prefix lie behind it, in trees of at most `trees` tokens. Only of packed shapes.
+    /// Puts examples with a common prefix into trees of at most `trees` tokens. Only for packed shapes.
     pub fn sharing(self, trees: Option<usize>) -> Layout {
         assert!(trees.is_none() || self.is_packed(), "trees lie one after another");
         Layout { trees, ..self }
     }
 
-    /// The most tokens of a tree, where examples share prefixes.
+    /// Maximum tokens of a tree, where examples share prefixes.
     pub fn trees(&self) -> Option<usize> {
         self.trees
     }
@@ -162,22 +162,22 @@ impl Layout {
         self.read.as_ref().map(|read| read[shape])
     }
 
-    /// Learned tokens that a shape has room for.
+    /// Maximum learned tokens of a shape.
     pub fn most_learned(&self, shape: usize) -> usize {
         self.read(shape).unwrap_or_else(|| self.shapes[shape].tokens())
     }
 
-    /// Images that a shape has room for, and their patches.
+    /// A shape's room for images.
     pub fn images(&self, shape: usize) -> ImageRoom {
         self.seen.as_ref().map_or(ImageRoom::default(), |seen| seen[shape])
     }
 
-    /// The room of every shape for images; `None` where no example has one.
+    /// Each shape's room for images; `None` where no example has one.
     pub fn seen(&self) -> Option<&[ImageRoom]> {
         self.seen.as_deref()
     }
 
-    /// All that a shape has room for.
+    /// A shape's room in every dimension.
     pub(crate) fn room(&self, shape: usize) -> Extent {
         let ImageRoom { patches, images, .. } = self.images(shape);
         Extent { tokens: self.shapes[shape].tokens(), learned: self.most_learned(shape), images, patches }
@@ -187,8 +187,8 @@ impl Layout {
         matches!(self.shapes[0], Shape::Packed { .. })
     }
 
-    /// Which of an update's examples, given by their sizes, lie in which micro-batch, and the shape of each. The same
-    /// sizes give the same layout, and every example fits the largest shape alone.
+    /// Assigns an update's examples, given by their sizes, to micro-batches, each with its shape. Equal sizes give equal
+    /// layouts. Every example must fit the largest shape.
     pub(crate) fn places(&self, examples: &[Member]) -> Vec<BatchAssignment> {
         match self.shapes[0] {
             Shape::Packed { segments, .. } => self.packed(examples, segments),
@@ -196,7 +196,7 @@ impl Layout {
         }
     }
 
-    /// Longest first, each into the first micro-batch with room for it.
+    /// First fit by decreasing length.
     fn packed(&self, examples: &[Member], segments: usize) -> Vec<BatchAssignment> {
         struct Bin {
             used: Extent,
@@ -204,7 +204,9 @@ impl Layout {
         }
         let room = self.room(0);
         let bundles = match self.together {
-            1 => self.grown(examples, room).into_iter().map(|(extent, tree)| (extent, vec![tree])).collect(),
+            1 => {
+                self.trees_of(examples, room).into_iter().map(|(extent, tree)| (extent, vec![tree])).collect()
+            }
             together => self.compared(examples, together, room),
         };
         let extents: Vec<Extent> = bundles.iter().map(|(extent, _)| *extent).collect();
@@ -231,8 +233,7 @@ impl Layout {
         bins.into_iter().map(place).collect()
     }
 
-    /// Examples that are compared, with their size: one tree where they share a prefix and it fits, otherwise each a tree of
-    /// its own.
+    /// Groups of compared examples with their sizes: one tree where they share a prefix and it fits, otherwise one tree each.
     fn compared(&self, examples: &[Member], together: usize, room: Extent) -> Vec<(Extent, Vec<Vec<usize>>)> {
         let room = self.tree_room(room);
         let bundle = |(number, members): (usize, &[Member])| {
@@ -248,21 +249,21 @@ impl Layout {
         examples.chunks(together).enumerate().map(bundle).collect()
     }
 
-    /// The room there is for one tree.
+    /// The room for one tree.
     fn tree_room(&self, room: Extent) -> Extent {
         Extent { tokens: self.trees.map_or(room.tokens, |most| most.min(room.tokens)), ..room }
     }
 
-    /// Examples as trees with their sizes, in the order of their first members: one tree a group, or several where one would
-    /// not fit; an example that shares nothing is a tree of its own.
-    fn grown(&self, examples: &[Member], room: Extent) -> Vec<(Extent, Vec<usize>)> {
+    /// Trees of examples with their sizes, in the order of their first members: one tree per group, or several where one would
+    /// not fit. An example that shares nothing is a tree of its own.
+    fn trees_of(&self, examples: &[Member], room: Extent) -> Vec<(Extent, Vec<usize>)> {
         let room = self.tree_room(room);
         let mut trees: Vec<(Extent, Vec<usize>)> = vec![];
         let mut growing: HashMap<u32, usize> = HashMap::new();
         for (index, example) in examples.iter().enumerate() {
             let shares = self.trees.is_some() && example.prefix.tokens > 0;
-            let grown = growing.get(&example.group).filter(|_| shares).map(|tree| &mut trees[*tree]);
-            match grown {
+            let tree = growing.get(&example.group).filter(|_| shares).map(|tree| &mut trees[*tree]);
+            match tree {
                 Some((used, members)) if (*used + example.branch()).fits(room) => {
                     *used = *used + example.branch();
                     members.push(index);
@@ -278,8 +279,8 @@ impl Layout {
         trees
     }
 
-    /// Neighbours in length share a micro-batch, so that each is as long as its longest. Where there is one length only
-    /// they stay in their order.
+    /// Puts examples of similar length into the same micro-batch, so that each fits the shortest shape. Where there is only one
+    /// length, examples keep their order.
     fn padded(&self, examples: &[Member], rows: usize) -> Vec<BatchAssignment> {
         let examples: Vec<Extent> = examples.iter().map(|example| example.extent).collect();
         let units: Vec<Extent> = examples
@@ -300,81 +301,81 @@ impl Layout {
         order.chunks(rows).map(place).collect()
     }
 
-    /// The smallest shape that holds and has room for all of it.
+    /// The smallest shape for which `holds` is true and that has room for `used`.
     fn smallest(&self, used: Extent, holds: impl Fn(Shape) -> bool) -> usize {
         let fits = |shape: &usize| holds(self.shapes[*shape]) && used.fits(self.room(*shape));
         (0..self.shapes.len()).rev().find(fits).expect("every example fits the largest shape")
     }
 }
 
-/// Tokens that follow one another in an example.
+/// Consecutive tokens of an example.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Run {
     own: Segment,
-    /// The rows before it in the example; none where it begins the example.
+    /// Rows of the example's prefix; empty where the run begins the example.
     prefix: Segment,
-    /// The global index of the example.
+    /// Global index of the example.
     sample: u64,
 }
 
-/// Indices by falling length, equal ones in their order.
+/// Indices by descending length; equal lengths keep their order.
 fn longest_first(examples: &[Extent]) -> Vec<usize> {
     let mut order: Vec<usize> = (0..examples.len()).collect();
     order.sort_by_key(|index| std::cmp::Reverse(examples[*index].tokens));
     order
 }
 
-/// A micro-batch before it is filled.
+/// The examples and the shape of a micro-batch before it is filled.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct BatchAssignment {
-    /// Of the layout's shapes.
+    /// Index of the shape in the layout.
     pub shape: usize,
-    /// The room that its examples take; a prefix that several share counts once.
+    /// Room that its examples take; a shared prefix counts once.
     pub used: Extent,
-    /// The update's examples by number, those together that share a prefix.
+    /// Indices of examples in the update, grouped into trees.
     pub trees: Vec<Vec<usize>>,
 }
 
-/// Examples as a plan takes them. All vectors are as long as the plan has room; what is no example's predicts nothing
-/// and counts nothing.
+/// Examples in the form in which a plan takes them. All vectors have the full length of the plan; padding has no targets and
+/// weight 0.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MicroBatch {
-    /// The plan: the shape's place in the layout.
+    /// The plan, as the index of its shape in the layout.
     pub shape: usize,
-    /// The number of its lane among those of the rank.
+    /// Index of its lane among those of the rank.
     pub lane: usize,
-    /// Rows of it that the loss reads.
+    /// Number of rows that the loss reads.
     pub read: usize,
-    /// -1 where an image takes the token's place.
+    /// Token ids; -1 where an image takes the token's place.
     pub tokens: Vec<i32>,
-    /// The block of patches that takes the token's place, of all in their order; -1 where there is none.
+    /// The merge block that takes the token's place, counted over all images; -1 where there is none.
     pub seen: Vec<i32>,
-    /// The token to predict; -1 where there is none.
+    /// Token to predict; -1 where there is none.
     pub targets: Vec<i32>,
-    /// The weight of the prediction in the loss.
+    /// Weight of the prediction in the loss.
     pub weights: Vec<f32>,
-    /// Time, height and width within the example, which are the same for text.
+    /// Time, height and width within the example, which are equal for text.
     pub positions: Vec<[i32; 3]>,
-    /// The type of each token: 1 in the second text of a pair, where the tokeniser has types.
+    /// Token types: 1 in the second text of a pair, where the tokeniser has types.
     pub types: Vec<i32>,
-    /// Images in the order of their patches, and the room there is for them.
+    /// Images in the order of their patches, and the room for them.
     pub images: Vec<Sighting>,
-    /// The row of each image's first token.
+    /// Row of each image's first token.
     image_rows: Vec<usize>,
     pub image_room: ImageRoom,
-    /// Where each example lies, or each tree of them; as many as there are.
+    /// The segment of each example, or of each tree of examples.
     pub segments: Vec<Segment>,
-    /// Runs of tokens that follow one another in an example: of an example that shares nothing all of it.
+    /// Runs of consecutive tokens; an example without a shared prefix is a single run.
     runs: Vec<Run>,
-    /// The global index of each example.
+    /// Global index of each example.
     pub samples: Vec<u64>,
-    /// The number of each example in its table.
+    /// Index of each example in its table.
     pub numbers: Vec<usize>,
-    /// The class of each example; -1 where it has none. As many as there is room for.
+    /// Class of each example; -1 where it has none. Padded to the number of examples there is room for.
     pub labels: Vec<i32>,
-    /// The weight of each class in the loss.
+    /// Weight of each example's class in the loss.
     pub label_weights: Vec<f32>,
-    /// Examples of which nothing is learned because a frame of theirs cannot be decoded, in words.
+    /// Sentences about examples of which nothing is learned because one of their frames cannot be decoded.
     pub left_out: Vec<String>,
 }
 
@@ -405,8 +406,8 @@ impl MicroBatch {
     }
 
     /// The frames of every example that has some, and the images that they show, by their numbers in the set. A still image is
-    /// shown once however many frames it is; the same image in two examples is shown twice, so that a plan knows how many
-    /// frames an image has at most.
+    /// shown once, however many frames it is repeated as. An image in two examples is shown twice, so that a plan has an upper
+    /// bound on the frames per image.
     pub fn videos(&self) -> (Vec<VideoRows>, Vec<u32>) {
         let (mut videos, mut shown): (Vec<VideoRows>, Vec<u32>) = (vec![], vec![]);
         let mut before: Option<Sighting> = None;
@@ -427,7 +428,7 @@ impl MicroBatch {
         (videos, shown)
     }
 
-    /// Learns nothing from the examples in whose segment a row lies.
+    /// Removes the targets of the segment that contains a row.
     pub(crate) fn leave_out(&mut self, row: usize, words: String) {
         let holds = |segment: &&Segment| (segment.start..segment.start + segment.len).contains(&(row as u32));
         let segment = self.segments.iter().find(holds).expect("a row of an example");
@@ -437,7 +438,7 @@ impl MicroBatch {
         self.left_out.push(words);
     }
 
-    /// Lays examples with their global indices behind those that are there, each behind the `prefix` tokens they share.
+    /// Appends a tree of examples with their global indices, which share the first `prefix` tokens.
     pub(crate) fn push(
         &mut self,
         extents: Shape,
@@ -454,9 +455,9 @@ impl MicroBatch {
             let positions = example.positions();
             if number == 0 && prefix > 0 {
                 let none = Segment { len: 0, ..trunk };
-                end = self.lay(*example, &positions, *sample, 0..prefix, end, none);
+                end = self.write_part(*example, &positions, *sample, 0..prefix, end, none);
             }
-            end = self.lay(*example, &positions, *sample, prefix..example.tokens.len(), end, trunk);
+            end = self.write_part(*example, &positions, *sample, prefix..example.tokens.len(), end, trunk);
             if let Some(label) = example.label {
                 self.labels[index] = label as i32;
                 self.label_weights[index] = class_weights.get(label as usize).copied().unwrap_or(1.0);
@@ -466,8 +467,8 @@ impl MicroBatch {
         self.segments.push(Segment { start: start as u32, len: (end - start) as u32 });
     }
 
-    /// Lays a part of an example at a place behind its prefix, and says where it ends.
-    fn lay(
+    /// Writes a part of an example after its prefix, and returns the row where it ends.
+    fn write_part(
         &mut self,
         example: Example<'_>,
         positions: &[[i32; 3]],
@@ -498,8 +499,8 @@ impl MicroBatch {
         start + part.len()
     }
 
-    /// Makes the tokens of an image those of its merge blocks that the text is shown, as many as it has tokens. Until then they
-    /// are its first ones.
+    /// Assigns to the tokens of an image the merge blocks that the text sees, as many as it has tokens. Initially these are its
+    /// first ones.
     pub(crate) fn show(&mut self, number: usize, blocks: &[u32]) {
         let (image, row) = (self.images[number], self.image_rows[number]);
         assert_eq!(blocks.len(), image.tokens as usize, "a block a token");
@@ -511,12 +512,12 @@ impl MicroBatch {
         }
     }
 
-    /// Tokens of examples; the rest is padding.
+    /// Number of tokens that are not padding.
     pub fn real_tokens(&self) -> usize {
         self.segments.iter().map(|segment| segment.len as usize).sum()
     }
 
-    /// The example, by its number in `samples`, that each target belongs to: of all rows, or of those that are read.
+    /// The example, as an index into `samples`, that each target belongs to: for all rows, or for those that the loss reads.
     pub fn answered(&self, read: bool) -> Vec<Option<u32>> {
         let mut of_row = vec![None; self.targets.len()];
         let numbers: HashMap<u64, u32> =
@@ -535,8 +536,7 @@ impl MicroBatch {
         }
     }
 
-    /// The rows that the loss reads, the token to predict from each and its weight, as many as there is room for: -1, -1 and
-    /// 0 behind those there are.
+    /// The rows that the loss reads, the token to predict from each, and its weight; padded with -1, -1 and 0.
     pub fn read_rows(&self) -> (Vec<i32>, Vec<i32>, Vec<f32>) {
         let rows = || (0..self.targets.len()).filter(|row| self.targets[*row] >= 0);
         fn filled<T: Copy>(values: impl Iterator<Item = T>, count: usize, rest: T) -> Vec<T> {
@@ -550,8 +550,8 @@ impl MicroBatch {
         )
     }
 
-    /// For each token the global index of its example and its place in it, one after another; zeros where there is
-    /// none. The same in every layout, so that dropout draws the same; a prefix draws as its first example does.
+    /// For each token, the global index of its example and its position in it, interleaved; zeros for padding. They are the
+    /// same in every layout, so that dropout is too; a prefix has those of its first example.
     pub fn draw_keys(&self) -> Vec<i32> {
         let mut keys = vec![0; 2 * self.tokens.len()];
         for run in &self.runs {
@@ -563,14 +563,14 @@ impl MicroBatch {
         keys
     }
 
-    /// For each token the rows that it sees, [a, b) of the prefix and [c, d) of its own run, one after another; nothing where
-    /// there is no token.
+    /// For each token, the rows that it attends to: [a, b) of the prefix and [c, d) of its own run, interleaved; empty for
+    /// padding.
     pub fn intervals(&self) -> Vec<i32> {
         let mut all = vec![0; 4 * self.tokens.len()];
         for Run { own, prefix, .. } in &self.runs {
             for i in 0..own.len {
                 let row = own.start + i;
-                // The first interval is never the empty one.
+                // Where only one interval is not empty, it comes first.
                 let seen = match prefix.len {
                     0 => [own.start, row + 1, 0, 0],
                     len => [prefix.start, prefix.start + len, own.start, row + 1],
@@ -608,10 +608,10 @@ mod tests {
 
     #[test]
     fn packing_cuts_no_example_and_takes_the_smallest_plan_that_holds() {
-        // 7 and 3 fill ten; 5 and 4 leave one; 2 goes nowhere else.
+        // 7 and 3 fill ten; 5 and 4 leave one; 2 fits neither.
         let lengths = [3, 5, 7, 4, 2];
         assert_eq!(places(&packed(&[10, 4], 8), &lengths), [(0, vec![0, 2]), (0, vec![1, 3]), (1, vec![4])]);
-        // Two examples a micro-batch are allowed, so the third begins another.
+        // A micro-batch has room for two examples, so the third begins another.
         assert_eq!(places(&packed(&[10], 2), &[1, 1, 1]), [(0, vec![0, 1]), (0, vec![2])]);
         assert_eq!(places(&packed(&[30], 8), &lengths), [(0, vec![0, 1, 2, 3, 4])]);
     }
@@ -624,7 +624,7 @@ mod tests {
         let layout = Layout::reading(shapes(), Some(vec![4, 2]));
         let found: Vec<_> =
             layout.places(&examples).into_iter().map(|p| (p.shape, p.trees.concat())).collect();
-        // All would fit sixteen tokens; four rows are read of them, and of the small plan two.
+        // All of them would fit sixteen tokens, but only four rows are read of those, and two of the small plan.
         assert_eq!(found, [(0, vec![0, 1]), (0, vec![2, 3])]);
         let layout = Layout::reading(shapes(), Some(vec![8, 2]));
         assert_eq!(layout.places(&examples)[0].trees.concat(), [0, 1, 2, 3]);
@@ -639,7 +639,7 @@ mod tests {
         };
         let examples = [of(9, 0, 6), of(7, 1, 0), of(8, 0, 6), of(12, 2, 10), of(9, 0, 6), of(11, 2, 10)];
         let layout = packed(&[32], 8);
-        // Nothing is shared by a layout that has no trees: 32 hold four of them.
+        // A layout without trees shares nothing: 32 tokens hold four of them.
         assert_eq!(layout.places(&examples).len(), 2);
         let layout = layout.sharing(Some(13));
         let [one, two] = &layout.places(&examples)[..] else { panic!("two micro-batches") };
@@ -679,7 +679,7 @@ mod tests {
         let lengths = [3, 9, 2, 8, 4];
         let expected = [(0, vec![1, 3]), (1, vec![4, 0]), (2, vec![2])];
         assert_eq!(places(&padded(&[10, 5, 2], 2), &lengths), expected);
-        // Padded to one length, examples stay where they are.
+        // Padded to one length, examples keep their order.
         assert_eq!(places(&padded(&[10], 2), &lengths), [(0, vec![0, 1]), (0, vec![2, 3]), (0, vec![4])]);
     }
 
@@ -709,9 +709,9 @@ mod tests {
         assert_eq!(padded.real_tokens(), 5);
     }
 
-    /// Two questions about one image of two by two blocks behind a token, and an image that another question has alone.
+    /// Two questions about one image of two by two blocks after a token, and another question with an image of its own.
     #[test]
-    fn an_image_is_laid_once_for_all_who_share_it() {
+    fn a_shared_image_is_laid_out_once() {
         let shape = Shape::Packed { tokens: 18, segments: 2 };
         let layout = Layout::new(vec![shape]).sharing(Some(12));
         let room = ImageRoom { patches: 24, images: 2, largest: 16 };
@@ -730,15 +730,15 @@ mod tests {
         assert_eq!(batch.seen[..12], [-1, 0, 1, 2, 3, -1, -1, -1, -1, 4, 5, -1]);
         assert_eq!(batch.images.iter().map(|image| image.image).collect::<Vec<_>>(), [7, 3]);
         assert_eq!(batch.positions[1..5], [[1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2]]);
-        // The text goes on after the longer side of the image, in every branch.
+        // In every branch the text continues after the longer side of the image.
         assert_eq!(batch.positions[5..9], [[3; 3], [4; 3], [3; 3], [4; 3]]);
         assert_eq!(batch.positions[9..12], [[0, 0, 0], [0, 0, 1], [2; 3]]);
         assert_eq!(batch.read_rows().0[..3], [5, 7, 10]);
     }
 
-    /// Two of four blocks behind a token, and one of two in an example behind it.
+    /// Two of four blocks after a token, and one of two in a second example.
     #[test]
-    fn tokens_of_an_image_are_the_blocks_that_are_shown() {
+    fn tokens_of_an_image_are_the_visible_blocks() {
         let shape = Shape::Packed { tokens: 8, segments: 2 };
         let room = ImageRoom { patches: 24, images: 2, largest: 16 };
         let mut batch = MicroBatch::empty(&Layout::new(vec![shape]).seeing(Some(vec![room])), 0);
@@ -767,7 +767,7 @@ mod tests {
         batch.show(1, &[1]);
         assert_eq!(batch.tokens[..6], [5, -1, -1, 6, -1, 4]);
         assert_eq!(batch.seen[..6], [-1, 1, 2, -1, 5, -1], "the second image begins behind all four blocks");
-        // Blocks stand where they stand in the whole image, and the text behind its longer side.
+        // Blocks keep their positions in the whole image, and the text follows its longer side.
         let positions = [[0; 3], [1, 1, 2], [1, 2, 1], [3; 3], [0, 0, 1], [2; 3]];
         assert_eq!(batch.positions[..6], positions);
     }

@@ -1,4 +1,4 @@
-//! How large examples are, in as few numbers as a plan of memory and time needs.
+//! The distribution of example sizes, in as few numbers as a plan of memory and time needs.
 
 use std::ops::{Add, Sub};
 
@@ -6,23 +6,23 @@ use super::ExampleTable;
 use super::drawn::prompt_of;
 use crate::random::Uniform;
 
-/// The sizes of equal shares of the examples.
+/// Quantiles of the sizes of examples: the mean sizes of equal shares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lengths {
-    /// Those without images first, shortest first; the last has the most of everything there is.
+    /// Shares without images first, shortest first; the last one has the maximum in every dimension.
     shares: Vec<Extent>,
-    /// Where examples share prefixes, or are pairs: equal shares of the trees they make, smallest first. The last is the
+    /// Where examples share prefixes, or are pairs: quantiles of the trees they form, smallest first. The last one is the
     /// largest.
     trees: Vec<Tree>,
     /// Patches of the largest image; 0 where there is none.
     largest_image: usize,
 }
 
-/// The size of an example: what it takes of a micro-batch.
+/// The size of an example: the room it takes in a micro-batch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Extent {
     pub tokens: usize,
-    /// Tokens of it that are predicted.
+    /// Tokens that are predicted.
     pub learned: usize,
     /// Images among the tokens, and their patches.
     pub images: usize,
@@ -35,12 +35,12 @@ impl Extent {
         Extent { tokens, learned: tokens, ..Extent::default() }
     }
 
-    /// Whether there is room for it.
+    /// Whether it fits into `room`.
     pub(crate) fn fits(&self, room: Extent) -> bool {
         self.most(room) == room
     }
 
-    /// The larger of each count.
+    /// The maximum in every dimension.
     pub fn most(self, other: Extent) -> Extent {
         self.with(other, usize::max)
     }
@@ -54,13 +54,13 @@ impl Extent {
         }
     }
 
-    /// The mean of several, rounded up.
+    /// The mean, rounded up.
     fn mean(all: &[Extent]) -> Extent {
         let sum: Extent = all.iter().copied().sum();
         sum.with(Extent::default(), |count, _| count.div_ceil(all.len().max(1)))
     }
 
-    /// Where it stands among shares.
+    /// Sort key among shares.
     fn rank(&self) -> (bool, usize, usize) {
         (self.images > 0, self.tokens, self.learned)
     }
@@ -88,18 +88,18 @@ impl std::iter::Sum for Extent {
     }
 }
 
-/// Examples behind a prefix that they share, or one example.
+/// Examples with a common prefix, or a single example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tree {
     pub examples: usize,
-    /// The beginning that all share; nothing of it is learned.
+    /// The shared prefix, of which nothing is learned.
     pub prefix: Extent,
-    /// The rest of all examples.
+    /// The remaining tokens of all examples.
     pub branches: Extent,
 }
 
 impl Tree {
-    /// The size of all that is computed.
+    /// Size of everything that is computed.
     pub fn extent(&self) -> Extent {
         self.prefix + self.branches
     }
@@ -114,8 +114,8 @@ impl Tree {
         [self.prefix.images, self.prefix.patches, self.branches.images, self.branches.patches]
     }
 
-    /// Of four numbers each, one after another, and as many of images or none; `None` where a number is missing or
-    /// contradicts another.
+    /// Parses trees from four numbers each, and four of images or none; `None` where a number is missing or contradicts
+    /// another.
     pub fn list(numbers: &[usize], image_numbers: &[usize]) -> Option<Vec<Tree>> {
         if !image_numbers.is_empty() && image_numbers.len() != numbers.len() {
             return None;
@@ -124,7 +124,7 @@ impl Tree {
         numbers.chunks(4).zip(images).map(|(numbers, images)| Tree::given(numbers, images)).collect()
     }
 
-    /// Of four numbers, and four of images; `None` where an example would be empty.
+    /// Parses one tree from four numbers, and four of images; `None` where an example would be empty.
     fn given(numbers: &[usize], images: &[usize]) -> Option<Tree> {
         let &[examples, prefix, tokens, learned] = numbers else { return None };
         let &[shared_images, shared_patches, images, patches] = images else { return None };
@@ -136,29 +136,29 @@ impl Tree {
         })
     }
 
-    /// A tree with room for so much, which has as many examples and the same prefix.
+    /// A tree of this maximum size, with the same number of examples and the same prefix.
     pub fn holding(self, most: Extent) -> Tree {
         let all = self.extent().most(most);
         let branches = all.with(self.prefix, usize::saturating_sub);
         Tree { branches: Extent { tokens: branches.tokens.max(branches.learned), ..branches }, ..self }
     }
 
-    /// The size of each of its examples, taken to be equal.
+    /// The size of each of its examples, assumed to be equal.
     fn example(&self) -> Extent {
         let branch = self.branches.with(Extent::default(), |count, _| count.div_ceil(self.examples));
         self.prefix + branch
     }
 }
 
-/// Shares that are told apart: enough that the sum over an update is off by less than a percent.
+/// Number of shares, large enough that the sum over an update is off by less than a percent.
 const SHARES: usize = 64;
 
-/// How widely lengths spread where they are drawn: deviation of their logarithm, as instructions and reviews have it.
+/// Standard deviation of the logarithm of drawn lengths, as in sets of instructions and reviews.
 const SPREAD: f64 = 0.6;
 
 impl Lengths {
-    /// Of given shares, the learned tokens of each, all where those are not known, and the images and patches of each, none
-    /// where those are not known; `None` where there is no share, or an empty example.
+    /// Parses shares: tokens of each, learned tokens (all, where none are given), and images and patches (none, where not
+    /// given). `None` where there is no share, or an empty example.
     pub fn given(tokens: &[usize], learned: &[usize], [images, patches]: [&[usize]; 2]) -> Option<Lengths> {
         let of =
             |numbers: &[usize], i: usize| numbers.get(i).copied().filter(|_| numbers.len() == tokens.len());
@@ -179,12 +179,12 @@ impl Lengths {
         self
     }
 
-    /// With shares of trees.
+    /// Adds quantiles of trees.
     pub fn with_trees(self, trees: Vec<Tree>) -> Lengths {
         Lengths { trees, ..self }
     }
 
-    /// Measured; `None` for a table without examples.
+    /// Measures a table; `None` for a table without examples.
     pub fn of(table: &ExampleTable) -> Option<Lengths> {
         let mut all: Vec<Extent> = (0..table.count()).map(|index| table.extent_of(index)).collect();
         let most = all.iter().copied().reduce(Extent::most)?;
@@ -201,7 +201,7 @@ impl Lengths {
         Some(Lengths { shares: all, trees: trees(table), largest_image: table.largest_image() })
     }
 
-    /// Lognormal with this mean, cut off at `longest`, which a few examples reach.
+    /// A lognormal distribution with this mean, truncated at `longest`, which a few examples reach.
     pub fn drawn(mean: usize, longest: usize) -> Lengths {
         let (mean, longest) = (mean.max(1) as f64, longest.max(1));
         let shares = |median: f64| -> Vec<usize> {
@@ -213,7 +213,7 @@ impl Lengths {
             shares[SHARES - 1] = longest;
             shares
         };
-        // The mean grows with the median, which may lie above the longest: half the interval until it is found.
+        // The mean grows with the median, which may exceed the longest length: bisection finds it.
         let (mut below, mut above) = (1.0, 20.0 * longest as f64);
         for _ in 0..50 {
             let middle = (below + above) / 2.0;
@@ -235,17 +235,17 @@ impl Lengths {
         &self.shares
     }
 
-    /// Shares of trees; none where examples share nothing and are no pairs.
+    /// Quantiles of trees; empty where examples share nothing and are no pairs.
     pub fn trees(&self) -> &[Tree] {
         &self.trees
     }
 
-    /// The most of everything that a tree has, or an example that is none.
+    /// Maximum size of a tree, or of an example outside trees.
     pub fn largest_tree(&self) -> Extent {
         self.trees.iter().map(Tree::extent).fold(self.most(), Extent::most)
     }
 
-    /// The most of everything that an example has.
+    /// Maximum size of an example.
     pub fn most(&self) -> Extent {
         self.shares.iter().copied().fold(Extent::default(), Extent::most)
     }
@@ -254,7 +254,8 @@ impl Lengths {
         self.most().tokens
     }
 
-    /// With the patches of the largest image, where they are known; otherwise an image may have all that an example has.
+    /// Sets the patches of the largest image, where they are known; otherwise a single image may have all patches of an
+    /// example.
     pub fn with_largest_image(self, patches: Option<usize>) -> Lengths {
         Lengths { largest_image: patches.unwrap_or(self.largest_image), ..self }
     }
@@ -273,13 +274,13 @@ impl Lengths {
         self.shares.iter().map(|extent| extent.tokens).sum::<usize>() as f64 / self.shares.len() as f64
     }
 
-    /// The share of all tokens that is learned.
+    /// Share of all tokens that is learned.
     pub fn learned_share(&self) -> f64 {
         let learned: usize = self.shares.iter().map(|extent| extent.learned).sum();
         learned as f64 / self.shares.len() as f64 / self.mean()
     }
 
-    /// One of them, every share as likely: its size and the beginning of it that it shares; of a tree as many as it has.
+    /// Draws a share with equal probability: the size of an example, its shared prefix, and the number of examples in its tree.
     pub(crate) fn draw(&self, uniform: &mut Uniform) -> (Extent, Extent, usize) {
         let mut index = |count: usize| (uniform.draw() * count as f64) as usize;
         match self.trees.len() {
@@ -292,7 +293,7 @@ impl Lengths {
     }
 }
 
-/// Equal shares of the trees of a table. A pair is one of them, whether or not its answers share their prompt.
+/// Quantiles of the trees of a table. A pair is one tree, whether or not its answers share their prompt.
 fn trees(table: &ExampleTable) -> Vec<Tree> {
     let tree = |(prefix, members): (usize, &[u32])| {
         let prefix = table.beginning_of(members[0] as usize, prefix);
@@ -320,8 +321,7 @@ fn trees(table: &ExampleTable) -> Vec<Tree> {
     all
 }
 
-/// How many deviations above the mean a normal variable stays below with this probability, to three digits: the formula
-/// 26.2.23 of Abramowitz and Stegun.
+/// Quantile function of the normal distribution, to three digits: formula 26.2.23 of Abramowitz and Stegun.
 fn normal_quantile(p: f64) -> f64 {
     let t = (-2.0 * p.min(1.0 - p).ln()).sqrt();
     let above = 2.515517 + t * (0.802853 + t * 0.010328);
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn few_examples_are_told_one_by_one_and_many_by_shares() {
+    fn few_examples_are_listed_and_many_summarised_by_shares() {
         assert_eq!(Lengths::of(&ExampleTable::default()), None);
         let tokens =
             |lengths: &Lengths| lengths.shares().iter().map(|extent| extent.tokens).collect::<Vec<_>>();
@@ -352,7 +352,7 @@ mod tests {
         let many = Lengths::of(&table((1..=1000).rev())).unwrap();
         assert_eq!((many.shares().len(), many.longest(), many.shares()[0].tokens), (64, 1000, 8));
         assert!((many.mean() - 500.5).abs() < 1.0, "{}", many.mean());
-        // Of an example whose every token counts the first is predicted from nothing.
+        // In an example whose every token counts, the first is predicted from nothing.
         assert!((many.learned_share() - 1.0).abs() < 0.01 && many.most().learned == 999);
         assert_eq!(Lengths::given(&[], &[], [&[]; 2]), None);
         assert_eq!(Lengths::given(&[4, 0], &[], [&[]; 2]), None);
@@ -367,7 +367,7 @@ mod tests {
         for (mean, longest) in [(200, 512), (20, 4096), (500, 512), (1, 1)] {
             let drawn = Lengths::drawn(mean, longest);
             assert_eq!(drawn.longest(), longest);
-            // The last share is the longest, whatever the mean: that much it may be off.
+            // The last share is the longest length, whatever the mean, which allows this much deviation.
             let off = (drawn.mean() - mean as f64).abs();
             assert!(off < 1.0 + longest as f64 / 64.0, "{mean} {longest}: {}", drawn.mean());
         }

@@ -1,13 +1,13 @@
-//! Marks around the part of an answer that is learned.
+//! Restricts learning to the part of an answer between two marks.
 
 use super::conversation::wrong;
 use super::mask::Masked;
-use super::wrong::Wrong;
+use super::row_error::RowError;
 use crate::formats::Reason;
 
-/// Narrows what is learned to what lies between two marks. The marks stay in the text and are not learned, and neither is
-/// anything around them, the end of the turn included.
-pub(crate) fn between(mut masked: Masked, [open, close]: &[String; 2]) -> Result<Masked, Wrong> {
+/// Restricts the learned part of a text to the text between two marks. The marks stay in the text but are not learned, and
+/// neither is anything around them, the end of the turn included.
+pub(crate) fn between(mut masked: Masked, [open, close]: &[String; 2]) -> Result<Masked, RowError> {
     let mut learned = Vec::new();
     for span in &masked.learned {
         let end = span.end.min(masked.text.len());
@@ -15,8 +15,8 @@ pub(crate) fn between(mut masked: Masked, [open, close]: &[String; 2]) -> Result
         while let Some(at) = masked.text.get(from..end).and_then(|rest| rest.find(open.as_str())) {
             let begin = from + at + open.len();
             let Some(len) = masked.text[begin..end].find(close.as_str()) else {
-                let said = format!("an answer has `{open}` and no `{close}` behind it; close it");
-                return wrong(Reason::Conversation, said);
+                let message = format!("an answer has `{open}` and no `{close}` after it; close it");
+                return wrong(Reason::Conversation, message);
             };
             if len > 0 {
                 learned.push(begin..begin + len);
@@ -25,11 +25,11 @@ pub(crate) fn between(mut masked: Masked, [open, close]: &[String; 2]) -> Result
         }
     }
     if learned.is_empty() {
-        let said = format!(
+        let message = format!(
             "nothing of the row's answers lies between `{open}` and `{close}` (data.answer_marks), so there is nothing to \
              learn; mark a part of an answer"
         );
-        return wrong(Reason::NothingToLearn, said);
+        return wrong(Reason::NothingToLearn, message);
     }
     (masked.learned, masked.is_exact) = (learned, true);
     Ok(masked)
@@ -45,7 +45,7 @@ mod tests {
         let narrowed = |text: &str, learned: &[(usize, usize)]| {
             let learned = learned.iter().map(|(start, end)| *start..*end).collect();
             let masked = Masked { text: text.into(), learned, is_exact: false, turns: 2 };
-            let masked = between(masked, &marks).map_err(|wrong| wrong.said)?;
+            let masked = between(masked, &marks).map_err(|wrong| wrong.message)?;
             let text = |span: &std::ops::Range<usize>| masked.text[span.clone()].to_string();
             Ok::<_, String>(masked.learned.iter().map(text).collect::<Vec<_>>())
         };
@@ -57,7 +57,7 @@ mod tests {
         for (text, why) in [
             ("plain", "nothing of the row's answers lies between"),
             ("<A></A>", "nothing to learn"),
-            ("<A>open", "no `</A>` behind it"),
+            ("<A>open", "no `</A>` after it"),
         ] {
             let refused = narrowed(text, &[(0, text.len())]).unwrap_err();
             assert!(refused.contains(why), "{text}: {refused}");

@@ -1,8 +1,8 @@
-//! The loss mask of a conversation: which parts of its text are trained on, and the weights of its tokens.
+//! The loss mask of a conversation: the parts of its text that are trained on, and the weights of its tokens.
 //!
-//! Where the template says so itself, by generation tags, that is exact. Where it does not, every answer lies between
-//! what is written before it, with the prompt for an answer, and what is written with it. Both must be the beginning of
-//! what is written for the whole conversation, or the template rewrites earlier turns and nothing is guessed.
+//! Where the template has generation tags, they are exact. Where it has none, an answer lies between the rendering of the
+//! messages before it, with the generation prompt, and the rendering that includes it. Both must be prefixes of the rendering
+//! of the whole conversation; otherwise the template rewrites earlier turns, which is an error, not a guess.
 
 use std::ops::Range;
 
@@ -10,41 +10,41 @@ use flatout_settings::choice;
 
 use super::conversation::Conversation;
 use super::encoder::TokenSpan;
+use super::row_error::RowError;
 use super::template::{ChatTemplate, PROBE, Refusal, Rendered};
-use super::wrong::Wrong;
 use crate::formats::Reason;
 
 choice! {
     /// The answers of a conversation that are learned.
     pub enum TrainOn {
-        /// All of the assistant's, in one example.
+        /// All answers of the assistant, in one example.
         Assistant = "assistant",
-        /// The last of the assistant's.
+        /// The last answer of the assistant.
         Last = "last",
-        /// Each of the assistant's, in an example of its own that ends with it.
+        /// Each answer of the assistant, in an example of its own that ends with it.
         Each = "each",
-        /// Everything that is written, questions too.
+        /// The whole text, questions included.
         All = "all",
     }
 }
 
-/// A text, and what of it is learned.
+/// A text and its learned parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Masked {
     pub text: String,
     pub learned: Vec<Range<usize>>,
-    /// Whether white space behind the end of a turn is learned too: only where the template says so.
+    /// Whether white space after the end of a turn is learned too, which only generation tags can say.
     pub is_exact: bool,
-    /// The messages that it is the text of, from the first.
+    /// Number of messages, from the first, that the text contains.
     pub turns: usize,
 }
 
-/// The texts of a conversation with what is learned of them: one, or one an answer.
+/// The texts of a conversation with their learned parts: one, or one per answer.
 pub(crate) fn masked(
     template: &ChatTemplate,
     conversation: &Conversation,
     train_on: TrainOn,
-) -> Result<Vec<Masked>, Wrong> {
+) -> Result<Vec<Masked>, RowError> {
     let turns = conversation.messages.len();
     let answers = |upto: usize| (0..upto).filter(|at| conversation.learned[*at]).collect::<Vec<_>>();
     let whole = |upto: usize| {
@@ -72,22 +72,22 @@ pub(crate) fn masked(
     }
 }
 
-/// Which places of what the first `turns` messages were written as belong to the answers `wanted`.
+/// The ranges, in the rendering of the first `turns` messages, of the answers `wanted`.
 fn learned(
     template: &ChatTemplate,
     conversation: &Conversation,
     rendered: Rendered,
     turns: usize,
     wanted: &[usize],
-) -> Result<Masked, Wrong> {
+) -> Result<Masked, RowError> {
     let Rendered { text, generated } = rendered;
     if template.has_generation() {
         let answers: Vec<usize> = (0..turns).filter(|at| is_assistant(conversation, *at)).collect();
         if generated.len() != answers.len() && wanted.len() != answers.len() {
-            return Err(Wrong::new(
+            return Err(RowError::new(
                 Reason::Template,
                 format!(
-                    "the generation tags of {} mark {} places in {} answers, so single answers cannot be told apart; \
+                    "the generation tags of {} mark {} places in {} answers, so single answers cannot be identified; \
                      give a template that marks each with data.template",
                     template.shown,
                     generated.len(),
@@ -127,29 +127,29 @@ fn is_assistant(conversation: &Conversation, at: usize) -> bool {
     conversation.messages[at].get("role").and_then(|role| role.text()) == Some("assistant")
 }
 
-/// Where the answer `at` begins in `text`.
+/// The offset in `text` where the answer `at` begins.
 fn start(
     template: &ChatTemplate,
     conversation: &Conversation,
     text: &str,
     at: usize,
-) -> Result<usize, Wrong> {
+) -> Result<usize, RowError> {
     let prompt = render(template, conversation, at, true)?;
     if text.starts_with(&prompt) {
         return Ok(prompt.len());
     }
-    // Some prompts go on where answers do not, as with the opening of a thought: then the answer begins where another one
-    // in its place does.
+    // Some generation prompts end with text that answers do not have, such as the opening of a thought. The answer then begins
+    // where a different answer in its place begins.
     let before = render(template, conversation, at, false)?;
     if !text.starts_with(&before) {
         return Err(match render(template, conversation, at + 1, false)?.starts_with(&before) {
             true => rewritten(template, at + 1, "what comes before it"),
-            // Then no way to learn this answer would show the model what it is asked with.
-            false => Wrong::new(
+            // No mask for this answer would then give the model the input that it gets when it is asked.
+            false => RowError::new(
                 Reason::Template,
                 format!(
-                    "{} writes what comes before message {} differently once the answer follows, so a model would learn \
-                     another question than it is asked; give another template with data.template",
+                    "{} renders the text before message {} differently once the answer follows, so a model would be trained \
+                     on another prompt than it is given; give another template with data.template",
                     template.shown,
                     at + 1
                 ),
@@ -168,11 +168,11 @@ fn start(
     let alone = render(template, conversation, at + 1, false)?;
     Err(match begin.is_some_and(|begin| alone.starts_with(&probed.text[..begin])) {
         true => rewritten(template, at + 1, "its answer"),
-        false => Wrong::new(
+        false => RowError::new(
             Reason::Template,
             format!(
-                "{} writes the prompt for message {} differently from the message, and its answers have no place of \
-                 their own; give a template with generation tags with data.template",
+                "{} renders the prompt for message {} differently from the message, so the answers cannot be located; \
+                 give a template with generation tags with data.template",
                 template.shown,
                 at + 1
             ),
@@ -185,48 +185,50 @@ fn render(
     conversation: &Conversation,
     turns: usize,
     prompt: bool,
-) -> Result<String, Wrong> {
+) -> Result<String, RowError> {
     let rendered = template.render(conversation, turns, prompt);
     rendered.map(|rendered| rendered.text).map_err(|refusal| refused(template, refusal))
 }
 
-fn rewritten(template: &ChatTemplate, turn: usize, what: &str) -> Wrong {
-    Wrong::new(
+fn rewritten(template: &ChatTemplate, turn: usize, what: &str) -> RowError {
+    RowError::new(
         Reason::Template,
         format!(
-            "{} writes message {turn} ({what}) differently once more turns follow, so its place in the whole is not \
-             known; learn every answer in an example of its own with data.train_on=each, only the last with \
+            "{} renders message {turn} ({what}) differently once more turns follow, so its place in the text is not \
+             known; train on every answer in an example of its own with data.train_on=each, on the last one with \
              data.train_on=last, or give a template with generation tags with data.template",
             template.shown
         ),
     )
 }
 
-fn refused(template: &ChatTemplate, refusal: Refusal) -> Wrong {
+fn refused(template: &ChatTemplate, refusal: Refusal) -> RowError {
     let shown = &template.shown;
-    let cannot = |said: String| {
-        format!("{shown} cannot write the conversation ({said}); give another template with data.template")
+    let cannot = |sentence: String| {
+        format!(
+            "{shown} cannot render the conversation ({sentence}); give another template with data.template"
+        )
     };
     match refusal {
         Refusal::Raised(message) => {
             let message = message.trim_end_matches('.');
-            Wrong::new(
+            RowError::new(
                 Reason::Template,
                 format!("{shown} refuses the conversation (\"{message}\"); correct it"),
             )
         }
-        Refusal::NeedsDate => Wrong::at_last(
+        Refusal::NeedsDate => RowError::fatal(
             Reason::Template,
             format!(
                 "{shown} asks for today's date; give one as data.date=2025-01-31, so that the run can be repeated"
             ),
         ),
-        Refusal::Failed(said) => Wrong::new(Reason::Template, cannot(said)),
-        Refusal::Exhausted(said) => Wrong::at_last(Reason::Template, cannot(said)),
+        Refusal::Failed(sentence) => RowError::new(Reason::Template, cannot(sentence)),
+        Refusal::Exhausted(sentence) => RowError::fatal(Reason::Template, cannot(sentence)),
     }
 }
 
-/// The weight of every token as a target: 1 where it has a character that is learned. The first is never one.
+/// The weight of every token as a target: 1 where it has a learned character. The first token never has one.
 pub(crate) fn weights(masked: &Masked, pieces: &[TokenSpan]) -> Vec<f32> {
     let mut weights = vec![0.0; pieces.len()];
     for span in &masked.learned {
@@ -235,8 +237,8 @@ pub(crate) fn weights(masked: &Masked, pieces: &[TokenSpan]) -> Vec<f32> {
             false => piece.bytes.start < span.end && piece.bytes.end > span.start,
         };
         let Some(first) = pieces.iter().position(touches) else { continue };
-        let behind =
-            pieces.len() - pieces.iter().rev().position(touches).expect("one was found from the front");
+        let behind = pieces.len()
+            - pieces.iter().rev().position(touches).expect("the search from the front found one");
         let blank =
             |piece: &TokenSpan| !piece.is_special && masked.text[piece.bytes.clone()].trim().is_empty();
         let bare = first + (behind - first)

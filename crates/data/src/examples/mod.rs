@@ -1,28 +1,27 @@
-//! Examples for fine-tuning: conversations, with images or without, and texts or pairs with a class, laid out in
-//! micro-batches.
+//! Examples for fine-tuning: conversations, with or without images, and texts or pairs with a class, laid out in micro-batches.
 //!
-//! All of a set is in memory, tokenised: lengths are known before anything is laid out, and an epoch is a permutation.
+//! A set is tokenised and kept in memory: lengths are known before examples are laid out, and an epoch is a permutation.
 //!
 //! ```text
-//! formats::Records   rows with their fields   (synthetic, shapes: rows of our own, without images and with)
-//!    -> conversation   instructions in the forms they are published in      labelled   texts and pairs with a class
-//!    -> preference     answers to one prompt of which one is preferred, and answers that are wanted or not
+//! formats::Records   rows with their fields   (synthetic, shapes: generated rows, without and with images)
+//!    -> conversation   instructions in their published formats      labelled   texts and pairs with a class
+//!    -> preference     preferred and rejected answers to one prompt, and answers judged as wanted or not
 //!    -> visual         conversations with images, and questions about them
-//!    -> frames         videos and still images with a text, out of tar shards
-//!    -> template       conversations as a model's template writes them   (beside: where it is found; python: its values)
-//!    -> mask           what of the text is learned   (marks: what of an answer)
-//!    -> encoder        text to tokens with their places; pairs in a tokeniser's frame
-//! reading    all of it for every row, in parallel
-//! sides      rows that share images, which are on the same side
-//! sets       all of it behind `open`, split, with what was left out and why
-//! look       what the loss sees of an example
-//! question   a question to a model, written by the same template
-//! drawn      examples of the synthetic language, of drawn lengths
-//! prefixes   examples that begin alike
-//!    -> lengths      how long examples are
-//!    -> arrangement  which extents leave little padding
+//!    -> frames         videos and still images with a text, from tar shards
+//!    -> template       conversations rendered by a model's template   (model_files: where it is found; jinja: its language)
+//!    -> mask           the learned parts of the text   (marks: of an answer)
+//!    -> encoder        text to tokens with offsets; pairs in a tokeniser's frame
+//! row_reader runs these steps for every row, in parallel
+//! sides      keeps rows that share images on the same side of the split
+//! sets       `open`, which reads and splits a set and counts skipped rows
+//! spans      the trained and untrained parts of an example, for inspection
+//! question   questions to a model, rendered by the same template
+//! drawn      examples of the synthetic language with drawn lengths
+//! prefixes   shared prefixes of examples
+//!    -> lengths      the distribution of example sizes
+//!    -> arrangement  extents of plans that leave little padding
 //!    -> layout       examples in micro-batches of these extents
-//!    -> updates      examples in their order, an update at a time, and the cursor
+//!    -> updates      examples in training order, by update, and the cursor
 //! ```
 
 use std::ops::Range;
@@ -37,21 +36,21 @@ mod frames;
 mod labelled;
 pub(crate) mod layout;
 pub(crate) mod lengths;
-mod look;
 mod marks;
 mod mask;
 mod preference;
 mod prefixes;
 mod question;
-mod reading;
+mod row_error;
+mod row_reader;
 mod sets;
 mod shapes;
 mod sides;
+mod spans;
 mod synthetic;
 mod template;
 pub(crate) mod updates;
 mod visual;
-mod wrong;
 
 use crate::order::mixture::{Mixture, MixtureSource};
 use crate::order::permutation::Order;
@@ -60,10 +59,9 @@ use crate::vision::{Grid, Stretch, positions};
 pub use conversation::{Conversation, Schema};
 pub use frames::{FrameSpec, MOST_FRAMES, frames_in_words};
 pub use labelled::Columns;
-pub(crate) use labelled::{Classes, Collected, label_of};
+pub(crate) use labelled::{Classes, LabelCounts, label_of};
 use layout::Member;
 use lengths::Extent;
-pub use look::spans;
 pub use mask::TrainOn;
 use prefixes::Prefixes;
 pub use question::{QuestionPart, Questions, Turn};
@@ -71,58 +69,60 @@ pub use sets::{
     ClassCount, ExampleKind, ExampleSets, ExampleSpec, ImageCounts, SetDescription, TooLong, class_names,
     open, open_reporting, shows_images,
 };
+pub use spans::spans;
 pub use template::{CHATML, ChatTemplate, Date, Refusal, Rendered, template_text};
 pub use visual::{MAX_IMAGE_BYTES, VisionSpec};
 
-/// One of them, as it lies in a table.
+/// An example, borrowed from a table.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Example<'a> {
     pub tokens: &'a [u32],
-    /// The weight in the loss of predicting `tokens[i]` from those before it; 0 for what is only read. The first token is
-    /// predicted from nothing and counts 0.
+    /// The weight in the loss of predicting `tokens[i]` from those before it; 0 for tokens that are only read. The first token
+    /// is predicted from nothing and has weight 0.
     pub weights: &'a [f32],
-    /// The class of the whole, where classes are learned.
+    /// The class of the example, where classes are learned.
     pub label: Option<u32>,
-    /// Images whose tokens are among these, in their order.
+    /// Images among the tokens, in order.
     pub images: &'a [Sighting],
 }
 
-/// An image among the tokens of an example: a token for each merge block of its patches, or for a share of them, which no one
-/// learns.
+/// An image among the tokens of an example. It has one token per merge block of its patches, or per block of a subset, and none
+/// of them is learned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sighting {
-    /// The first of its tokens.
+    /// Position of its first token.
     pub start: u32,
-    /// Of the set's [`ImageStore`](crate::vision::ImageStore).
+    /// Index in the set's [`ImageStore`](crate::vision::ImageStore).
     pub image: u32,
     pub grid: Grid,
-    /// Patches a side of its merge blocks.
+    /// Side of a merge block, in patches.
     pub merge: usize,
-    /// The tokens it takes.
+    /// Number of its tokens.
     pub tokens: u32,
-    /// Of the image's bytes.
+    /// Hash of the image's bytes.
     pub hash: u64,
 }
 
 impl Sighting {
-    /// Its tokens among those of the example.
+    /// The positions of its tokens in the example.
     pub fn range(&self) -> Range<usize> {
         self.start as usize..(self.start + self.tokens) as usize
     }
 
-    /// Its merge blocks, of which the text is shown as many as it takes tokens.
+    /// Number of merge blocks, of which the text sees as many as there are tokens.
     fn blocks(&self) -> usize {
         self.grid.tokens(self.merge)
     }
 
-    /// Whether it shows what the one before it shows: frames of a still image, which is looked into once.
+    /// Whether it shows the same image as the one before it: repeated frames of a still image, which is encoded once.
     fn repeats(&self, before: &Sighting) -> bool {
         self.grid == Grid::FRAME && self.image == before.image
     }
 }
 
 impl Example<'_> {
-    /// Time, height and width of every token; where an image is not shown whole, as if it were its first blocks that are.
+    /// Time, height and width of every token. Where the text sees a subset of an image's blocks, positions are those of its
+    /// first ones.
     fn positions(&self) -> Vec<[i32; 3]> {
         let (mut text, mut end) = (vec![], 0);
         for image in self.images {
@@ -130,7 +130,7 @@ impl Example<'_> {
             end = image.range().end;
         }
         text.push(Stretch::Text(self.tokens.len() - end));
-        // A text without images stands the same whatever a block is.
+        // Without images, positions do not depend on the size of a block.
         let mut all = positions(text, self.images.first().map_or(1, |image| image.merge)).0;
         for image in self.images {
             let end = image.range().end;
@@ -139,7 +139,7 @@ impl Example<'_> {
         all
     }
 
-    /// Mixes all of it into a hash.
+    /// Folds the example into a hash.
     pub(crate) fn fold_into(&self, hash: u64) -> u64 {
         let words = self.tokens.iter().copied().chain(self.weights.iter().map(|weight| weight.to_bits()));
         let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
@@ -153,24 +153,24 @@ impl Example<'_> {
     }
 }
 
-/// Numbered examples.
+/// Numbered examples, stored contiguously.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ExampleTable {
     tokens: Vec<u32>,
     weights: Vec<f32>,
     labels: Vec<Option<u32>>,
-    /// Where the second text of each pair begins, where tokens have types.
+    /// Start of the second text of each pair, where tokens have types.
     seconds: Vec<Option<u32>>,
-    /// Where each ends in `tokens`.
+    /// End of each example in `tokens`.
     ends: Vec<usize>,
     images: Vec<Sighting>,
-    /// Where the images of each end in `images`.
+    /// End of each example's images in `images`.
     image_ends: Vec<usize>,
-    /// The beginnings that examples share, where they are computed once.
+    /// The prefixes that examples share, where shared prefixes are computed once.
     prefixes: Option<Prefixes>,
     /// Whether examples 2 i and 2 i + 1 are the chosen and the rejected answer to one prompt.
     is_paired: bool,
-    /// The shares that sources are drawn in, where there are several.
+    /// The shares in which sources are drawn, where there are several.
     mixture: Option<Arc<Mixture>>,
 }
 
@@ -180,12 +180,12 @@ impl ExampleTable {
         ExampleTable { is_paired: true, ..ExampleTable::default() }
     }
 
-    /// Examples that are drawn, split and laid out as one: 2 of pairs.
+    /// Number of examples that are drawn, split and laid out as one unit: 2 for pairs.
     pub fn together(&self) -> usize {
         1 + usize::from(self.is_paired)
     }
 
-    /// Pairs, or examples where each counts alone.
+    /// Number of units: pairs, or examples where each counts alone.
     pub fn units(&self) -> usize {
         self.count() / self.together()
     }
@@ -196,7 +196,7 @@ impl ExampleTable {
         examples.map(|example| self.len_of(example)).max().expect("a unit has examples")
     }
 
-    /// Appends one. The lengths of tokens and weights are equal, and not 0.
+    /// Appends an example. Tokens and weights must have the same length, above 0.
     pub fn push(&mut self, example: Example<'_>) {
         assert_eq!(example.tokens.len(), example.weights.len(), "a weight a token");
         assert!(!example.tokens.is_empty(), "an example has tokens");
@@ -209,47 +209,47 @@ impl ExampleTable {
         self.ends.push(self.tokens.len());
     }
 
-    /// Says where the second text of the last example begins: its tokens have type 1 from there on.
+    /// Sets the start of the second text of the last example: tokens from there on have type 1.
     pub fn set_second(&mut self, start: Option<u32>) {
         *self.seconds.last_mut().expect("an example was pushed") = start;
     }
 
-    /// The tokens of example `index` that have type 1; none where all have type 0.
+    /// The tokens of example `index` that have type 1; empty where all have type 0.
     pub(crate) fn second_of(&self, index: usize) -> Range<usize> {
         let len = self.len_of(index);
         self.seconds[index].map_or(len, |start| start as usize)..len
     }
 
-    /// Appends one whose images are numbered from `image_base` on here.
+    /// Appends an example whose images are numbered from `image_base` on in this table.
     pub(crate) fn push_renumbered(&mut self, example: Example<'_>, image_base: u32) {
         let renumbered = |sighting: &Sighting| Sighting { image: sighting.image + image_base, ..*sighting };
         let images: Vec<Sighting> = example.images.iter().map(renumbered).collect();
         self.push(Example { images: &images, ..example });
     }
 
-    /// Images that examples show, each as often as it is looked into.
+    /// Number of images that examples show, counting each time an image is encoded.
     pub(crate) fn shown_images(&self) -> u64 {
         (0..self.count()).map(|index| self.extent_of(index).images as u64).sum()
     }
 
-    /// Changes with every token, weight, label and image.
+    /// Hash that changes with every token, weight, label and image.
     pub(crate) fn fingerprint(&self) -> u64 {
         self.iter().fold(self.count() as u64, |hash, example| example.fold_into(hash))
     }
 
-    /// Draws examples or pairs of several sources in shares: of each source as many as follow one another here, and its weight.
+    /// Draws units of several consecutive sources in shares: for each source, its number of units and its weight.
     pub(crate) fn mix(&mut self, sources: &[(u64, f64)]) {
         let mut base = 0;
         let part = |(count, weight): &(u64, f64)| {
             base += count;
-            // Shares are of examples, so that each counts as one token.
+            // Shares are of examples, so each example counts as one token.
             MixtureSource { base: base - count, count: *count, weight: *weight, mean_tokens: 1.0 }
         };
         self.mixture = Some(Arc::new(Mixture::new(sources.iter().map(part).collect())));
         assert_eq!(base, self.units() as u64, "sources are all there is");
     }
 
-    /// Which example stands at each place of the series of all epochs.
+    /// The order of units in the series of all epochs.
     pub(crate) fn order(&self, seed: u64) -> Order {
         match &self.mixture {
             Some(mixture) => Order::mixed(mixture.clone(), seed),
@@ -257,7 +257,7 @@ impl ExampleTable {
         }
     }
 
-    /// Examples or pairs of an epoch: all, or as many as are drawn until the first source has been read once.
+    /// Units per epoch: all of them, or as many as are drawn until the first source has been read once.
     pub fn epoch_examples(&self) -> u64 {
         let Some(mixture) = &self.mixture else { return self.units() as u64 };
         (mixture.parts[0].count as f64 / mixture.share(0)).round() as u64
@@ -272,13 +272,13 @@ impl ExampleTable {
         self.ends[index] - self.start(index)
     }
 
-    /// The room that example `index` takes.
+    /// The size of example `index`.
     pub fn extent_of(&self, index: usize) -> Extent {
         let learned = self.get(index).weights[1..].iter().filter(|weight| **weight != 0.0).count();
         Extent { learned, ..self.beginning_of(index, self.len_of(index)) }
     }
 
-    /// The room that the first `tokens` of example `index` take, of which nothing is learned.
+    /// The size of the first `tokens` tokens of example `index`, of which nothing is learned.
     pub(crate) fn beginning_of(&self, index: usize, tokens: usize) -> Extent {
         let shown = self.get(index).images;
         let seen = shown.iter().enumerate().filter(|(_, image)| (image.start as usize) < tokens);
@@ -311,14 +311,14 @@ impl ExampleTable {
         patches.max().unwrap_or(0)
     }
 
-    /// Looks for beginnings that examples share, for a run that computes each once. The answers of a pair share their prompt,
-    /// and nothing with other pairs.
+    /// Finds prefixes that examples share, so that each is computed once. The answers of a pair share their prompt, and nothing
+    /// with other pairs.
     pub fn share_prefixes(&mut self) {
         self.prefixes = Some(if self.is_paired { Prefixes::of_pairs(self) } else { Prefixes::of(self) });
     }
 
-    /// Every prompt with the answer of the example before it, the first with that of the last, cut at `most` tokens. A
-    /// model's scores of such answers show how far it has moved, whatever it learned of the right ones.
+    /// Every prompt with the answer of the previous example, the first with that of the last, cut at `most` tokens. A model's
+    /// scores of such answers show how far it has moved, independently of what it learned about the right ones.
     pub fn mismatched(&self, most: usize) -> ExampleTable {
         let mut table = ExampleTable::default();
         let prompt = |example: &Example<'_>| {
@@ -338,7 +338,7 @@ impl ExampleTable {
         table
     }
 
-    /// Example `index` as a layout takes it.
+    /// Example `index` in the form that a layout takes.
     pub(crate) fn member(&self, index: usize) -> Member {
         let (group, prefix) = self.prefixes.as_ref().map_or((0, 0), |prefixes| prefixes.of_example(index));
         Member { extent: self.extent_of(index), group, prefix: self.beginning_of(index, prefix) }
@@ -358,7 +358,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prompts_meet_the_answers_before_them() {
+    fn mismatched_prompts_have_the_answers_before_them() {
         let mut table = ExampleTable::default();
         for (tokens, prompt) in [(vec![1, 2, 3], 2), (vec![4, 5, 6, 7], 1), (vec![8, 9], 1)] {
             let weights: Vec<f32> = (0..tokens.len()).map(|at| f32::from(at >= prompt)).collect();
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn examples_come_back_as_they_were_given() {
+    fn examples_round_trip_through_a_table() {
         let mut table = ExampleTable::default();
         let answer = Example { tokens: &[1, 2, 3], weights: &[0.0, 0.0, 1.0], label: None, images: &[] };
         let class = Example { tokens: &[4], weights: &[0.0], label: Some(1), images: &[] };

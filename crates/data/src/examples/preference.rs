@@ -1,18 +1,18 @@
-//! Rows to answers that are compared: two answers to one prompt of which one is preferred, or one answer that is wanted or
-//! not.
+//! Turns rows into answers that are compared: a preferred and a rejected answer to one prompt, or one answer judged as wanted
+//! or not.
 //!
-//! Sets of preferences are published in many forms, which are told apart by their fields. A row that cannot be compared is
-//! refused here: without a prompt, with an answer that is empty, or with two answers that are equal.
+//! The published formats of preference sets are recognised by their fields. Rows that cannot be compared are refused here:
+//! without a prompt, with an empty answer, or with two equal answers.
 
 use std::fmt;
 
 use super::conversation::{
     Conversation, Dialogue, Schema, TakeParts, answer_of, list_of, message, optional_text, text_of, wrong,
 };
-use super::wrong::Wrong;
+use super::row_error::RowError;
 use crate::formats::{Field, Fields, Reason};
 
-/// Two answers to one prompt, each behind it.
+/// Two answers to one prompt, as conversations that include it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Pair {
     pub chosen: Dialogue,
@@ -26,20 +26,20 @@ pub(crate) struct Judged {
     pub is_wanted: bool,
 }
 
-/// The forms of rows with two answers.
+/// The known formats of rows with two answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PairSchema {
-    /// A prompt under this name, and two answers: texts, messages, or conversations that begin with the prompt.
+    /// A prompt with this field name, and two answers: texts, messages, or conversations that begin with the prompt.
     Prompted(&'static str),
-    /// An instruction, perhaps something it is about, and two answers.
+    /// An instruction, optionally with an input, and two answers.
     Instruction,
-    /// Two texts or conversations, whose prompt is their common beginning.
+    /// Two texts or conversations whose prompt is their common prefix.
     Implicit,
-    /// Messages under this name up to a question, and two answers.
+    /// Messages with this field name that end with a question, and two answers.
     Asked(&'static str),
-    /// Messages under this name that end with the chosen answer, and the rejected one as a text under that name.
+    /// Messages with the first field name that end with the chosen answer, and the rejected one as a text with the second name.
     Answered(&'static str, &'static str),
-    /// Messages under this name that end with the chosen answer, and all messages again with the rejected one.
+    /// Messages that end with the chosen answer, and the same messages with the rejected one.
     Twice(&'static str, &'static str),
 }
 
@@ -67,8 +67,8 @@ impl fmt::Display for PairSchema {
 }
 
 impl PairSchema {
-    /// The form of a row with these fields.
-    pub fn of(fields: &Fields) -> Result<PairSchema, Wrong> {
+    /// The format of a row with these fields.
+    pub fn of(fields: &Fields) -> Result<PairSchema, RowError> {
         let list = LISTS.into_iter().find(|name| fields.has(name));
         let has_both = fields.has(CHOSEN) && fields.has(REJECTED);
         let prompt = PROMPTS.into_iter().find(|name| fields.has(name));
@@ -89,7 +89,7 @@ impl PairSchema {
         }
     }
 
-    /// Whether the prompt is a text of the row, and no list of messages.
+    /// Whether the prompt is a text field of the row, not a list of messages.
     pub fn asks_in_a_text(self, fields: &Fields) -> bool {
         let is_text =
             |name| matches!(fields.get(name), Some(Field::Text(text)) if messages_in(text).is_none());
@@ -101,8 +101,8 @@ impl PairSchema {
         }
     }
 
-    /// The answers of a row. Contents that are lists are left to `parts`.
-    pub fn read(self, fields: &Fields, parts: TakeParts) -> Result<Pair, Wrong> {
+    /// The answers of a row. `parts` converts contents that are lists.
+    pub fn read(self, fields: &Fields, parts: TakeParts) -> Result<Pair, RowError> {
         let (prompt, [chosen, rejected]) = match self {
             PairSchema::Prompted(name) => prompted(fields, name)?,
             PairSchema::Instruction => {
@@ -138,7 +138,7 @@ impl PairSchema {
                 common_messages([list_of(fields, name)?, list_of(fields, other)?])?
             }
         };
-        let answer = |messages: Vec<Field>, name: &str| -> Result<Dialogue, Wrong> {
+        let answer = |messages: Vec<Field>, name: &str| -> Result<Dialogue, RowError> {
             match &prompt {
                 Prompt::Text(prompt) => plain(prompt, &messages, name),
                 Prompt::Messages(prompt) => {
@@ -157,7 +157,7 @@ impl PairSchema {
     }
 }
 
-/// Rows with one answer that is wanted or not: a conversation of any form, and the field that says it.
+/// Rows with one answer that is wanted or not: a conversation of any format, and the field with the judgement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct JudgedSchema {
     of: Schema,
@@ -171,28 +171,28 @@ impl fmt::Display for JudgedSchema {
 }
 
 impl JudgedSchema {
-    pub fn of(fields: &Fields) -> Result<JudgedSchema, Wrong> {
+    pub fn of(fields: &Fields) -> Result<JudgedSchema, RowError> {
         let Some(label) = LABELS.into_iter().find(|name| fields.has(name)) else {
-            let said = format!(
+            let sentence = format!(
                 "the row has the fields {}, and whether its answer is wanted is read from `label`; give it one, or compare \
                  pairs of answers with another preference.loss",
                 fields.names()
             );
-            return wrong(Reason::Schema, said);
+            return wrong(Reason::Schema, sentence);
         };
         Ok(JudgedSchema { of: Schema::of(fields)?, label })
     }
 
-    /// The form of its conversation.
+    /// The format of its conversation.
     pub fn dialogue(self) -> Schema {
         self.of
     }
 
-    /// The answer of a row. Contents that are lists are left to `parts`.
-    pub fn read(self, fields: &Fields, parts: TakeParts) -> Result<Judged, Wrong> {
+    /// The answer of a row. `parts` converts contents that are lists.
+    pub fn read(self, fields: &Fields, parts: TakeParts) -> Result<Judged, RowError> {
         let mut dialogue = self.of.read(fields, parts)?;
         if let Dialogue::Chat(chat) = &mut dialogue {
-            // The judgement is of the last answer; those before it are part of the prompt.
+            // The judgement is about the last answer; earlier ones belong to the prompt.
             let last = chat.learned.len() - 1;
             if !chat.learned[last] || last == 0 {
                 return wrong(
@@ -214,12 +214,12 @@ impl JudgedSchema {
             Some(Field::Text(text)) if ["true", "1"].contains(&text.to_lowercase().as_str()) => true,
             Some(Field::Text(text)) if ["false", "0"].contains(&text.to_lowercase().as_str()) => false,
             other => {
-                let said = format!(
+                let sentence = format!(
                     "`{}` is {}, and says whether the answer is wanted; give true or false",
                     self.label,
                     other.map_or("missing", |field| field.kind())
                 );
-                return wrong(Reason::Label, said);
+                return wrong(Reason::Label, sentence);
             }
         };
         Ok(Judged { dialogue, is_wanted })
@@ -247,11 +247,11 @@ impl RawAnswer {
     }
 }
 
-/// An answer of a row: a text, a message, or a list of messages, which tables without lists hold as JSON.
-fn answers_of(fields: &Fields, name: &str) -> Result<RawAnswer, Wrong> {
+/// An answer of a row: a text, a message, or a list of messages. Tables without lists have it as JSON.
+fn answers_of(fields: &Fields, name: &str) -> Result<RawAnswer, RowError> {
     match fields.get(name) {
         Some(Field::Object(_)) => {
-            Ok(RawAnswer::Messages(vec![fields.get(name).cloned().expect("it was just found")]))
+            Ok(RawAnswer::Messages(vec![fields.get(name).cloned().expect("the field was just found")]))
         }
         Some(Field::List(list)) if list.is_empty() => {
             wrong(Reason::Empty, format!("`{name}` is an empty list; give it an answer"))
@@ -265,7 +265,7 @@ fn answers_of(fields: &Fields, name: &str) -> Result<RawAnswer, Wrong> {
     }
 }
 
-/// The messages that a text is the JSON of, where it is that of some.
+/// The messages in a text that is JSON; `None` where it is not.
 fn messages_in(text: &str) -> Option<Vec<Field>> {
     if !text.trim_start().starts_with('[') {
         return None;
@@ -279,21 +279,21 @@ fn role_of(fields: &Fields) -> Option<&str> {
     ["role", "from"].iter().find_map(|name| fields.get(name)).and_then(Field::text)
 }
 
-/// Whether a message is of the assistant, by any of the names it has.
+/// Whether a message is the assistant's, by any name of that role.
 fn is_answer(field: &Field) -> bool {
     let Field::Object(fields) = field else { return false };
     role_of(fields).is_some_and(|role| Conversation::role(role) == Some("assistant"))
 }
 
 /// The prompt that a row names, and its answers.
-fn prompted(fields: &Fields, name: &str) -> Result<(Prompt, [Vec<Field>; 2]), Wrong> {
+fn prompted(fields: &Fields, name: &str) -> Result<(Prompt, [Vec<Field>; 2]), RowError> {
     let answers = [answers_of(fields, CHOSEN)?, answers_of(fields, REJECTED)?];
-    let is_whole = |said: &RawAnswer| matches!(said, RawAnswer::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)));
-    // Answers that do not begin with the assistant are whole conversations, and the prompt is among their messages.
+    let is_whole = |answer: &RawAnswer| matches!(answer, RawAnswer::Messages(messages) if messages.first().is_some_and(|first| !is_answer(first)));
+    // Answers that do not begin with the assistant are whole conversations, which contain the prompt.
     if answers.iter().any(is_whole) {
         return common_messages(answers.map(RawAnswer::into_messages));
     }
-    let are_texts = answers.iter().all(|said| matches!(said, RawAnswer::Text(_)));
+    let are_texts = answers.iter().all(|answer| matches!(answer, RawAnswer::Text(_)));
     let answers = answers.map(RawAnswer::into_messages);
     match fields.get(name) {
         Some(Field::List(_)) => Ok((Prompt::Messages(list_of(fields, name)?), answers)),
@@ -305,7 +305,7 @@ fn prompted(fields: &Fields, name: &str) -> Result<(Prompt, [Vec<Field>; 2]), Wr
             if prompt.trim().is_empty() {
                 return wrong(Reason::Empty, format!("the field `{name}` is empty; give it a text"));
             }
-            // Texts without turns stay as they are, unless a system's message says that they are turns.
+            // Texts without turns stay as they are, unless a system message shows that they are turns.
             match are_texts && optional_text(fields, "system")?.is_none() {
                 true => Ok((Prompt::Text(prompt.into()), answers)),
                 false => {
@@ -317,17 +317,20 @@ fn prompted(fields: &Fields, name: &str) -> Result<(Prompt, [Vec<Field>; 2]), Wr
     }
 }
 
-/// Two texts cut where they begin to differ; a space before that belongs to the answers.
-fn common_text(chosen: &str, rejected: &str) -> Result<(Prompt, [Vec<Field>; 2]), Wrong> {
+/// Splits two texts where they begin to differ; a space before that point belongs to the answers.
+fn common_text(chosen: &str, rejected: &str) -> Result<(Prompt, [Vec<Field>; 2]), RowError> {
     let both = chosen.char_indices().zip(rejected.chars());
     let mut cut: usize = both.take_while(|((_, a), b)| a == b).map(|((_, a), _)| a.len_utf8()).sum();
     if cut == chosen.len() || cut == rejected.len() {
-        let said = if chosen == rejected {
+        let sentence = if chosen == rejected {
             "both answers are equal"
         } else {
             "one answer is only the beginning of the other"
         };
-        return wrong(Reason::Pair, format!("{said}, so there is nothing to prefer; correct one of them"));
+        return wrong(
+            Reason::Pair,
+            format!("{sentence}, so there is nothing to prefer; correct one of them"),
+        );
     }
     if chosen[..cut].ends_with(' ') {
         cut -= 1;
@@ -342,16 +345,19 @@ fn common_text(chosen: &str, rejected: &str) -> Result<(Prompt, [Vec<Field>; 2])
     Ok((Prompt::Text(chosen[..cut].into()), [answer(chosen), answer(rejected)]))
 }
 
-/// Two conversations cut where they begin to differ, which must be where an answer begins.
-fn common_messages([chosen, rejected]: [Vec<Field>; 2]) -> Result<(Prompt, [Vec<Field>; 2]), Wrong> {
+/// Splits two conversations where they begin to differ, which must be at the beginning of an answer.
+fn common_messages([chosen, rejected]: [Vec<Field>; 2]) -> Result<(Prompt, [Vec<Field>; 2]), RowError> {
     let cut = chosen.iter().zip(&rejected).take_while(|(a, b)| a == b).count();
     if cut == chosen.len() || cut == rejected.len() {
-        let said = if chosen == rejected {
+        let sentence = if chosen == rejected {
             "both conversations are equal"
         } else {
             "one conversation is only the beginning of the other"
         };
-        return wrong(Reason::Pair, format!("{said}, so there is nothing to prefer; correct one of them"));
+        return wrong(
+            Reason::Pair,
+            format!("{sentence}, so there is nothing to prefer; correct one of them"),
+        );
     }
     if cut == 0 {
         return wrong(
@@ -365,7 +371,7 @@ fn common_messages([chosen, rejected]: [Vec<Field>; 2]) -> Result<(Prompt, [Vec<
 }
 
 /// An answer without turns.
-fn plain(prompt: &str, messages: &[Field], name: &str) -> Result<Dialogue, Wrong> {
+fn plain(prompt: &str, messages: &[Field], name: &str) -> Result<Dialogue, RowError> {
     let texts = messages.iter().filter_map(|message| match message {
         Field::Object(fields) => fields.get("content").and_then(Field::text),
         _ => None,
@@ -384,10 +390,10 @@ fn conversation(
     answer: &[Field],
     name: &str,
     parts: TakeParts,
-) -> Result<Conversation, Wrong> {
-    let mut chat = Conversation::begun(fields)?;
+) -> Result<Conversation, RowError> {
+    let mut chat = Conversation::without_messages(fields)?;
     for (at, field) in prompt.iter().enumerate() {
-        chat.take(field, at, "the prompt", false, parts)?;
+        chat.add(field, at, "the prompt", false, parts)?;
     }
     if prompt.is_empty() {
         return wrong(Reason::Pair, "the row has no prompt; give it one".into());
@@ -395,11 +401,11 @@ fn conversation(
     if !answer.first().is_some_and(is_answer) {
         return wrong(
             Reason::Pair,
-            format!("`{name}` does not begin with an answer of the assistant behind the prompt; correct it"),
+            format!("`{name}` does not begin with an answer of the assistant after the prompt; correct it"),
         );
     }
     for (at, field) in answer.iter().enumerate() {
-        chat.take(field, at, name, true, parts)?;
+        chat.add(field, at, name, true, parts)?;
     }
     if !chat.learned.contains(&true) {
         return wrong(Reason::NothingToLearn, format!("nothing of `{name}` is learned; give it an answer"));
@@ -417,7 +423,7 @@ mod tests {
         fields
     }
 
-    fn pair(json: &str) -> Result<Pair, Wrong> {
+    fn pair(json: &str) -> Result<Pair, RowError> {
         let fields = row(json);
         PairSchema::of(&fields).and_then(|schema| schema.read(&fields, joined))
     }
@@ -429,12 +435,12 @@ mod tests {
             let Dialogue::Chat(chat) = dialogue else { panic!("a conversation: {json}") };
             let text =
                 |fields: &Fields, name: &str| fields.get(name).and_then(Field::text).unwrap().to_string();
-            let said = chat.messages.iter().zip(&chat.learned);
-            said.map(|(m, learned)| (text(m, "role"), text(m, "content"), *learned)).collect()
+            let turns = chat.messages.iter().zip(&chat.learned);
+            turns.map(|(m, learned)| (text(m, "role"), text(m, "content"), *learned)).collect()
         })
     }
 
-    fn said(role: &str, content: &str, learned: bool) -> (String, String, bool) {
+    fn turn(role: &str, content: &str, learned: bool) -> (String, String, bool) {
         (role.into(), content.into(), learned)
     }
 
@@ -443,22 +449,22 @@ mod tests {
         let forms = [
             r#"{"prompt":[{"role":"user","content":"Hi"}],"chosen":[{"role":"assistant","content":"Yes"}],"rejected":[{"role":"assistant","content":"No"}]}"#,
             r#"{"chosen":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes"}],"rejected":[{"role":"user","content":"Hi"},{"role":"assistant","content":"No"}]}"#,
-            // The prompt as a text beside whole conversations.
+            // The prompt as a text, with answers that are whole conversations.
             r#"{"prompt":"Hi","chosen":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes"}],"rejected":[{"role":"user","content":"Hi"},{"role":"assistant","content":"No"}]}"#,
             r#"{"prompt":"Hi","chosen":[{"role":"assistant","content":"Yes"}],"rejected":[{"role":"assistant","content":"No"}]}"#,
             r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes"}],"rejected_response":"No"}"#,
             r#"{"messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"Yes"}],"rejected_messages":[{"role":"user","content":"Hi"},{"role":"assistant","content":"No"}]}"#,
             r#"{"conversations":[{"from":"human","value":"Hi"}],"chosen":{"from":"gpt","value":"Yes"},"rejected":{"from":"gpt","value":"No"}}"#,
             r#"{"instruction":"Hi","input":"","chosen":"Yes","rejected":"No"}"#,
-            // Tables without lists hold them as JSON.
+            // Tables without lists have them as JSON.
             r#"{"chosen":"[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"Yes\"}]","rejected":"[{\"role\":\"user\",\"content\":\"Hi\"},{\"role\":\"assistant\",\"content\":\"No\"}]"}"#,
         ];
         for form in forms {
-            let answer = |text: &str| vec![said("user", "Hi", false), said("assistant", text, true)];
+            let answer = |text: &str| vec![turn("user", "Hi", false), turn("assistant", text, true)];
             assert_eq!(chats(form), [answer("Yes"), answer("No")], "{form}");
         }
         let [chosen, _] = chats(r#"{"system":"Be kind","question":"Hi","chosen":"Yes","rejected":"No"}"#);
-        assert_eq!(chosen[0], said("system", "Be kind", false), "a system's message makes turns of texts");
+        assert_eq!(chosen[0], turn("system", "Be kind", false), "a system's message makes turns of texts");
         let turns = r#"{"chosen":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},{"role":"assistant","content":"d"}],
             "rejected":[{"role":"user","content":"a"},{"role":"assistant","content":"b"},{"role":"user","content":"c"},{"role":"assistant","content":"e"}]}"#;
         let learned: Vec<bool> = chats(turns)[0].iter().map(|(_, _, learned)| *learned).collect();
@@ -536,8 +542,8 @@ mod tests {
             ),
         ];
         for (json, words) in cases {
-            let said = pair(json).unwrap_err().said;
-            assert!(said.contains(words), "{json}: {said:?} lacks {words:?}");
+            let sentence = pair(json).unwrap_err().message;
+            assert!(sentence.contains(words), "{json}: {sentence:?} lacks {words:?}");
         }
     }
 
@@ -562,8 +568,8 @@ mod tests {
                 "does not end with an answer",
             ),
         ] {
-            let said = of(json).unwrap_err().said;
-            assert!(said.contains(words), "{json}: {said:?} lacks {words:?}");
+            let sentence = of(json).unwrap_err().message;
+            assert!(sentence.contains(words), "{json}: {sentence:?} lacks {words:?}");
         }
     }
 }

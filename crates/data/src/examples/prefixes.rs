@@ -1,8 +1,8 @@
-//! Examples that begin alike, so that one computation of their first tokens serves them all.
+//! Groups examples with a common prefix, so that the prefix is computed once.
 //!
-//! Questions about one document or image, and conversations behind one system prompt, share their beginning. Examples are
-//! grouped so that the most tokens are computed once; a group shares the tokens that all its members begin with, up to
-//! the token before the first that is learned.
+//! Questions about one document or image, and conversations with one system prompt, have a common prefix. Examples are grouped
+//! so that the most tokens are saved. A group shares the tokens that all its members begin with, up to the token before the
+//! first learned one.
 
 use std::borrow::Cow;
 
@@ -10,22 +10,22 @@ use super::{Example, ExampleTable};
 use crate::order::permutation::Permutation;
 use crate::random::key;
 
-/// Groups of examples and the tokens each shares.
+/// Groups of examples and the number of tokens that each shares.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prefixes {
     /// The group of each example.
     group_of: Vec<u32>,
-    /// Tokens that the members of a group share; 0 where there is one member.
+    /// Tokens that the members of a group share; 0 where it has one member.
     tokens: Vec<usize>,
-    /// Members of one group after another.
+    /// Members of all groups, one group after another.
     members: Vec<u32>,
-    /// Where each group ends in `members`.
+    /// End of each group in `members`.
     ends: Vec<usize>,
 }
 
-/// Fewer tokens are not worth an order of their own.
-const LEAST: usize = 32;
-/// Members that follow one another in an epoch. More would save little, and mix less with others.
+/// Least tokens of a shared prefix: fewer do not justify a separate order.
+const LEAST_TOKENS: usize = 32;
+/// Most consecutive members of a group in an epoch. More would save little and shuffle less.
 const AT_ONCE: usize = 16;
 
 impl Prefixes {
@@ -46,7 +46,7 @@ impl Prefixes {
                 (tokens, members)
             })
             .collect();
-        // In the order of their first members: numbers do not depend on what tokens are.
+        // Groups are ordered by their first members, so that their numbers do not depend on token ids.
         groups.sort_by_key(|(_, members)| members[0]);
         let mut found =
             Prefixes { group_of: vec![0; table.count()], tokens: vec![], members: vec![], ends: vec![] };
@@ -59,7 +59,7 @@ impl Prefixes {
         found
     }
 
-    /// Every pair of a table as a group, which shares its prompt.
+    /// Makes every pair of a table a group, which shares its prompt.
     pub(super) fn of_pairs(table: &ExampleTable) -> Prefixes {
         let pairs = table.units();
         let shared = |pair: usize| {
@@ -74,13 +74,13 @@ impl Prefixes {
         }
     }
 
-    /// The group of an example, and the tokens it shares.
+    /// The group of an example, and the number of tokens it shares.
     pub(super) fn of_example(&self, example: usize) -> (u32, usize) {
         let group = self.group_of[example];
         (group, self.tokens[group as usize])
     }
 
-    /// Groups as members that follow one another, with the tokens they share.
+    /// Groups as lists of members, with the number of tokens they share.
     pub(super) fn trees(&self) -> impl Iterator<Item = (usize, &[u32])> {
         let group = move |number: usize| {
             let start = if number == 0 { 0 } else { self.ends[number - 1] };
@@ -91,7 +91,7 @@ impl Prefixes {
         (0..self.ends.len()).flat_map(group)
     }
 
-    /// Every example once: members of a group follow one another, at most a few at a time, in an order drawn by the key.
+    /// A shuffled order of all examples in which members of a group follow one another, at most [`AT_ONCE`] at a time.
     pub(super) fn order(&self, seed: u64) -> Vec<u32> {
         let mut trees: Vec<Vec<u32>> = vec![];
         let mut start = 0;
@@ -108,8 +108,8 @@ impl Prefixes {
     }
 }
 
-/// The tokens of an example that it may share: those whose next token is only read. Tokens of an image are told by the
-/// image, and an image is shared whole.
+/// The tokens of an example that it may share: those whose next token is not learned. Tokens of an image are replaced by its
+/// number, and an image is shared whole.
 fn beginning<'a>(example: &Example<'a>) -> Cow<'a, [u32]> {
     let first = example.weights.iter().position(|weight| *weight != 0.0).unwrap_or(example.tokens.len());
     let mut end = first.saturating_sub(1);
@@ -129,15 +129,15 @@ fn common(a: &[u32], b: &[u32]) -> usize {
 
 /// Tokens that `count` examples save by sharing `tokens`.
 fn saved(count: usize, tokens: usize) -> usize {
-    if tokens < LEAST { 0 } else { (count - count.div_ceil(AT_ONCE)) * tokens }
+    if tokens < LEAST_TOKENS { 0 } else { (count - count.div_ceil(AT_ONCE)) * tokens }
 }
 
-/// Of `count` beginnings in their order, whose neighbours have `common` first tokens alike: runs (start, end, shared tokens) that save the
-/// most together. They cover all, each once.
+/// Partitions `count` sorted prefixes, of which neighbours have `common` first tokens in common, into the runs (start, end,
+/// shared tokens) that save the most in total.
 ///
-/// Runs that share some tokens nest. A run is taken whole where that saves at least as much as its parts do.
+/// Runs with common tokens nest. A run is taken whole where that saves at least as much as its parts do.
 fn best_runs(count: usize, common: &[usize]) -> Vec<(usize, usize, usize)> {
-    /// A run that is still open: where it starts, the tokens it shares, and its closed parts.
+    /// A run that is still open: its start, the tokens it shares, and its closed parts.
     struct Open {
         start: usize,
         tokens: usize,
@@ -180,7 +180,7 @@ mod tests {
     use crate::examples::Sighting;
     use crate::vision::Grid;
 
-    /// Examples of a prefix of `prefix` tokens named `name`, a question and an answer of two tokens that is learned.
+    /// Examples of a prefix of `prefix` tokens named `name`, a question, and a learned answer of two tokens.
     fn table(rows: &[(u32, usize, &[u32])]) -> ExampleTable {
         let mut table = ExampleTable::default();
         for (name, prefix, question) in rows {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn questions_about_one_text_share_it() {
+    fn questions_about_one_text_share_its_prefix() {
         let found = Prefixes::of(&table(&[
             (1, 40, &[1, 2]),
             (2, 50, &[3]),
@@ -210,11 +210,11 @@ mod tests {
             (2, 50, &[9]),
             (1, 40, &[1, 3]),
         ]));
-        // The first and the last share a token of the question too: three share forty, and save more.
+        // The first and the last also share a token of the question, but three sharing forty tokens save more.
         assert_eq!(groups(&found), [(40, vec![0, 2, 5]), (50, vec![1, 4]), (0, vec![3])]);
         assert_eq!(found.of_example(4), (1, 50));
         assert_eq!(groups(&Prefixes::of(&ExampleTable::default())), []);
-        // A short beginning is nobody's.
+        // A short prefix is not shared.
         assert_eq!(groups(&Prefixes::of(&table(&[(1, 8, &[1]), (1, 8, &[2])]))).len(), 2);
     }
 
@@ -223,7 +223,7 @@ mod tests {
         let system: Vec<(u32, usize, &[u32])> =
             vec![(1, 100, &[1]), (1, 100, &[2]), (1, 100, &[3]), (1, 100, &[4])];
         assert_eq!(groups(&Prefixes::of(&table(&system))), [(100, vec![0, 1, 2, 3])]);
-        // Two documents behind the prompt, two questions each: the documents save more.
+        // Two documents after the prompt, with two questions each: sharing the documents saves more.
         let document = |number: u32| -> Vec<u32> { (0..200).map(|i| 5000 + 300 * number + i).collect() };
         let rows: Vec<Vec<u32>> = (0..4).map(|i| [document(i / 2), vec![i]].concat()).collect();
         let rows: Vec<(u32, usize, &[u32])> = rows.iter().map(|question| (1, 40, &question[..])).collect();
@@ -237,7 +237,7 @@ mod tests {
             let weights: Vec<f32> = std::iter::repeat_n(0.0, 50).chain(weights).collect();
             same.push(Example { tokens: &vec![4; 53], weights: &weights, label: None, images: &[] });
         }
-        // The last token that is only read predicts the first that is learned.
+        // The last token that is only read predicts the first learned one.
         assert_eq!(groups(&Prefixes::of(&same)), [(51, vec![0, 1])]);
         let mut whole = ExampleTable::default();
         for _ in 0..2 {
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn an_image_is_shared_whole_and_told_by_its_number() {
+    fn an_image_is_shared_whole_and_identified_by_its_number() {
         let example = |image: u32, question: u32| {
             let tokens: Vec<u32> = [vec![5; 20], vec![9; 40], vec![question, 8, 8]].concat();
             let weights: Vec<f32> = (0..63).map(|i| if i < 62 { 0.0 } else { 1.0 }).collect();
@@ -309,7 +309,7 @@ mod tests {
         }
         let found = Prefixes::of(&table);
         assert_eq!(groups(&found), [(60, vec![0, 2]), (60, vec![1, 3])]);
-        // Where an answer follows an image at once, the image is in no prefix: its last token predicts the answer.
+        // Where an answer directly follows an image, the image is in no prefix: its last token predicts the answer.
         let mut at_once = ExampleTable::default();
         for _ in 0..2 {
             let (mut tokens, mut weights, images) = example(0, 1);

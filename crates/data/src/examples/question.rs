@@ -1,11 +1,11 @@
-//! Questions to a model as its chat template writes them, and the tokens that end an answer.
+//! Questions to a model, rendered by its chat template, and the tokens that end an answer.
 
 use std::path::PathBuf;
 
 use super::conversation::Conversation;
 use super::encoder::Encoder;
 use super::sets::CHATML_IDS;
-use super::template::{ChatTemplate, Date, PROBE, Refusal, beside, is_reserved};
+use super::template::{ChatTemplate, Date, PROBE, Refusal, is_reserved, model_files};
 use crate::error::DataError;
 use crate::formats::{Field, Fields};
 use crate::text::tokenizer::Vocabulary;
@@ -17,27 +17,27 @@ pub enum QuestionPart<'a> {
     Image,
 }
 
-/// A message of a conversation that an answer is to follow.
+/// A message of the conversation to be answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Turn<'a> {
-    /// One that the template knows, as `system`, `user` and `assistant`.
+    /// A role that the template knows, as `system`, `user` and `assistant`.
     pub role: &'a str,
-    /// One text, or texts and images in their order.
+    /// One text, or texts and images in order.
     pub parts: Vec<QuestionPart<'a>>,
 }
 
-/// Stands in a text for an image.
+/// Placeholder of an image in a text.
 const IMAGE: &str = "<image>";
 
 impl<'a> QuestionPart<'a> {
-    /// The parts of a question about images: one for each `<image>` in it, or all before a text without.
+    /// Splits a question about images at each `<image>`; without one, all images come before the text.
     pub fn split(question: &'a str, images: usize) -> Result<Vec<QuestionPart<'a>>, DataError> {
         let texts: Vec<&str> = question.split(IMAGE).collect();
         let (places, first) = (texts.len() - 1, QuestionPart::Text(texts[0]));
         if places != 0 && places != images {
             return Err(DataError::input(format!(
-                "The question {question:?} has {places} times {IMAGE}, and the number of images is {images}: give each a place, \
-                 or none, and all stand before it."
+                "The question {question:?} has {places} times {IMAGE}, and the number of images is {images}: write it once per \
+                 image, or not at all to put all images first."
             )));
         }
         let ahead = if places == 0 { images } else { 0 };
@@ -59,12 +59,12 @@ impl<'a> QuestionPart<'a> {
 pub struct Questions {
     template: ChatTemplate,
     encoder: Encoder,
-    /// The message before every question, where there is one.
+    /// The system message before every question, where there is one.
     system: Option<String>,
 }
 
 impl Questions {
-    /// The template that is given, or the first that the folders have.
+    /// Opens the given template, or the first one in the folders.
     pub fn open(
         vocabulary: &Vocabulary,
         given: Option<&str>,
@@ -74,8 +74,8 @@ impl Questions {
         let spelled = |token: u32| vocabulary.token(token).unwrap_or_default();
         let fallback = [("bos_token", spelled(vocabulary.bos())), ("eos_token", spelled(vocabulary.eos()))];
         let ours = CHATML_IDS.iter().all(|(name, token)| spelled(*token) == *name);
-        let given = given.or(if ours { Some(beside::CHATML_NAME) } else { None });
-        let template = beside::find(given, folders, &fallback, date)?.ok_or_else(|| {
+        let given = given.or(if ours { Some(model_files::CHATML_NAME) } else { None });
+        let template = model_files::find(given, folders, &fallback, date)?.ok_or_else(|| {
             DataError::input(
                 "The model has no chat template beside its tokeniser: give one with data.template.",
             )
@@ -83,17 +83,17 @@ impl Questions {
         Ok(Self { template, encoder: Encoder::new(vocabulary)?, system: None })
     }
 
-    /// With a system's message before every question.
+    /// Puts a system message before every question.
     pub fn with_system(self, system: &str) -> Self {
         Self { system: Some(system.into()), ..self }
     }
 
-    /// The tokens of a question, up to where the answer begins.
+    /// The tokens of a question, up to the beginning of the answer.
     pub fn tokens(&self, question: &str) -> Result<Vec<u32>, DataError> {
         self.tokens_of(question.into(), &[question])
     }
 
-    /// The same of a question in parts. Of every image there is what the template writes for it.
+    /// As [`Questions::tokens`], for a question in parts. Each image becomes the text that the template writes for it.
     pub fn tokens_of_parts(&self, parts: &[QuestionPart<'_>]) -> Result<Vec<u32>, DataError> {
         let mut texts = vec![];
         for part in parts {
@@ -104,7 +104,7 @@ impl Questions {
         self.tokens_of(Field::List(parts.iter().map(QuestionPart::field).collect()), &texts)
     }
 
-    /// The tokens of a conversation, up to where the next answer begins.
+    /// The tokens of a conversation, up to the beginning of the next answer.
     pub fn tokens_of_turns(&self, turns: &[Turn<'_>]) -> Result<Vec<u32>, DataError> {
         let texts = turns.iter().flat_map(|turn| &turn.parts).filter_map(|part| match part {
             QuestionPart::Text(text) => Some(*text),
@@ -127,12 +127,12 @@ impl Questions {
     fn encoded(&self, turns: Vec<(&str, Field)>) -> Result<Vec<u32>, DataError> {
         let pieces = self.encoder.pieces(&self.written(turns, true)?);
         let pieces = pieces.map_err(|error| {
-            DataError::input(format!("The question cannot be encoded: {}.", error.said()))
+            DataError::input(format!("The question cannot be encoded: {}.", error.message()))
         })?;
         Ok(pieces.into_iter().map(|piece| piece.token).collect())
     }
 
-    /// The special token that the template puts behind an answer, where it has one.
+    /// The special token that the template puts after an answer, where it has one.
     pub fn end(&self) -> Result<Option<u32>, DataError> {
         let turns = vec![("user", "a".into()), ("assistant", PROBE.to_string().into())];
         let text = self.written(turns, false)?;
@@ -154,7 +154,7 @@ impl Questions {
                     format!("{shown} asks for today's date: give one as data.date=2025-01-31.")
                 }
                 refusal => format!(
-                    "{shown} does not write a question and its answer ({refusal}): give another template with \
+                    "{shown} cannot render a question and its answer ({refusal}): give another template with \
                      data.template."
                 ),
             })
@@ -162,7 +162,7 @@ impl Questions {
     }
 }
 
-/// Whether texts have only characters that stand for themselves.
+/// Refuses texts with characters that are reserved here.
 fn check_characters<'t>(mut texts: impl Iterator<Item = &'t str>) -> Result<(), DataError> {
     match texts.any(is_reserved) {
         true => {
@@ -178,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn images_stand_where_they_are_named_or_before_the_text() {
+    fn images_are_at_their_placeholders_or_before_the_text() {
         assert_eq!(QuestionPart::split("what?", 2).unwrap(), [Image, Image, Text("what?")]);
         assert_eq!(
             QuestionPart::split("a <image>\n<image>b", 2).unwrap(),

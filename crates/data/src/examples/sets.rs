@@ -1,4 +1,4 @@
-//! Opens a specification of examples: rows read, written out by their template, tokenised, split.
+//! Opens a specification of examples: rows are read, rendered by the template, tokenised and split.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -10,11 +10,11 @@ use serde::Serialize;
 
 use super::encoder::Encoder;
 use super::frames::{self, FrameSpec};
-use super::labelled::{Classes, Collected, lonely};
+use super::labelled::{Classes, LabelCounts, singleton_label};
 use super::mask::TrainOn;
-use super::reading::{Draft, Reading, Taken, is_held_out};
-use super::template::{CHATML_TOKENS, ChatTemplate, Date, beside};
-use super::visual::{self, ImageSpan, MAX_IMAGE_BYTES, Sight, VisionSpec, image_token};
+use super::row_reader::{Draft, DraftSet, RowReader, is_held_out};
+use super::template::{CHATML_TOKENS, ChatTemplate, Date, model_files};
+use super::visual::{self, ImageSpan, MAX_IMAGE_BYTES, VisionSpec, VisualReader, image_token};
 use super::{Example, ExampleTable, Sighting};
 use crate::error::DataError;
 use crate::formats::{self, Format, OnError, ReadOptions, Reason, Records, Skipped, SourceLocation};
@@ -29,7 +29,7 @@ use crate::vision::{FrameStore, ImageStore};
 /// The kind of example that rows hold.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ExampleKind {
-    /// Conversations, or prompts with what follows them.
+    /// Conversations, or prompts and their completions.
     #[default]
     Chat,
     /// Texts or pairs of texts with a class.
@@ -40,21 +40,21 @@ pub enum ExampleKind {
     Pairs,
     /// Answers that are wanted or not.
     Judged,
-    /// Videos and still images with a text, out of tar shards.
+    /// Videos and still images with a text, from tar shards.
     Frames,
 }
 
 choice! {
-    /// The policy for an example of more tokens than there is room for.
+    /// The policy for examples with more tokens than `max_tokens`.
     pub enum TooLong {
-        /// Its end is left out; an example that has nothing to learn then is left out whole.
+        /// Cuts the end off; an example of which nothing learned remains is skipped.
         Cut = "cut",
         Skip = "skip",
         Fail = "fail",
     }
 }
 
-/// A specification of examples: the files to read and how.
+/// A specification of examples: the files to read, and how.
 #[derive(Debug, Clone)]
 pub struct ExampleSpec {
     pub task: ExampleKind,
@@ -62,52 +62,52 @@ pub struct ExampleSpec {
     pub source: SourceKind,
     /// Files, folders and globs; `-` is standard input.
     pub path: Vec<String>,
-    /// How files are read; `field` has no meaning here.
+    /// Options for reading files; `field` is ignored.
     pub read: ReadOptions,
-    /// A `tokenizer.json`; without one a tokeniser of `vocab` tokens is trained.
+    /// A `tokenizer.json`; without one, a tokeniser of `vocab` tokens is trained.
     pub tokenizer: Option<PathBuf>,
-    /// Tokens that are added to it.
+    /// Tokens added to the tokeniser.
     pub new_tokens: Vec<String>,
-    /// The most tokens a vocabulary may have: the model's.
+    /// Size of the model's vocabulary, which the tokeniser must not exceed.
     pub vocab: usize,
-    /// `chatml`, a file, or the text of a template, before what lies in `template_folders`.
+    /// `chatml`, a file, or the text of a template, which takes precedence over `template_folders`.
     pub template: Option<String>,
-    /// Where the files beside a tokeniser are looked for.
+    /// Folders that are searched for a tokeniser's files.
     pub template_folders: Vec<PathBuf>,
-    /// The day for templates that ask for it.
+    /// The date for templates that ask for it.
     pub date: Option<Date>,
     pub train_on: TrainOn,
-    /// The most tokens of an example.
+    /// Most tokens of an example.
     pub max_tokens: usize,
     pub too_long: TooLong,
-    /// How images are read, where rows have some.
+    /// Options for images, where rows have some.
     pub vision: Option<VisionSpec>,
-    /// How samples with frames are read.
+    /// Options for samples with frames.
     pub frames: Option<FrameSpec>,
-    /// Classes in their order; collected from the rows where there are none.
+    /// Classes in order; collected from the rows where the list is empty.
     pub classes: Vec<String>,
     pub text_a: Option<String>,
     pub text_b: Option<String>,
     pub label: Option<String>,
-    /// Whether rows may lack labels, because they are to be predicted.
+    /// Whether rows may lack labels, because these are to be predicted.
     pub unlabelled: bool,
-    /// The column with the name of what rows belong to: rows of the same one are on the same side.
+    /// The column that groups rows: all rows of a group are on the same side.
     pub group: Option<String>,
-    /// The share of rows kept from training.
+    /// Share of rows that is held out from training.
     pub held_out: f64,
-    /// Files to evaluate on instead of a share, as for `path`.
+    /// Files to evaluate on in place of a share, given as in `path`.
     pub held_out_path: Vec<String>,
-    /// Instead of a share: the rows that the first of these parts holds, of as many as the second says.
+    /// Cross-validation in place of a share: the fold to hold out, and the number of folds.
     pub fold: Option<(usize, usize)>,
-    /// Rows of a synthetic set, and what they are drawn with.
+    /// Rows of a generated set, and its seed.
     pub rows: u64,
     pub seed: u64,
-    /// Threads that write out and tokenise. Examples are the same for any number.
+    /// Threads that render and tokenise. Examples are the same for any number.
     pub workers: usize,
 }
 
 impl ExampleSpec {
-    /// The tokeniser that is given, with the tokens that are added to it.
+    /// The given tokeniser, with the added tokens.
     pub(super) fn given_vocabulary(&self) -> Result<Option<Vocabulary>, DataError> {
         let load = |path: &PathBuf| Vocabulary::load(path)?.with_tokens(&self.new_tokens);
         self.tokenizer.as_ref().map(load).transpose()
@@ -148,39 +148,39 @@ impl Default for ExampleSpec {
     }
 }
 
-/// Examples on their two sides, with the vocabulary of their tokens.
+/// Training and held-out examples, with the vocabulary of their tokens.
 #[derive(Debug, Clone)]
 pub struct ExampleSets {
     pub vocabulary: Vocabulary,
     pub train: ExampleTable,
     pub held_out: ExampleTable,
-    /// Where the examples of each side were found; of a pair twice.
+    /// The place of each example; a pair has its place twice.
     pub train_places: Vec<SourceLocation>,
     pub held_out_places: Vec<SourceLocation>,
-    /// In their order, where classes are learned.
+    /// Class names in order, where classes are learned.
     pub classes: Vec<String>,
-    /// The images of both sides, each once.
+    /// The images of both sides, without duplicates.
     pub images: ImageStore,
     /// The frames of both sides.
     pub frames: Arc<FrameStore>,
     pub description: SetDescription,
-    /// Another one where examples, tokeniser or sides are other ones.
+    /// Hash that differs where examples, tokeniser or split differ.
     pub mark: String,
 }
 
-/// The numbers of an opened set.
+/// Statistics of an opened set.
 #[derive(Debug, Clone, Serialize)]
 pub struct SetDescription {
-    /// The form of the rows, of every file that has another one than the file before it.
+    /// The form of the rows, listed again for each file whose form differs from the file before it.
     pub schema: Vec<String>,
-    /// Where the chat template is from, where one was used.
+    /// Where the chat template came from, where one was used.
     pub template: Option<String>,
     pub files: usize,
     pub rows: u64,
-    /// Examples of each side, or pairs.
+    /// Examples or pairs of each side.
     pub train: u64,
     pub held_out: u64,
-    /// Of both sides.
+    /// Tokens of both sides.
     pub tokens: u64,
     pub learned_tokens: u64,
     pub lengths: LengthSummary,
@@ -188,23 +188,23 @@ pub struct SetDescription {
     /// The images among the tokens, where rows may have some.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images: Option<ImageCounts>,
-    /// Examples that lost their end, and those that were left out for being too long.
+    /// Examples that were cut, and examples that were skipped as too long.
     pub cut: u64,
     pub too_long: u64,
-    /// Rows that cannot be used, by reason: how many, and where first.
+    /// Unusable rows by reason: the reason, their number, and the place of the first.
     pub unusable: Vec<(String, u64, String)>,
 }
 
 /// The images of a set.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ImageCounts {
-    /// Different ones.
+    /// Distinct images.
     pub images: u64,
-    /// Examples that show at least one.
+    /// Examples that show at least one image.
     pub examples: u64,
-    /// Tokens that stand for images, of all examples.
+    /// Tokens that stand for images, in all examples.
     pub tokens: u64,
-    /// Rows that were left out because an image of theirs cannot be read.
+    /// Rows that were skipped because one of their images cannot be read.
     pub broken: u64,
 }
 
@@ -233,23 +233,24 @@ fn plural(count: u64, word: &str) -> String {
     if count == 1 { format!("1 {word}") } else { format!("{count} {word}s") }
 }
 
-/// The tokens of the built-in template in tokenisers that are trained here.
+/// The token ids of the built-in template in tokenisers that are trained here.
 pub(super) const CHATML_IDS: [(&str, u32); 2] = [(CHATML_TOKENS[0], 2), (CHATML_TOKENS[1], 3)];
 
-/// Reads, tokenises and splits. Everything that is wrong with the rows is found here.
+/// Reads, tokenises and splits. Finds everything that is wrong with the rows.
 pub fn open(spec: &ExampleSpec) -> Result<ExampleSets, DataError> {
     open_reporting(spec, &mut |_| {})
 }
 
-/// The names of the classes that the rows have: only their labels are looked at.
+/// The names of the classes in the rows. Reads only their labels.
 pub fn class_names(spec: &ExampleSpec) -> Result<Vec<String>, DataError> {
     let inputs = inputs(spec, &spec.path)?;
-    let reading = Reading { spec, template: None, pool: &pool(1)?, sight: None, ended: OnceLock::new() };
-    Ok(reading.labels(&inputs)?.classes(&inputs.names(), may_be_lonely(spec))?.names)
+    let row_reader =
+        RowReader { spec, template: None, pool: &pool(1)?, visual: None, fatal: OnceLock::new() };
+    Ok(row_reader.labels(&inputs)?.classes(&inputs.names(), allows_singletons(spec))?.names)
 }
 
-/// Whether a label may occur a single time: where the rows to evaluate on lie by themselves, one row can be learned.
-fn may_be_lonely(spec: &ExampleSpec) -> bool {
+/// Whether a label may occur once: with separate rows to evaluate on, a single row can be learned.
+fn allows_singletons(spec: &ExampleSpec) -> bool {
     !spec.held_out_path.is_empty()
 }
 
@@ -258,7 +259,7 @@ pub(super) fn pool(threads: usize) -> Result<rayon::ThreadPool, DataError> {
     pool.map_err(|error| DataError::environment(format!("No threads can be started: {error}.")))
 }
 
-/// As [`open`], and tells what was left out.
+/// As [`open`], and reports skipped rows.
 pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ExampleSets, DataError> {
     check(spec)?;
     if spec.task == ExampleKind::Frames {
@@ -273,12 +274,12 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         }
     };
     let inputs = inputs(spec, &spec.path)?;
-    let apart = match spec.held_out_path.as_slice() {
+    let separate = match spec.held_out_path.as_slice() {
         [] => None,
         path => Some(self::inputs(spec, path)?),
     };
     let names = inputs.names();
-    for read in [Some(&inputs), apart.as_ref()].into_iter().flatten() {
+    for read in [Some(&inputs), separate.as_ref()].into_iter().flatten() {
         if let Inputs::Files(files) = read {
             announce(files, say);
         }
@@ -290,18 +291,19 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         _ => template(spec, given.as_ref())?,
     };
     let vision = vision(spec);
-    let sight = vision.as_ref().map(Sight::new);
-    let reading = Reading { spec, template: template.as_ref(), pool: &pool, sight, ended: OnceLock::new() };
+    let visual = vision.as_ref().map(VisualReader::new);
+    let row_reader =
+        RowReader { spec, template: template.as_ref(), pool: &pool, visual, fatal: OnceLock::new() };
     let is_trained_here = given.is_none();
     let vocabulary = match given {
         Some(vocabulary) => vocabulary,
-        None => reading.train_vocabulary(&inputs)?,
+        None => row_reader.train_vocabulary(&inputs)?,
     };
     vocabulary.fits(spec.vocab)?;
     let encoder = Encoder::new(&vocabulary)?;
-    if let Some(sight) = &reading.sight {
-        let token = image_token(sight.spec, &vocabulary, &encoder, is_trained_here)?;
-        sight.token.set(token).expect("it is set once");
+    if let Some(visual) = &row_reader.visual {
+        let token = image_token(visual.spec, &vocabulary, &encoder, is_trained_here)?;
+        visual.token.set(token).expect("it is set once");
     }
     if spec.task == ExampleKind::Classes && encoder.frame_tokens(true) >= spec.max_tokens {
         return Err(DataError::input(format!(
@@ -310,7 +312,7 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
             encoder.frame_tokens(true)
         )));
     }
-    let mut taken = reading.take(&inputs, &encoder)?;
+    let mut taken = row_reader.drafts(&inputs, &encoder)?;
     let classes = taken.classes(spec, &names)?;
     if taken.drafts.is_empty() {
         let left_out = taken.left_out(spec);
@@ -319,15 +321,15 @@ pub fn open_reporting(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Res
         )));
     }
     let mut files = inputs.count();
-    let held = match &apart {
+    let held = match &separate {
         None => {
             let rows = taken.drafts.iter().map(|draft| (draft.hash, &draft.row_images));
-            taken.held(spec, &reading.deciding(rows), &names)?
+            taken.held(spec, &row_reader.side_hashes(rows), &names)?
         }
-        Some(apart) => {
-            files += apart.count();
+        Some(separate) => {
+            files += separate.count();
             let train = taken.drafts.len();
-            taken.append(reading.take(apart, &encoder)?, spec, &classes, &apart.names(), say)?;
+            taken.append(row_reader.drafts(separate, &encoder)?, spec, &classes, &separate.names(), say)?;
             (0..taken.drafts.len()).map(|at| at >= train).collect()
         }
     };
@@ -351,7 +353,7 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
     }
     if let Some((part, parts)) = spec.fold.filter(|(part, parts)| *parts < 2 || part >= parts) {
         return Err(DataError::input(format!(
-            "Fold {part} of {parts} is none: folds are 0 to one less than their number."
+            "There is no fold {part} of {parts}: folds are numbered from 0 to one less than their number."
         )));
     }
     let is_compared = matches!(spec.task, ExampleKind::Pairs | ExampleKind::Judged);
@@ -375,7 +377,7 @@ fn check(spec: &ExampleSpec) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Rows that cannot be used, by reason: how many, and where first.
+/// Unusable rows by reason: the reason, their number, and the place of the first.
 pub(super) fn unusable(skipped: &Skipped) -> Vec<(String, u64, String)> {
     let words = |(reason, count, place): (Reason, u64, &SourceLocation)| {
         (reason.words().into(), count, place.to_string())
@@ -410,29 +412,29 @@ pub(super) fn tell(spec: &ExampleSpec, sets: &ExampleSets, say: &mut dyn FnMut(O
 /// The source of rows.
 pub(super) enum Inputs {
     Files(Vec<formats::Input>),
-    Made,
+    Generated,
 }
 
 impl Inputs {
-    /// Names of what is read, for people.
+    /// Names of the inputs, for messages.
     fn names(&self) -> String {
         match self {
             Inputs::Files(files) => shown(files),
-            Inputs::Made => "the synthetic set".into(),
+            Inputs::Generated => "the synthetic set".into(),
         }
     }
 
     fn count(&self) -> usize {
         match self {
             Inputs::Files(files) => files.len(),
-            Inputs::Made => 0,
+            Inputs::Generated => 0,
         }
     }
 }
 
 fn inputs(spec: &ExampleSpec, path: &[String]) -> Result<Inputs, DataError> {
     match (spec.source, path.is_empty()) {
-        (SourceKind::Synthetic, true) | (SourceKind::Auto, true) => Ok(Inputs::Made),
+        (SourceKind::Synthetic, true) | (SourceKind::Auto, true) => Ok(Inputs::Generated),
         (SourceKind::Synthetic, false) => Err(DataError::input(
             "The synthetic set has no use for data.path: leave it out, or set data.source=text.",
         )),
@@ -462,8 +464,8 @@ fn inputs(spec: &ExampleSpec, path: &[String]) -> Result<Inputs, DataError> {
     }
 }
 
-/// How images are read, where rows may have some: always where conversations are about them, and of answers that are compared
-/// where the specification says so.
+/// Options for images, where rows may have some: always for conversations about images, and for compared answers where the
+/// specification says so.
 fn vision(spec: &ExampleSpec) -> Option<VisionSpec> {
     match spec.task {
         ExampleKind::Visual => Some(spec.vision.clone().unwrap_or_default()),
@@ -472,7 +474,7 @@ fn vision(spec: &ExampleSpec) -> Option<VisionSpec> {
     }
 }
 
-/// Whether the first row of the files has images, for whoever looks at rows without a model that sees them.
+/// Whether the first row of the files has images. Needs no model that sees them.
 pub fn shows_images(spec: &ExampleSpec) -> Result<bool, DataError> {
     let Inputs::Files(files) = inputs(spec, &spec.path)? else { return Ok(false) };
     let options = ReadOptions { max_image_bytes: MAX_IMAGE_BYTES, ..spec.read.clone() };
@@ -481,7 +483,7 @@ pub fn shows_images(spec: &ExampleSpec) -> Result<bool, DataError> {
     Ok(first.is_some_and(|row| visual::shows_images(&row.fields)))
 }
 
-/// The template that conversations are written with. A tokeniser that is trained here learns the built-in one's tokens.
+/// The template that renders conversations. A tokeniser that is trained here learns the tokens of the built-in one.
 pub(super) fn template(
     spec: &ExampleSpec,
     vocabulary: Option<&Vocabulary>,
@@ -498,19 +500,19 @@ pub(super) fn template(
             ("eos_token", crate::text::synthetic::grammar::EOS.into()),
         ],
     };
-    let found = beside::find(spec.template.as_deref(), &folders, &fallback, spec.date)?;
-    // A run that goes on has the tokeniser that was trained for it.
+    let found = model_files::find(spec.template.as_deref(), &folders, &fallback, spec.date)?;
+    // A resumed run has the tokeniser that was trained for it.
     let is_ours = |vocabulary: &Vocabulary| {
         CHATML_IDS.iter().all(|(name, token)| vocabulary.token(*token).as_deref() == Some(name))
     };
     match found.is_none() && vocabulary.is_none_or(is_ours) {
-        true => beside::find(Some(beside::CHATML_NAME), &folders, &fallback, spec.date),
+        true => model_files::find(Some(model_files::CHATML_NAME), &folders, &fallback, spec.date),
         false => Ok(found),
     }
 }
 
-impl Taken {
-    /// The classes, and the number of each example's.
+impl DraftSet {
+    /// The classes; sets the class number of each example.
     fn classes(&mut self, spec: &ExampleSpec, names: &str) -> Result<Vec<String>, DataError> {
         if spec.task != ExampleKind::Classes {
             return Ok(Vec::new());
@@ -518,26 +520,26 @@ impl Taken {
         let classes = match spec.classes.is_empty() {
             false => Some(Classes::given(&spec.classes)?),
             true => {
-                let mut collected = Collected::default();
+                let mut collected = LabelCounts::default();
                 for draft in &self.drafts {
-                    draft.label.iter().for_each(|label| collected.see(label, &draft.place));
+                    draft.label.iter().for_each(|label| collected.add(label, &draft.place));
                 }
-                let may_be_lonely = may_be_lonely(spec);
-                if let Some((label, place)) = collected.lonely().filter(|_| !may_be_lonely) {
+                let allows_singletons = allows_singletons(spec);
+                if let Some((label, place)) = collected.first_singleton().filter(|_| !allows_singletons) {
                     if self.on_error == OnError::Fail {
-                        return Err(lonely(label).error(place));
+                        return Err(singleton_label(label).error(place));
                     }
-                    let is_lonely = |draft: &Draft| {
-                        draft.label.as_deref().is_some_and(|label| collected.is_lonely(label))
+                    let is_singleton = |draft: &Draft| {
+                        draft.label.as_deref().is_some_and(|label| collected.is_singleton(label))
                     };
-                    for draft in self.drafts.iter().filter(|draft| is_lonely(draft)) {
+                    for draft in self.drafts.iter().filter(|draft| is_singleton(draft)) {
                         self.skipped.note(Reason::Label, draft.place.clone());
                     }
-                    self.drafts.retain(|draft| !is_lonely(draft));
+                    self.drafts.retain(|draft| !is_singleton(draft));
                 }
                 let is_labelled = self.drafts.iter().any(|draft| draft.label.is_some());
                 (is_labelled || !spec.unlabelled)
-                    .then(|| collected.classes(names, may_be_lonely))
+                    .then(|| collected.classes(names, allows_singletons))
                     .transpose()?
             }
         };
@@ -546,7 +548,7 @@ impl Taken {
         Ok(classes.names)
     }
 
-    /// Gives every draft the number of its class.
+    /// Sets the class number of every draft.
     fn number(&mut self, classes: &Classes) -> Result<(), DataError> {
         let mut kept = Vec::with_capacity(self.drafts.len());
         for mut draft in std::mem::take(&mut self.drafts) {
@@ -563,7 +565,7 @@ impl Taken {
         Ok(())
     }
 
-    /// The rows that were left out, in brackets.
+    /// The skipped rows, in brackets.
     fn left_out(&self, spec: &ExampleSpec) -> String {
         match (self.skipped.total(), self.too_long) {
             (0, 0) => String::new(),
@@ -572,56 +574,56 @@ impl Taken {
         }
     }
 
-    /// Takes on the examples to evaluate on, whose classes are those of the training rows.
+    /// Adds the examples to evaluate on, whose classes are those of the training rows.
     fn append(
         &mut self,
-        mut apart: Taken,
+        mut separate: DraftSet,
         spec: &ExampleSpec,
         classes: &[String],
         names: &str,
         say: &mut dyn FnMut(OpenEvent),
     ) -> Result<(), DataError> {
         if !classes.is_empty() {
-            apart.number(&Classes::given(classes)?)?;
+            separate.number(&Classes::given(classes)?)?;
         }
-        if apart.drafts.is_empty() {
-            let left_out = apart.left_out(spec);
+        if separate.drafts.is_empty() {
+            let left_out = separate.left_out(spec);
             return Err(DataError::input(format!(
                 "There is no example to evaluate on in {names}{left_out}: data.held_out_path needs some."
             )));
         }
         let trained: HashSet<u64> = self.drafts.iter().map(|draft| draft.hash).collect();
-        let seen = apart.drafts.iter().filter(|draft| trained.contains(&draft.hash)).count();
+        let seen = separate.drafts.iter().filter(|draft| trained.contains(&draft.hash)).count();
         if seen > 0 {
             say(OpenEvent::Note(format!(
-                "{seen} of {} examples in {names} are trained on too: what is evaluated on them is no test",
-                apart.drafts.len()
+                "{seen} of {} examples in {names} are trained on too, so the evaluation does not test on new data",
+                separate.drafts.len()
             )));
         }
         let shown: HashSet<u128> =
             self.drafts.iter().flat_map(|draft| draft.row_images.iter().copied()).collect();
         let shows_one = |draft: &&Draft| draft.row_images.iter().any(|image| shown.contains(image));
-        let again = apart.drafts.iter().filter(shows_one).count();
+        let again = separate.drafts.iter().filter(shows_one).count();
         if again > 0 {
             say(OpenEvent::Note(format!(
                 "{again} of {} examples in {names} show an image that is trained on too",
-                apart.drafts.len()
+                separate.drafts.len()
             )));
         }
-        self.rows += apart.rows;
-        self.cut += apart.cut;
-        self.too_long += apart.too_long;
-        self.skipped.merge(&apart.skipped);
-        for schema in apart.schema {
+        self.rows += separate.rows;
+        self.cut += separate.cut;
+        self.too_long += separate.too_long;
+        self.skipped.merge(&separate.skipped);
+        for schema in separate.schema {
             if self.schema.last() != Some(&schema) {
                 self.schema.push(schema);
             }
         }
-        self.drafts.extend(apart.drafts);
+        self.drafts.extend(separate.drafts);
         Ok(())
     }
 
-    /// Of every draft: whether it is held out, by its fold or by the share. The hashes decide.
+    /// For every draft, whether it is held out, by the fold or the share; the hashes decide.
     fn held(&self, spec: &ExampleSpec, hashes: &[u64], names: &str) -> Result<Vec<bool>, DataError> {
         if let Some((part, parts)) = spec.fold {
             let held: Vec<bool> = hashes.iter().map(|hash| is_held_out(spec, *hash)).collect();

@@ -1,16 +1,16 @@
-//! Generated sets of questions about drawn images: the colour of a shape, its kind, its place, and how many dots lie beside
-//! it. Each with its answer, with a right and a wrong one, or with one that is right or wrong.
+//! Generated sets of questions about images of a shape: its colour, its kind, its position, and the number of dots beside it.
+//! Each question comes with its answer, with a right and a wrong one, or with one to be judged.
 //!
-//! Every question has four answers, all equally likely whatever the question says, so nothing but the image tells which: a
+//! Every question has four answers, all equally likely whatever the question says, so only the image tells which is right: a
 //! model that does not see it is right a quarter of the time.
 
 use super::synthetic::{Draw, place};
 use crate::formats::{Field, Fields, Record};
 use crate::random::{Uniform, key};
 
-/// Pixels of an image a side.
+/// Side of an image in pixels.
 const SIDE: usize = 32;
-/// The image is four squares, and each holds the shape, a dot or nothing.
+/// The image has four squares, each of which holds the shape, a dot or nothing.
 const QUARTER: usize = SIDE / 2;
 
 const COLOURS: [(&str, [u8; 3]); 4] =
@@ -21,7 +21,7 @@ const COUNTS: [&str; 4] = ["none", "one", "two", "three"];
 const QUESTIONS: [&str; 4] =
     ["What colour is the shape?", "Which shape is it?", "Where is the shape?", "How many dots are there?"];
 
-/// The content of an image: the numbers of its colour, kind, place and count.
+/// The content of an image: the numbers of its colour, kind, position and count.
 struct Scene([usize; 4]);
 
 impl Scene {
@@ -33,8 +33,8 @@ impl Scene {
         answers(question)[self.0[question]]
     }
 
-    /// Its pixels, row by row: a dark ground of some brightness, the shape a little off the middle of its square, and dots in
-    /// as many of the other squares, from a drawn one on.
+    /// Its pixels, row by row: a dark background of some brightness, the shape slightly off the centre of its square, and dots
+    /// in consecutive other squares, from a random one on.
     fn pixels(&self, draw: &mut Draw) -> Vec<u8> {
         let Scene([colour, kind, at, dots]) = *self;
         let ground = 10 + draw.below(40) as u8;
@@ -68,7 +68,7 @@ impl Scene {
     }
 }
 
-/// The answers that a question may have.
+/// The possible answers to a question.
 fn answers(question: usize) -> [&'static str; 4] {
     match question {
         0 => COLOURS.map(|(name, _)| name),
@@ -80,32 +80,32 @@ fn answers(question: usize) -> [&'static str; 4] {
 
 /// Row `row`: one of four questions about its image, which four rows share, and the answer.
 pub(super) fn question(seed: u64, row: u64) -> Record {
-    let (scene, asked, mut fields) = asked(seed, row);
+    let (scene, asked, mut fields) = question_about(seed, row);
     fields.push(("answer".into(), scene.answer(asked).into()));
     Record { fields: Fields(fields), place: place(row) }
 }
 
-/// Row `row` of the preferences: the same question, the right answer, and another of its answers. Every answer is as often
-/// chosen as it is rejected.
+/// Row `row` of the preferences: the same question, the right answer, and a wrong one. Every answer is chosen as often as it is
+/// rejected.
 pub(super) fn preference(seed: u64, row: u64) -> Record {
-    let (scene, asked, mut fields) = asked(seed, row);
+    let (scene, asked, mut fields) = question_about(seed, row);
     fields.push(("chosen".into(), scene.answer(asked).into()));
-    fields.push(("rejected".into(), another(&scene, asked, seed, row).into()));
+    fields.push(("rejected".into(), wrong_answer(&scene, asked, seed, row).into()));
     Record { fields: Fields(fields), place: place(row) }
 }
 
 /// Row `row` of the judgements: the same question, and an answer that is wanted where it is right.
 pub(super) fn judgement(seed: u64, row: u64) -> Record {
-    let (scene, asked, mut fields) = asked(seed, row);
+    let (scene, asked, mut fields) = question_about(seed, row);
     let is_wanted = Draw(Uniform::new(key(key(seed, 0x6a75_6467), row))).below(2) == 0;
-    let answer = if is_wanted { scene.answer(asked) } else { another(&scene, asked, seed, row) };
+    let answer = if is_wanted { scene.answer(asked) } else { wrong_answer(&scene, asked, seed, row) };
     fields.push(("answer".into(), answer.into()));
     fields.push(("label".into(), Field::Bool(is_wanted)));
     Record { fields: Fields(fields), place: place(row) }
 }
 
-/// The image of a row, which question is asked about it, and the fields of both.
-fn asked(seed: u64, row: u64) -> (Scene, usize, Vec<(String, Field)>) {
+/// The image of a row, the question about it, and the fields of both.
+fn question_about(seed: u64, row: u64) -> (Scene, usize, Vec<(String, Field)>) {
     let (image, asked) = (row / QUESTIONS.len() as u64, (row % QUESTIONS.len() as u64) as usize);
     let mut draw = Draw(Uniform::new(key(key(seed, 0x7368_6170), image)));
     let scene = Scene::drawn(&mut draw);
@@ -117,7 +117,7 @@ fn asked(seed: u64, row: u64) -> (Scene, usize, Vec<(String, Field)>) {
 }
 
 /// A wrong answer to a question.
-fn another(scene: &Scene, asked: usize, seed: u64, row: u64) -> &'static str {
+fn wrong_answer(scene: &Scene, asked: usize, seed: u64, row: u64) -> &'static str {
     let mut draw = Draw(Uniform::new(key(key(seed, 0x7072_6566), row)));
     answers(asked)[(scene.0[asked] + 1 + draw.below(3)) % 4]
 }
@@ -163,8 +163,8 @@ mod tests {
         assert_ne!(question(5, 0), question(6, 0));
     }
 
-    /// Whoever knows the questions and all answers, and not the images, is right a quarter of the time; whoever is shown
-    /// another row's image, no more often.
+    /// A guess that uses the questions and answers but not the images is right a quarter of the time, and the image of another
+    /// row does not help.
     #[test]
     fn answers_need_the_image() {
         let made = rows(2000);
@@ -182,7 +182,7 @@ mod tests {
         assert!((right as f64 / 2000.0) < 0.4, "{right} of 2000 answers fit another image");
     }
 
-    /// Of pairs too: each answer is chosen about as often as it is rejected, so that no text says which.
+    /// In pairs too, each answer is chosen about as often as it is rejected, so that no text tells which is right.
     #[test]
     fn preferences_need_the_image() {
         let mut lead: HashMap<(String, String), i64> = HashMap::new();

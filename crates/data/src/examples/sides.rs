@@ -1,14 +1,14 @@
-//! Rows that share an image, directly or by way of other rows, which are trained on or held out together.
+//! Keeps rows that share an image, directly or through other rows, on the same side of the split.
 
 use std::collections::HashMap;
 
 use crate::random::key;
 
-/// Mixed into the hashes of images, so that they are none of the hashes of texts.
+/// Mixed into the hashes of images, so that they do not coincide with hashes of texts.
 const IMAGES: u64 = 0x696d_6167;
 
-/// The hash that decides the side of every row: of rows with images it is the same for all that are connected by images,
-/// whatever their order; a row without one has its own. Each row is given as its own hash and those of its images.
+/// The hash that decides the side of every row. Rows that are connected by images have the same one, in whatever order they
+/// come; a row without images has its own. Each row is given as its own hash and those of its images.
 pub(super) fn sides<'r>(rows: impl Iterator<Item = (u64, &'r [u128])>) -> Vec<u64> {
     let mut numbers: HashMap<u128, usize> = HashMap::new();
     let mut parents: Vec<usize> = Vec::new();
@@ -34,7 +34,7 @@ pub(super) fn sides<'r>(rows: impl Iterator<Item = (u64, &'r [u128])>) -> Vec<u6
     firsts.into_iter().map(side).collect()
 }
 
-/// The first image of those that one is connected with. The way there is halved for the next time.
+/// Union-find root of an image, with path halving.
 fn root(parents: &mut [usize], mut at: usize) -> usize {
     while parents[at] != at {
         parents[at] = parents[parents[at]];

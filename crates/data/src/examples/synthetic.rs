@@ -1,7 +1,7 @@
-//! Generated sets for fine-tuning without a download: exercises with exact answers, pairs of sentences, and answers of which
-//! one is preferred.
+//! Generated sets for fine-tuning without a download: exercises with exact answers, pairs of sentences, and pairs of answers of
+//! which one is preferred.
 //!
-//! The sentences of a pair are about the same thing or not. All sets go the way of files: rows with fields.
+//! The sentences of a pair are about the same subject or not. Generated rows take the same path as rows of files.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::Arc;
 use crate::formats::{Field, Fields, Record, SourceLocation};
 use crate::random::{Uniform, key};
 
-/// Where a row of a set of ours is, for messages that name places.
+/// The place of a generated row, for messages.
 pub(super) fn place(row: u64) -> SourceLocation {
     SourceLocation { file: Arc::new(PathBuf::from("synthetic")), line: None, row: Some(row + 1), offset: 0 }
 }
@@ -21,7 +21,7 @@ impl Draw {
         ((self.0.draw() * end as f64) as usize).min(end - 1)
     }
 
-    /// The numbers below `end` in an order of their own.
+    /// A random permutation of the numbers below `end`.
     pub fn permutation(&mut self, end: usize) -> Vec<usize> {
         let mut order: Vec<usize> = (0..end).collect();
         for last in (1..end).rev() {
@@ -45,8 +45,8 @@ const THINGS: [&str; 24] = [
     "window", "yacht", "zebra",
 ];
 
-/// Row `row` of the exercises: conversations of one or two turns about a few words, in which every answer follows from
-/// its question. Skills that a small model learns on some of them hold for the others: they are made of the same few words.
+/// Row `row` of the exercises: conversations of one or two turns about a few words, in which every answer follows from its
+/// question. Skills that a small model learns on some rows carry over to the others, which use the same words.
 pub(super) fn exercise(seed: u64, row: u64) -> Record {
     let mut draw = Draw(Uniform::new(key(key(seed, 0x6578_6572), row)));
     let message = |role: &str, content: String| {
@@ -82,7 +82,7 @@ fn turn(draw: &mut Draw) -> (String, String) {
         }
         4 => (format!("Which of these words is the last: {said}?"), words[count - 1].clone()),
         _ => {
-            // As often one of them as one of all.
+            // Asks equally often about one of them and about any word.
             let asked = match draw.below(2) {
                 0 => words[draw.below(count)].clone(),
                 _ => draw.pick(&THINGS).to_string(),
@@ -100,8 +100,9 @@ const COMPARED: [&str; 3] = [
 ];
 const ANSWERED: [&str; 2] = ["The word is {w}.", "It must be {w}."];
 
-/// A question about two words, an answer that names the earlier one in the alphabet, and one as long that names the other.
-fn compared(draw: &mut Draw) -> [String; 3] {
+/// A question about two words, an answer that names the alphabetically earlier one, and one of the same length that names the
+/// other.
+fn comparison(draw: &mut Draw) -> [String; 3] {
     let a = draw.below(THINGS.len());
     let b = (a + 1 + draw.below(THINGS.len() - 1)) % THINGS.len();
     let question = COMPARED[draw.below(COMPARED.len())].replace("{a}", THINGS[a]).replace("{b}", THINGS[b]);
@@ -113,7 +114,7 @@ fn compared(draw: &mut Draw) -> [String; 3] {
 /// Row `row` of the preferences: the preferred answer follows a rule, and the other breaks it.
 pub(super) fn preference(seed: u64, row: u64) -> Record {
     let mut draw = Draw(Uniform::new(key(key(seed, 0x7072_6566), row)));
-    let [question, chosen, rejected] = compared(&mut draw);
+    let [question, chosen, rejected] = comparison(&mut draw);
     let message = |role: &str, content: &str| {
         let fields = Fields(vec![("role".into(), role.into()), ("content".into(), content.into())]);
         Field::List(vec![Field::Object(fields)])
@@ -129,7 +130,7 @@ pub(super) fn preference(seed: u64, row: u64) -> Record {
 /// Row `row` of the judgements: an answer that follows the rule of the preferences is wanted, one that breaks it is not.
 pub(super) fn judgement(seed: u64, row: u64) -> Record {
     let mut draw = Draw(Uniform::new(key(key(seed, 0x6a75_6467), row)));
-    let [question, right, wrong] = compared(&mut draw);
+    let [question, right, wrong] = comparison(&mut draw);
     let is_wanted = draw.below(2) == 0;
     let message = |role: &str, content: &str| {
         Field::Object(Fields(vec![("role".into(), role.into()), ("content".into(), content.into())]))
@@ -155,7 +156,7 @@ const FRAMES: [&str; 4] = [
     "she wrote of the {a} and the {b}",
 ];
 
-/// Row `row` of the pairs: two sentences about the same subject, or about different ones. A bag of words tells which.
+/// Row `row` of the pairs: two sentences about the same or different subjects, which a bag of words can tell apart.
 pub(super) fn pair(seed: u64, row: u64) -> Record {
     let mut draw = Draw(Uniform::new(key(key(seed, 0x7061_6972), row)));
     let is_same = draw.below(2) == 0;

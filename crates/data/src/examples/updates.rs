@@ -1,8 +1,8 @@
-//! Examples in the order of training, an update at a time.
+//! Examples in the order of training, update by update.
 //!
-//! The series of all epochs is a permutation of the examples an epoch, and the examples at `u * batch` and the `batch - 1`
-//! after it are update `u`. So an update is known by its number alone: nothing depends on how it is laid out, and the
-//! cursor is a count.
+//! The series of all epochs is a permutation of the examples per epoch, and update `u` has the examples at `u * batch` and the
+//! `batch - 1` after it. The number of an update therefore determines its examples, independent of the layout, and the cursor
+//! is a count.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,30 +21,30 @@ use crate::order::permutation::{Order, Permutation};
 use crate::order::stall::Waited;
 use crate::random::key;
 
-/// Where training goes on.
+/// State from which training resumes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExampleCursor {
-    /// The place of the next example in the series; of pairs the next pair.
+    /// Position of the next example in the series; for pairs, of the next pair.
     pub sample: u64,
-    /// The hash of what the position refers to: examples and seed. Others have another mark and refuse the cursor.
+    /// Hash of everything the position refers to: examples and seed. A cursor is refused where the hash differs.
     pub data: String,
 }
 
 /// The examples of an update, laid out.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExampleUpdate {
-    /// Lane by lane.
+    /// Micro-batches, lane by lane.
     pub parts: Vec<MicroBatch>,
-    /// The number of every example of the update, also of those in other ranks' lanes.
+    /// Indices of all examples of the update, also of those in other ranks' lanes.
     pub numbers: Vec<usize>,
     /// Its tokens on all ranks: those of examples, and those that are computed.
     pub tokens: [usize; 2],
-    /// How many times the examples have been read, after these.
+    /// Passes over the examples after this update.
     pub epoch: f64,
     pub waited: Waited,
 }
 
-/// Updates from a cursor on, without end.
+/// Endless updates from a cursor on.
 pub struct Updates {
     table: Arc<ExampleTable>,
     order: Order,
@@ -53,49 +53,49 @@ pub struct Updates {
     layout: Layout,
     class_weights: Vec<f32>,
     cursor: ExampleCursor,
-    /// The window whose examples are sorted by length, where they are, and which it is.
+    /// The window whose examples are sorted by length: its number and its order.
     window: Option<(u64, Vec<u64>)>,
-    /// The order of an epoch in which examples that share a prefix follow one another, where they do, and which it is.
+    /// The epoch in which examples with a common prefix follow one another: its number and its order.
     epoch: Option<(u64, Vec<u32>)>,
     is_sorted: bool,
-    /// Of this rank.
+    /// The lanes of this rank.
     lanes: Lanes,
     waited: Waited,
 }
 
-/// Updates among which examples of like length find each other. More sort better and shuffle less.
+/// Updates per window in which examples of similar length are grouped. More sort better and shuffle less.
 const WINDOW_UPDATES: usize = 50;
 
-/// How a run reads examples.
+/// The order, the size and the layout of updates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UpdateOptions {
     pub seed: u64,
-    /// Examples an update, or pairs.
+    /// Examples per update, or pairs.
     pub batch: usize,
     pub layout: Layout,
-    /// Whether examples of like length share an update.
+    /// Whether examples of similar length share an update.
     pub is_sorted: bool,
-    /// The weight of each class in the loss; 1 where none is given.
+    /// Weight of each class in the loss; 1 where none is given.
     pub class_weights: Vec<f32>,
 }
 
 impl Updates {
-    /// The cursor of a run that begins.
+    /// The cursor of a new run.
     pub fn start(table: &ExampleTable, seed: u64) -> ExampleCursor {
-        ExampleCursor { sample: 0, data: mark(table, seed) }
+        ExampleCursor { sample: 0, data: fingerprint_of(table, seed) }
     }
 
-    /// A cursor of other examples or another seed is refused, and so is a table without examples.
+    /// Refuses a cursor of other examples or another seed, and a table without examples.
     pub fn new(
         table: Arc<ExampleTable>,
-        reading: UpdateOptions,
+        options: UpdateOptions,
         cursor: ExampleCursor,
     ) -> Result<Updates, DataError> {
         if table.count() == 0 {
             return Err(DataError::input("There is no example to train on: check data.path."));
         }
-        let UpdateOptions { seed, batch, layout, is_sorted, class_weights } = reading;
-        if cursor.data != mark(&table, seed) {
+        let UpdateOptions { seed, batch, layout, is_sorted, class_weights } = options;
+        if cursor.data != fingerprint_of(&table, seed) {
             return Err(DataError::input(
                 "The examples are not those this run began with (files, template, tokeniser or seed changed), so it \
                  cannot go on exactly: restore the data, or begin a new run.",
@@ -119,7 +119,7 @@ impl Updates {
         })
     }
 
-    /// The same updates, of which only some lanes are laid out.
+    /// The same updates, of which only these lanes are laid out.
     pub fn of_lanes(self, lanes: Lanes) -> Updates {
         Updates { lanes, ..self }
     }
@@ -134,13 +134,13 @@ impl Updates {
         let examples = units.map(|sample| self.unit(sample));
         let examples: Vec<usize> = examples.flat_map(of_unit).map(|example| example as usize).collect();
         let (parts, tokens) = self.parts(&examples, &samples);
-        // As they lie, where all of them lie here.
+        // With a single lane, in the order of the micro-batches.
         let numbers = match self.lanes.of {
             1 => parts.iter().flat_map(|part| part.numbers.iter().copied()).collect(),
             _ => examples,
         };
         self.cursor.sample += self.batch as u64;
-        // Tokens lie in memory, and laying them out is all there is to wait for.
+        // Tokens are in memory, so laying them out is the only work to wait for.
         let spent = since.elapsed();
         let waited = Waited::new(spent, Spent::default(), spent);
         self.waited += waited;
@@ -148,8 +148,8 @@ impl Updates {
         ExampleUpdate { parts, numbers, tokens, epoch, waited }
     }
 
-    /// Lays out an update lane by lane, and counts the tokens of all lanes, also of those that other ranks lay out. Examples that
-    /// share a prefix, or are compared, are one unit of a lane.
+    /// Lays out this rank's lanes of an update, and counts the tokens of all lanes. Examples that share a prefix or are
+    /// compared are one unit of a lane.
     fn parts(&self, examples: &[usize], samples: &[u64]) -> (Vec<MicroBatch>, [usize; 2]) {
         if self.lanes.of == 1 {
             let parts = laid_out(&self.table, examples, samples, &self.layout, &self.class_weights);
@@ -191,9 +191,9 @@ impl Updates {
         (parts, tokens)
     }
 
-    /// The example or pair at a place of the series.
+    /// The example or pair at a position of the series.
     fn unit(&mut self, sample: u64) -> u64 {
-        // Pairs share nothing with one another, so that their order is free.
+        // Pairs share no prefix with one another, so their order is free.
         let is_grouped = self.layout.trees().is_some() && !self.table.is_paired;
         if let Some(prefixes) = self.table.prefixes.as_ref().filter(|_| is_grouped) {
             let count = self.table.count() as u64;
@@ -201,12 +201,12 @@ impl Updates {
             if self.epoch.as_ref().is_none_or(|(of, _)| *of != number) {
                 self.epoch = Some((number, prefixes.order(key(self.seed, number))));
             }
-            return self.epoch.as_ref().expect("made above").1[at as usize] as u64;
+            return self.epoch.as_ref().expect("set above").1[at as usize] as u64;
         }
         if !self.is_sorted {
             return self.order.document(sample);
         }
-        // Within an epoch, so that no example meets itself.
+        // Windows end with the epoch, so that no example occurs twice in one.
         let updates = (self.table.units() / self.batch).clamp(1, WINDOW_UPDATES);
         let size = (updates * self.batch) as u64;
         let (number, at) = (sample / size, sample % size);
@@ -217,26 +217,26 @@ impl Updates {
             let sorted = sorted_window(&lengths, self.batch, key(self.seed, number));
             self.window = Some((number, sorted.into_iter().map(|index| window[index]).collect()));
         }
-        self.window.as_ref().expect("made above").1[at as usize]
+        self.window.as_ref().expect("set above").1[at as usize]
     }
 
-    /// Where the update after the last one given begins.
+    /// Position of the update after the last one returned.
     pub fn cursor(&self) -> &ExampleCursor {
         &self.cursor
     }
 
-    /// How long `next_update` has taken so far.
+    /// Total time that `next_update` has taken.
     pub fn waited(&self) -> Waited {
         self.waited
     }
 }
 
-/// Lays out every example of a table once, in its order, up to a limit of examples or pairs; for evaluation.
+/// Lays out every example of a table once, in order, up to a limit of examples or pairs; for evaluation.
 pub fn once(table: &ExampleTable, most: usize, layout: &Layout, class_weights: &[f32]) -> Vec<MicroBatch> {
     some(table, 0..table.units().min(most), layout, class_weights)
 }
 
-/// Lays out some of a table's examples or pairs once, in the order they are given in.
+/// Lays out a subset of a table's examples or pairs once, in the given order.
 pub fn some(
     table: &ExampleTable,
     units: impl IntoIterator<Item = usize>,
@@ -265,8 +265,8 @@ fn members(table: &ExampleTable, examples: &[usize]) -> Vec<Member> {
     examples.iter().map(|example| table.member(*example)).collect()
 }
 
-/// Lets lanes that are computed at the same time have as many micro-batches as the one that has most, each in the largest shape
-/// that one of them needs: ranks run the same plans.
+/// Gives lanes that are computed at the same time equally many micro-batches, each in the largest shape that one of them needs,
+/// so that ranks run the same plans.
 fn in_step(places: &mut [Vec<BatchAssignment>], lanes: impl Iterator<Item = usize>) {
     let lanes: Vec<usize> = lanes.collect();
     let most = lanes.iter().map(|lane| places[*lane].len()).max().unwrap_or(0);
@@ -282,7 +282,7 @@ fn in_step(places: &mut [Vec<BatchAssignment>], lanes: impl Iterator<Item = usiz
     }
 }
 
-/// Micro-batches with the examples that have a place in them.
+/// Fills micro-batches with the examples that are assigned to them.
 fn filled(
     table: &ExampleTable,
     (examples, samples): (&[usize], &[u64]),
@@ -297,7 +297,7 @@ fn filled(
             let of_tree: Vec<_> = tree.iter().map(|i| (table.get(examples[*i]), samples[*i])).collect();
             let prefix = if tree.len() > 1 { table.member(examples[tree[0]]).prefix.tokens } else { 0 };
             batch.push(extents, &of_tree, prefix, class_weights);
-            // Texts with types share no prefix, so that each is a segment of its own.
+            // Texts with types share no prefix, so each is a segment of its own.
             if let (&[one], Some(segment)) = (&tree[..], batch.segments.last()) {
                 let (start, second) = (segment.start as usize, table.second_of(examples[one]));
                 batch.types[start + second.start..start + second.end].fill(1);
@@ -309,7 +309,7 @@ fn filled(
     places.into_iter().map(fill).collect()
 }
 
-/// An order of examples by their lengths in which each `batch` are alike, one window after another.
+/// An order of examples in which each `batch` have similar lengths, window by window.
 pub(crate) fn sorted_windows(lengths: &[usize], batch: usize, seed: u64) -> Vec<usize> {
     let windows = lengths.chunks(WINDOW_UPDATES * batch).enumerate();
     let of_window = |(number, window): (usize, &[usize])| {
@@ -319,7 +319,7 @@ pub(crate) fn sorted_windows(lengths: &[usize], batch: usize, seed: u64) -> Vec<
     windows.flat_map(of_window).collect()
 }
 
-/// Sorted by length and cut into batches, which are shuffled: so neither do lengths grow over the window.
+/// Sorts by length and cuts into batches, which are shuffled, so that lengths do not grow over the window.
 fn sorted_window(lengths: &[usize], batch: usize, key: u64) -> Vec<usize> {
     let mut sorted: Vec<usize> = (0..lengths.len()).collect();
     sorted.sort_by_key(|index| lengths[*index]);
@@ -328,8 +328,8 @@ fn sorted_window(lengths: &[usize], batch: usize, key: u64) -> Vec<usize> {
     (0..batches.len()).flat_map(|i| batches[shuffled.at(i as u64) as usize].to_vec()).collect()
 }
 
-/// Changes with every token, weight, label and image, and with the seed.
-fn mark(table: &ExampleTable, seed: u64) -> String {
+/// Hash that changes with every token, weight, label and image, and with the seed.
+fn fingerprint_of(table: &ExampleTable, seed: u64) -> String {
     let examples =
         table.iter().fold(key(seed, table.count() as u64), |hash, example| example.fold_into(hash));
     let of_source = |hash: u64, part: &MixtureSource| key(key(hash, part.count), part.weight.to_bits());
@@ -369,7 +369,7 @@ mod tests {
     }
 
     fn updates(layout: &Layout, is_sorted: bool, sample: u64) -> Updates {
-        let reading = UpdateOptions {
+        let options = UpdateOptions {
             seed: 3,
             batch: 5,
             layout: layout.clone(),
@@ -377,14 +377,14 @@ mod tests {
             class_weights: vec![1.0, 2.0],
         };
         let start = Updates::start(&table(37), 3);
-        Updates::new(table(37), reading, ExampleCursor { sample, ..start }).unwrap()
+        Updates::new(table(37), options, ExampleCursor { sample, ..start }).unwrap()
     }
 
     fn next(updates: &mut Updates) -> ExampleUpdate {
         ExampleUpdate { waited: Waited::default(), ..updates.next_update() }
     }
 
-    /// (sample, tokens, targets, label, its weight) of every example, by sample.
+    /// (sample, tokens, targets, label, label weight) of every example, by sample.
     type Read = Vec<(u64, Vec<i32>, Vec<i32>, i32, f32)>;
 
     fn read(update: &ExampleUpdate) -> Read {
@@ -414,9 +414,9 @@ mod tests {
         }
     }
 
-    /// The second text of a pair has type 1 wherever it lies, and padding and single texts type 0.
+    /// The second text of a pair has type 1 in every layout; padding and single texts have type 0.
     #[test]
-    fn types_lie_with_their_tokens_in_every_layout() {
+    fn types_follow_their_tokens_in_every_layout() {
         let mut pairs = ExampleTable::default();
         for (len, second) in [(5, Some(2)), (7, None), (3, Some(3)), (4, Some(1))] {
             let weights = vec![0.0; len];
@@ -436,7 +436,7 @@ mod tests {
         }
     }
 
-    /// However many ranks there are, a lane has the same micro-batches, and all lanes together the update.
+    /// For any number of ranks, a lane has the same micro-batches, and all lanes together make up the update.
     #[test]
     fn lanes_are_the_same_on_every_number_of_ranks() {
         for layout in layouts() {
@@ -467,7 +467,7 @@ mod tests {
         }
     }
 
-    /// Ranks that run each micro-batch together have as many, in the same shapes, and the examples that they have apart.
+    /// Ranks in step have equally many micro-batches in the same shapes, and the same examples as otherwise.
     #[test]
     fn ranks_in_step_run_the_same_plans() {
         for layout in layouts() {
@@ -553,17 +553,17 @@ mod tests {
     #[test]
     fn other_examples_refuse_the_cursor() {
         let layout = layouts()[0].clone();
-        let reading = UpdateOptions { seed: 3, batch: 5, layout, is_sorted: false, class_weights: vec![] };
+        let options = UpdateOptions { seed: 3, batch: 5, layout, is_sorted: false, class_weights: vec![] };
         let of = |table: Arc<ExampleTable>, seed: u64| {
             let cursor = Updates::start(&table, 3);
-            let reading = UpdateOptions { seed, ..reading.clone() };
-            (Updates::new(table, reading, cursor).err(), Updates::start(&self::table(36), 3))
+            let options = UpdateOptions { seed, ..options.clone() };
+            (Updates::new(table, options, cursor).err(), Updates::start(&self::table(36), 3))
         };
         assert!(of(table(37), 3).0.is_none());
         assert!(of(table(37), 4).0.unwrap().to_string().starts_with("The examples are not those"));
         let (_, other) = of(table(37), 3);
-        assert!(Updates::new(table(37), reading.clone(), other).is_err());
-        assert!(Updates::new(Arc::default(), reading, Updates::start(&table(37), 3)).is_err());
+        assert!(Updates::new(table(37), options.clone(), other).is_err());
+        assert!(Updates::new(Arc::default(), options, Updates::start(&table(37), 3)).is_err());
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Inputs as blocks that can be read each by itself, known from the sizes of files alone.
+//! Splits inputs into blocks that can be read independently, derived from file sizes alone.
 //!
 //! A block of a file is what begins in a range of its bytes: lines of JSONL, or row groups of parquet. Files that can only be
-//! read from their beginning, packed ones and those whose records may span lines, are one block each. So nothing has to be read to
-//! know how many blocks there are, and a block is found again without reading what lies before it.
+//! read from their beginning, compressed ones and those whose records may span lines, are one block each. Counting blocks
+//! therefore reads nothing, and a block is found without reading what precedes it.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -10,37 +10,37 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::bytes::Bytes;
-use super::fault::Trouble;
+use super::fault::ReadError;
 use super::find::{Input, unreadable};
 use super::parquet::RowGroups;
 use super::reader::Reader;
 use super::{Compression, Format, OnError, ReadOptions};
 use crate::error::DataError;
 
-/// Bytes of a block at the least and at the most.
+/// Smallest and largest size of a block.
 const LEAST_BYTES: u64 = 16 << 10;
 const MOST_BYTES: u64 = 8 << 20;
-/// As many blocks are aimed at, so that their order is a shuffle.
-const AIM: u64 = 512;
-/// Footers of parquet files that are kept: each takes some 50 bytes a row group.
-const KEPT_FOOTERS: usize = 256;
+/// Target number of blocks, large enough that their order is a shuffle.
+const TARGET_BLOCKS: u64 = 512;
+/// Number of cached parquet footers; each takes some 50 bytes per row group.
+const CACHED_FOOTERS: usize = 256;
 
 pub(crate) struct Blocks {
     inputs: Vec<Input>,
     options: ReadOptions,
     block_bytes: u64,
-    /// The first block of each input, and behind them all.
+    /// Number of each input's first block, followed by the total.
     firsts: Vec<u64>,
-    /// Of the files that were read last, the latest first.
+    /// Footers of the files read last, the latest first.
     footers: Mutex<VecDeque<(usize, RowGroups)>>,
-    /// Of lines: how many were read, and their bytes. Of parquet: rows and bytes of the files whose footers were read.
+    /// Documents and bytes seen so far: those of the lines that were read, or of the parquet files whose footers were read.
     seen: [AtomicU64; 2],
 }
 
 impl Blocks {
     pub fn new(inputs: Vec<Input>, options: ReadOptions) -> Self {
         let total: u64 = inputs.iter().map(|input| input.bytes).sum();
-        let block_bytes = (total / AIM).clamp(LEAST_BYTES, MOST_BYTES);
+        let block_bytes = (total / TARGET_BLOCKS).clamp(LEAST_BYTES, MOST_BYTES);
         let mut firsts = vec![0];
         for input in &inputs {
             let count = if is_divisible(input) { input.bytes.div_ceil(block_bytes).max(1) } else { 1 };
@@ -54,11 +54,11 @@ impl Blocks {
         self.firsts[self.inputs.len()]
     }
 
-    /// How many blocks have documents, counted until there are `enough`. Footers of parquet files are read where that needs them.
+    /// Number of blocks with documents, counted up to `enough`. Reads footers of parquet files where it has to.
     pub fn filled(&self, enough: u64) -> u64 {
         let mut filled = 0;
         for (number, input) in self.inputs.iter().enumerate() {
-            // Every file that is left has one at least.
+            // Every remaining file has at least one.
             if filled + (self.inputs.len() - number) as u64 >= enough {
                 return enough;
             }
@@ -70,7 +70,7 @@ impl Blocks {
         filled.min(enough)
     }
 
-    /// Forgets what was seen, so that an estimate is made of what is read from now on.
+    /// Forgets the statistics, so that an estimate uses only what is read from now on.
     pub fn forget(&self) {
         self.footers.lock().expect("no reader panics").clear();
         self.seen.iter().for_each(|seen| seen.store(0, Ordering::Relaxed));
@@ -95,12 +95,12 @@ impl Blocks {
         }
         match self.row_groups(number) {
             Ok(groups) => Reader::row_groups(input, &self.options, &groups, extent).map_err(unreadable),
-            Err(Trouble::Wrong(fault)) => {
-                // A file that is left out is counted once.
-                let is_told = nth == 0 || self.options.on_error == OnError::Fail;
-                Ok(Reader::lost(input, &self.options, is_told.then_some(fault)))
+            Err(ReadError::Invalid(fault)) => {
+                // Counts a skipped file once, with its first block.
+                let is_reported = nth == 0 || self.options.on_error == OnError::Fail;
+                Ok(Reader::lost(input, &self.options, is_reported.then_some(fault)))
             }
-            Err(Trouble::Failed(error)) => {
+            Err(ReadError::Io(error)) => {
                 let shown = input.path.display();
                 Err(DataError::environment(format!("{shown} cannot be read: {error}.")))
             }
@@ -113,40 +113,40 @@ impl Blocks {
         start..if is_last { u64::MAX } else { start + self.block_bytes }
     }
 
-    fn row_groups(&self, number: usize) -> Result<RowGroups, Trouble> {
-        let kept = |footers: &mut VecDeque<(usize, RowGroups)>| {
+    fn row_groups(&self, number: usize) -> Result<RowGroups, ReadError> {
+        let cached = |footers: &mut VecDeque<(usize, RowGroups)>| {
             let found = footers.iter().position(|(of, _)| *of == number)?;
             let footer = footers.remove(found)?;
             footers.push_front(footer.clone());
             Some(footer.1)
         };
-        if let Some(groups) = kept(&mut self.footers.lock().expect("no reader panics")) {
+        if let Some(groups) = cached(&mut self.footers.lock().expect("no reader panics")) {
             return Ok(groups);
         }
         let input = &self.inputs[number];
         let groups = RowGroups::read(Bytes::open(input, 1)?, &self.options.field)?;
         let mut footers = self.footers.lock().expect("no reader panics");
-        if kept(&mut footers).is_none() {
+        if cached(&mut footers).is_none() {
             footers.push_front((number, groups.clone()));
-            footers.truncate(KEPT_FOOTERS);
-            self.see(groups.rows(), input.bytes);
+            footers.truncate(CACHED_FOOTERS);
+            self.record(groups.rows(), input.bytes);
         }
         Ok(groups)
     }
 
-    fn see(&self, documents: u64, bytes: u64) {
+    fn record(&self, documents: u64, bytes: u64) {
         self.seen[0].fetch_add(documents, Ordering::Relaxed);
         self.seen[1].fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Notes that a document was read whose line has as many bytes.
-    pub fn see_line(&self, bytes: u64) {
+    /// Records that a document was read from a line of this many bytes.
+    pub fn record_line(&self, bytes: u64) {
         if self.inputs.iter().all(|input| input.format == Format::Jsonl) {
-            self.see(1, bytes);
+            self.record(1, bytes);
         }
     }
 
-    /// How many documents there are, by what was seen so far; `None` where files do not tell before they are read whole.
+    /// The number of all documents, estimated from those seen so far; `None` where the files do not allow it.
     pub fn estimated_documents(&self) -> Option<u64> {
         if !self.inputs.iter().all(is_divisible) {
             return None;
@@ -157,7 +157,7 @@ impl Blocks {
     }
 }
 
-/// Whether a file can be read from the middle.
+/// Whether a file can be read in several blocks.
 fn is_divisible(input: &Input) -> bool {
     input.compression == Compression::None && matches!(input.format, Format::Jsonl | Format::Parquet)
 }

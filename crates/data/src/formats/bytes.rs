@@ -1,4 +1,4 @@
-//! The bytes of an input at any place: of a file of this machine, or of one on a server.
+//! Random access to the bytes of an input, local or remote.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +13,10 @@ pub(super) enum Bytes {
 }
 
 impl Bytes {
-    /// `in_turns` is how many places are read in turns: those of a file on a server are held in memory.
-    pub fn open(input: &Input, in_turns: usize) -> io::Result<Self> {
+    /// `interleaved` is the number of positions that are read in turn, for each of which remote bytes are buffered.
+    pub fn open(input: &Input, interleaved: usize) -> io::Result<Self> {
         Ok(match &input.remote {
-            Some(object) => Bytes::Remote(Ranged::new(object.clone(), in_turns)),
+            Some(object) => Bytes::Remote(Ranged::new(object.clone(), interleaved)),
             None => Bytes::File(File::open(&input.path)?),
         })
     }
@@ -28,7 +28,7 @@ impl Bytes {
         }
     }
 
-    /// Fills `out` with the bytes at `at`; what follows up to `until` is read soon.
+    /// Fills `out` with the bytes at `at`. Hints that bytes up to `until` will be read soon.
     pub fn read_exact_at(&self, out: &mut [u8], at: u64, until: u64) -> io::Result<()> {
         match self {
             Bytes::File(file) => file.read_exact_at(out, at),

@@ -1,13 +1,13 @@
-//! Recognises what a file holds by its first bytes.
+//! Recognises the format of a file by its first bytes.
 
 use super::Compression;
-use super::fault::{Fault, Reason, Trouble};
+use super::fault::{Fault, ReadError, Reason};
 use super::window::Window;
 
-/// Bytes that are looked at.
+/// Number of bytes that are examined.
 pub(super) const HEAD_BYTES: usize = 4 << 10;
 
-/// Beginnings of files that are no text, and what people call them.
+/// Magic numbers of files that are no text, and the names of their formats.
 const BINARY: [(&[u8], &str); 17] = [
     (b"PAR1", "a parquet file"),
     (b"PARE", "an encrypted parquet file"),
@@ -28,21 +28,21 @@ const BINARY: [(&[u8], &str); 17] = [
     (b"\x7fELF", "a program"),
 ];
 
-/// Looks at the head of a stream that nobody has read: an error where it is no text. Damage further on is left to the
-/// format, which gives out what lies before it.
-pub(super) fn enter(window: &mut Window) -> Result<(), Trouble> {
-    if let Err(Trouble::Failed(error)) = window.at_least(HEAD_BYTES).map_err(Trouble::from) {
+/// Checks the beginning of a new stream: an error where it is not text. Later damage is left to the format's reader, which
+/// returns everything before it.
+pub(super) fn check_is_text(window: &mut Window) -> Result<(), ReadError> {
+    if let Err(ReadError::Io(error)) = window.at_least(HEAD_BYTES).map_err(ReadError::from) {
         return Err(error.into());
     }
     if let Some(fault) = no_text(&window.bytes()[..window.bytes().len().min(HEAD_BYTES)]) {
         return Err(fault.into());
     }
-    window.skip_mark();
+    window.skip_byte_order_mark();
     Ok(())
 }
 
 pub(super) fn compression(head: &[u8]) -> Option<Compression> {
-    // Magic numbers from 0x184d2a50 to 0x184d2a5f begin frames of zstd that hold no data.
+    // Magic numbers from 0x184d2a50 to 0x184d2a5f begin skippable frames of zstd.
     let skippable = head.len() >= 4 && head[0] & 0xf0 == 0x50 && head[1..4] == [0x2a, 0x4d, 0x18];
     match head {
         [0x1f, 0x8b, 0x08, ..] => Some(Compression::Gzip),
@@ -51,18 +51,18 @@ pub(super) fn compression(head: &[u8]) -> Option<Compression> {
     }
 }
 
-/// The first character of a text behind white space and the mark some programs write before UTF-8.
+/// The first character of a text after white space and a byte order mark.
 pub(super) fn first_character(head: &[u8]) -> Option<u8> {
     head.strip_prefix(b"\xef\xbb\xbf").unwrap_or(head).trim_ascii_start().first().copied()
 }
 
-/// Why a file that begins like this cannot be text of any kind.
+/// The reason why a file with this beginning cannot be text.
 pub(super) fn no_text(head: &[u8]) -> Option<Fault> {
     let nuls = memchr::memchr_iter(0, head).count();
     let wide = match head {
         [0xff, 0xfe, 0, 0, ..] | [0, 0, 0xfe, 0xff, ..] => Some("UTF-32"),
         [0xff, 0xfe, ..] | [0xfe, 0xff, ..] => Some("UTF-16"),
-        // Latin letters in UTF-16 have a NUL beside each.
+        // Latin letters in UTF-16 have a NUL byte each.
         _ => (head.len() >= 4 && 5 * nuls >= 2 * head.len()).then_some("UTF-16 or binary data"),
     };
     if let Some(wide) = wide {
@@ -79,7 +79,7 @@ pub(super) fn no_text(head: &[u8]) -> Option<Fault> {
     None
 }
 
-/// Whether a beginning made of letters is just a word: everything around it is text.
+/// Whether a magic number made of letters is really one, and not a word surrounded by text.
 fn plausible(begin: &[u8], head: &[u8]) -> bool {
     let valid = match std::str::from_utf8(head) {
         Ok(_) => true,

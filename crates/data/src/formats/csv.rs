@@ -1,31 +1,31 @@
-//! CSV and TSV: records of fields, quoted where they hold separators, line ends or quotes.
+//! CSV and TSV: records of fields, quoted where they contain separators, line breaks or quotes.
 
 use std::fs::File;
 
 use super::ReadOptions;
-use super::fault::{Fault, Reason, Trouble};
+use super::fault::{Fault, ReadError, Reason};
 use super::field::{Field, Fields};
-use super::reading::{Documents, RawDocument, Reading, Row, Rows, TextOf};
+use super::stream_format::{Documents, RawDocument, Row, Rows, StreamFormat, TextOf};
 use super::text::newlines;
 use super::window::Window;
 
-pub(super) const READING: Reading = Reading {
+pub(super) const CSV: StreamFormat = StreamFormat {
     documents: |window, options| Box::new(Csv::new(window, b',', &options.field, options.most_bytes())),
     rows: Some(|window, options| Box::new(Table::new(window, b',', options))),
     texts: |file, options| texts(file, b',', options),
 };
 
-pub(super) const READING_TABS: Reading = Reading {
+pub(super) const TSV: StreamFormat = StreamFormat {
     documents: |window, options| Box::new(Csv::new(window, b'\t', &options.field, options.most_bytes())),
     rows: Some(|window, options| Box::new(Table::new(window, b'\t', options))),
     texts: |file, options| texts(file, b'\t', options),
 };
 
-/// Looks at the beginning of the file for the column that is wanted.
-fn texts(file: &File, delimiter: u8, options: &ReadOptions) -> Result<TextOf, Trouble> {
+/// Reads the header to find the requested column.
+fn texts(file: &File, delimiter: u8, options: &ReadOptions) -> Result<TextOf, ReadError> {
     let mut window = Window::new(Box::new(file.try_clone()?));
     window.at_least(3)?;
-    window.skip_mark();
+    window.skip_byte_order_mark();
     let shape = Csv::new(window, delimiter, &options.field, options.max_document_bytes).shape()?;
     let wanted = shape.map_or(0, |shape| shape.wanted);
     Ok(Box::new(move |bytes| text_of(&bytes, delimiter, wanted)))
@@ -36,15 +36,15 @@ struct Csv {
     delimiter: u8,
     field: String,
     max_record_bytes: usize,
-    /// Of the next record's beginning, from 1.
+    /// Line where the next record begins, from 1.
     line: u64,
-    /// Known after the header, or the first record where there is none.
+    /// Known after the header, or after the first record where there is none.
     shape: Option<Shape>,
-    /// The scan of a record that was too long, of which the rest is still to be passed.
-    dropping: Option<Scan>,
+    /// The scan of a record that is too long, whose remainder has to be skipped.
+    skipping: Option<Scan>,
 }
 
-/// Which column holds the text, from 0, and how many there are.
+/// The index of the column with the text, and the number of columns.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Shape {
     wanted: usize,
@@ -60,12 +60,12 @@ impl Csv {
             max_record_bytes,
             line: 1,
             shape: None,
-            dropping: None,
+            skipping: None,
         }
     }
 
-    /// The names of the columns, from the first record. None occurs twice.
-    fn header(&mut self) -> Result<Option<Vec<String>>, Trouble> {
+    /// The names of the columns, from the first record. Refuses repeated names.
+    fn header(&mut self) -> Result<Option<Vec<String>>, ReadError> {
         let Some((names, header)) = self.names()? else { return Ok(None) };
         match (1..names.len()).find(|at| names[..*at].contains(&names[*at])) {
             Some(at) => Err(header.wrong(format!("the header has the column `{}` twice", names[at])).into()),
@@ -73,31 +73,31 @@ impl Csv {
         }
     }
 
-    /// The first record as names.
-    fn names(&mut self) -> Result<Option<(Vec<String>, Record)>, Trouble> {
-        let (cells, header) = self.cells().map_err(|trouble| match trouble {
-            Trouble::Wrong(fault) => Trouble::Wrong(fault.rest_lost()),
+    /// The first record as column names.
+    fn names(&mut self) -> Result<Option<(Vec<String>, Record)>, ReadError> {
+        let (cells, header) = self.cells().map_err(|error| match error {
+            ReadError::Invalid(fault) => ReadError::Invalid(fault.rest_lost()),
             failed => failed,
         })?;
         let Some(header) = header else { return Ok(None) };
-        if let Some(said) = header.wrong_quotes {
-            return Err(header.wrong(format!("the header cannot be read: {said}")).into());
+        if let Some(message) = header.wrong_quotes {
+            return Err(header.wrong(format!("the header cannot be read: {message}")).into());
         }
         let names = cells.iter().map(|name| String::from_utf8_lossy(name).trim().to_string()).collect();
         Ok(Some((names, header)))
     }
 
-    /// The cells of the next record, as many as the header has, and its line and place.
-    fn next_row(&mut self, columns: usize) -> Result<Option<(Vec<String>, u64, u64)>, Trouble> {
+    /// The fields of the next record, as many as the header has, with its line and offset.
+    fn next_row(&mut self, columns: usize) -> Result<Option<(Vec<String>, u64, u64)>, ReadError> {
         let (cells, record) = self.cells()?;
         let Some(Record { line, at, wrong_quotes, .. }) = record else { return Ok(None) };
-        let fault = |reason, said: String| Err(Fault::at_line(reason, line, at, said).into());
-        if let Some(said) = wrong_quotes {
-            return fault(Reason::Quotes, said.into());
+        let fault = |reason, message: String| Err(Fault::at_line(reason, line, at, message).into());
+        if let Some(message) = wrong_quotes {
+            return fault(Reason::Quotes, message.into());
         }
         if cells.len() != columns {
-            let said = format!("the record has {} columns instead of {columns}", cells.len());
-            return fault(Reason::Columns, said);
+            let message = format!("the record has {} columns instead of {columns}", cells.len());
+            return fault(Reason::Columns, message);
         }
         match cells.into_iter().map(String::from_utf8).collect::<Result<Vec<_>, _>>() {
             Ok(cells) => Ok(Some((cells, line, at))),
@@ -105,26 +105,26 @@ impl Csv {
         }
     }
 
-    fn cells(&mut self) -> Result<(Vec<Vec<u8>>, Option<Record>), Trouble> {
+    fn cells(&mut self) -> Result<(Vec<Vec<u8>>, Option<Record>), ReadError> {
         let mut cells = Vec::new();
         let record = self.record(&mut |bytes, cell: Cell| cells.push(cell.unquoted(bytes)))?;
         Ok((cells, record))
     }
 
-    /// Reads the header, or looks at the first record where the column was given by its number.
-    fn shape(&mut self) -> Result<Option<Shape>, Trouble> {
+    /// Reads the header, or examines the first record where the column was given by its number.
+    fn shape(&mut self) -> Result<Option<Shape>, ReadError> {
         if self.shape.is_some() {
             return Ok(self.shape);
         }
         if let Some(number) = self.field.strip_prefix('#') {
             let Some(number) = number.parse::<usize>().ok().filter(|number| *number > 0) else {
-                let said = format!("the column `{}` is not `#` and a number from 1", self.field);
-                return Err(Fault::file(Reason::Schema, said).into());
+                let message = format!("the column `{}` is not `#` and a number from 1", self.field);
+                return Err(Fault::file(Reason::Schema, message).into());
             };
             let Some(columns) = self.peek()? else { return Ok(None) };
             if number > columns {
-                let said = format!("there is no column {number}: the first record has {columns}");
-                return Err(Fault::at_line(Reason::Schema, 1, 0, said).rest_lost().into());
+                let message = format!("there is no column {number}: the first record has {columns}");
+                return Err(Fault::at_line(Reason::Schema, 1, 0, message).rest_lost().into());
             }
             self.shape = Some(Shape { wanted: number - 1, columns });
             return Ok(self.shape);
@@ -133,8 +133,8 @@ impl Csv {
         let mut matching = (0..names.len()).filter(|at| names[*at] == self.field);
         let Some(wanted) = matching.next() else {
             let known: Vec<String> = names.iter().take(12).map(|name| format!("`{name}`")).collect();
-            let said = format!("there is no column `{}`, only {}", self.field, known.join(", "));
-            return Err(header.wrong(said).into());
+            let message = format!("there is no column `{}`, only {}", self.field, known.join(", "));
+            return Err(header.wrong(message).into());
         };
         if matching.next().is_some() {
             return Err(header.wrong(format!("the header has the column `{}` twice", self.field)).into());
@@ -143,8 +143,8 @@ impl Csv {
         Ok(self.shape)
     }
 
-    /// The columns of the next record, which stays in view; `None` where there is none.
-    fn peek(&mut self) -> Result<Option<usize>, Trouble> {
+    /// The number of columns of the next record, without consuming it; `None` where there is none.
+    fn peek(&mut self) -> Result<Option<usize>, ReadError> {
         self.skip_blank()?;
         let mut scan = Scan::default();
         while !scan.run(self.window.bytes(), self.window.ended(), self.delimiter, &mut |_, _| {}) {
@@ -156,10 +156,10 @@ impl Csv {
         Ok((scan.at > 0).then_some(scan.column))
     }
 
-    /// The next record. Its cells are handed to `take` with the bytes they lie in.
-    fn record(&mut self, take: &mut impl FnMut(&[u8], Cell)) -> Result<Option<Record>, Trouble> {
-        if let Some(scan) = self.dropping.take() {
-            self.drop_record(scan)?;
+    /// The next record. Calls `take` with each of its fields and the bytes that contain it.
+    fn record(&mut self, take: &mut impl FnMut(&[u8], Cell)) -> Result<Option<Record>, ReadError> {
+        if let Some(scan) = self.skipping.take() {
+            self.skip_record(scan)?;
         }
         self.skip_blank()?;
         let (line, at) = (self.line, self.window.offset());
@@ -169,8 +169,8 @@ impl Csv {
             if scan.at > self.max_record_bytes {
                 let fault = self.too_long();
                 match ended {
-                    true => self.step_over(scan.at),
-                    false => self.dropping = Some(scan),
+                    true => self.advance(scan.at),
+                    false => self.skipping = Some(scan),
                 }
                 return Err(fault.into());
             }
@@ -180,47 +180,47 @@ impl Csv {
             self.window.more()?;
         }
         let (len, columns, wrong_quotes) = (scan.at, scan.column, scan.wrong_quotes);
-        self.step_over(len);
+        self.advance(len);
         Ok((len > 0).then_some(Record { line, at, len, columns, wrong_quotes }))
     }
 
-    /// Moves behind a record of which `scan` saw the beginning, without keeping it.
-    fn drop_record(&mut self, mut scan: Scan) -> Result<(), Trouble> {
+    /// Skips a record whose beginning `scan` has seen, without buffering it.
+    fn skip_record(&mut self, mut scan: Scan) -> Result<(), ReadError> {
         loop {
-            self.step_over(scan.at);
+            self.advance(scan.at);
             scan.at = 0;
             self.window.more()?;
             if scan.run(self.window.bytes(), self.window.ended(), self.delimiter, &mut |_, _| {}) {
-                self.step_over(scan.at);
+                self.advance(scan.at);
                 return Ok(());
             }
         }
     }
 
-    fn skip_blank(&mut self) -> Result<(), Trouble> {
+    fn skip_blank(&mut self) -> Result<(), ReadError> {
         loop {
             let blank = self.window.bytes().iter().take_while(|byte| matches!(byte, b'\r' | b'\n')).count();
-            self.step_over(blank);
+            self.advance(blank);
             if !self.window.bytes().is_empty() || !self.window.more()? {
                 return Ok(());
             }
         }
     }
 
-    fn step_over(&mut self, len: usize) {
+    fn advance(&mut self, len: usize) {
         self.line += newlines(&self.window.bytes()[..len]);
         self.window.consume(len);
     }
 
     fn too_long(&self) -> Fault {
-        let said = format!("the record is longer than {} bytes", self.max_record_bytes);
-        Fault::at_line(Reason::TooLong, self.line, self.window.offset(), said)
+        let message = format!("the record is longer than {} bytes", self.max_record_bytes);
+        Fault::at_line(Reason::TooLong, self.line, self.window.offset(), message)
     }
 }
 
 impl Documents for Csv {
-    /// Blank lines are no records, and nothing is wrong with them.
-    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
+    /// Skips blank lines, which are not records and not errors.
+    fn next(&mut self) -> Result<Option<RawDocument>, ReadError> {
         let Some(shape) = self.shape()? else { return Ok(None) };
         let mut text = None;
         let Some(record) = self.record(&mut |bytes, cell| {
@@ -231,13 +231,14 @@ impl Documents for Csv {
         else {
             return Ok(None);
         };
-        let fault = |reason, said: String| Err(Fault::at_line(reason, record.line, record.at, said).into());
-        if let Some(said) = record.wrong_quotes {
-            return fault(Reason::Quotes, said.into());
+        let fault =
+            |reason, message: String| Err(Fault::at_line(reason, record.line, record.at, message).into());
+        if let Some(message) = record.wrong_quotes {
+            return fault(Reason::Quotes, message.into());
         }
         if record.columns != shape.columns {
-            let said = format!("the record has {} columns instead of {}", record.columns, shape.columns);
-            return fault(Reason::Columns, said);
+            let message = format!("the record has {} columns instead of {}", record.columns, shape.columns);
+            return fault(Reason::Columns, message);
         }
         match String::from_utf8(text.expect("the wanted column is below the number of columns")) {
             Err(_) => fault(Reason::NotUtf8, "the field is not UTF-8".into()),
@@ -256,10 +257,10 @@ impl Documents for Csv {
     }
 }
 
-/// Records with the names that the header gives their cells.
+/// Records with the column names of the header.
 struct Table {
     csv: Csv,
-    /// Once the header is read.
+    /// Set once the header is read.
     names: Option<Vec<String>>,
 }
 
@@ -270,7 +271,7 @@ impl Table {
 }
 
 impl Rows for Table {
-    fn next(&mut self) -> Result<Option<Row>, Trouble> {
+    fn next(&mut self) -> Result<Option<Row>, ReadError> {
         if self.names.is_none() {
             self.names = self.csv.header()?;
         }
@@ -281,7 +282,7 @@ impl Rows for Table {
     }
 }
 
-/// The text of one record that was read from the middle of a file; `None` where it is not what it was.
+/// The text of one record read by its offset; `None` where the file has changed.
 fn text_of(record: &[u8], delimiter: u8, wanted: usize) -> Option<String> {
     let mut text = None;
     Scan::default().run(record, true, delimiter, &mut |bytes, cell| {
@@ -301,26 +302,26 @@ struct Record {
 }
 
 impl Record {
-    /// A header without which no record can be read.
-    fn wrong(&self, said: String) -> Fault {
-        Fault::at_line(Reason::Schema, self.line, self.at, said).rest_lost()
+    /// An error in the header, without which no record can be read.
+    fn wrong(&self, message: String) -> Fault {
+        Fault::at_line(Reason::Schema, self.line, self.at, message).rest_lost()
     }
 }
 
-/// A field of the record being scanned, by its place in the record's bytes, without its quotes.
+/// A field of the record being scanned: its range in the record's bytes, without its quotes.
 #[derive(Clone, Copy)]
 struct Cell {
     column: usize,
     start: usize,
     end: usize,
-    /// Whether quotes stand twice in it.
-    doubled: bool,
+    /// Whether it contains escaped (doubled) quotes.
+    has_escaped_quotes: bool,
 }
 
 impl Cell {
     fn unquoted(self, bytes: &[u8]) -> Vec<u8> {
         let raw = &bytes[self.start..self.end];
-        if !self.doubled {
+        if !self.has_escaped_quotes {
             return raw.to_vec();
         }
         let mut out = Vec::with_capacity(raw.len());
@@ -341,28 +342,28 @@ enum State {
     Start,
     Bare,
     Quoted,
-    /// Behind a quote in a quoted field: its end, or the first of two.
+    /// After a quote in a quoted field, which is its end or the first of an escaped pair.
     Closing,
-    /// Behind a carriage return that follows a closing quote.
+    /// After a carriage return that follows a closing quote.
     ClosingReturn,
 }
 
-/// A scan for the end of a record, which goes on where it stopped when more bytes are there.
+/// A scan for the end of a record, which resumes when more bytes are available.
 #[derive(Default)]
 struct Scan {
     state: State,
     at: usize,
-    /// Columns that have ended.
+    /// Number of complete columns.
     column: usize,
     start: usize,
-    /// Where the closing quote is.
+    /// Offset of the closing quote.
     close: usize,
-    doubled: bool,
+    has_escaped_quotes: bool,
     wrong_quotes: Option<&'static str>,
 }
 
 impl Scan {
-    /// Scans on; true when the record has ended, and `at` is then its length. `ended` says that nothing follows.
+    /// Continues the scan; true at the end of the record, whose length is then `at`. `ended` says that no bytes follow.
     fn run(&mut self, bytes: &[u8], ended: bool, delimiter: u8, take: &mut impl FnMut(&[u8], Cell)) -> bool {
         while self.at < bytes.len() {
             let byte = bytes[self.at];
@@ -393,7 +394,7 @@ impl Scan {
                     self.state = State::Closing;
                 }
                 State::Closing if byte == b'"' => {
-                    self.doubled = true;
+                    self.has_escaped_quotes = true;
                     self.state = State::Quoted;
                 }
                 State::Closing if byte == b'\r' => self.state = State::ClosingReturn,
@@ -421,13 +422,21 @@ impl Scan {
             self.wrong_quotes = Some("a quote is opened and never closed");
         }
         if self.at > 0 {
-            take(bytes, Cell { column: self.column, start: self.start.min(end), end, doubled: self.doubled });
+            take(
+                bytes,
+                Cell {
+                    column: self.column,
+                    start: self.start.min(end),
+                    end,
+                    has_escaped_quotes: self.has_escaped_quotes,
+                },
+            );
             self.column += 1;
         }
         true
     }
 
-    /// Ends the field before the separator at `at`, and steps over that; true where it ends the record.
+    /// Ends the field before the separator at `at` and skips the separator; true where this ends the record.
     fn end_field(
         &mut self,
         bytes: &[u8],
@@ -438,11 +447,19 @@ impl Scan {
         let last = bytes[self.at] != delimiter;
         let bare = self.state == State::Bare;
         let end = if last && bare && end > self.start && bytes[end - 1] == b'\r' { end - 1 } else { end };
-        take(bytes, Cell { column: self.column, start: self.start.min(end), end, doubled: self.doubled });
+        take(
+            bytes,
+            Cell {
+                column: self.column,
+                start: self.start.min(end),
+                end,
+                has_escaped_quotes: self.has_escaped_quotes,
+            },
+        );
         self.column += 1;
         self.at += 1;
         self.start = self.at;
-        self.doubled = false;
+        self.has_escaped_quotes = false;
         self.state = State::Start;
         last
     }

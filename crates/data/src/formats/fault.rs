@@ -1,4 +1,4 @@
-//! The reasons why a document or file cannot be used, and the counts of those that were skipped.
+//! Reasons why a document or file cannot be used, and counts of skipped documents by reason.
 
 use std::collections::BTreeMap;
 use std::{fmt, io};
@@ -7,7 +7,7 @@ use super::place::SourceLocation;
 use super::stream::Damaged;
 use crate::error::DataError;
 
-/// A kind of wrong data. Documents that are skipped are counted by it.
+/// A kind of invalid data, by which skipped documents are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Reason {
     NotUtf8,
@@ -50,7 +50,7 @@ pub enum Reason {
     Video,
 }
 
-/// Every reason: its words in a count, and what to do about it. The order is that of [`Reason`].
+/// For every reason, in the order of [`Reason`]: its words in a count, and the remedy.
 const REASONS: [(Reason, &str, &str); 38] = [
     (Reason::NotUtf8, "not UTF-8", "convert it to UTF-8"),
     (Reason::Nul, "NUL character", "remove it"),
@@ -70,7 +70,7 @@ const REASONS: [(Reason, &str, &str); 38] = [
         "column missing or of another kind",
         "name the column that holds the text with data.field",
     ),
-    (Reason::Unsupported, "form not supported", "write the file again in a form that is"),
+    (Reason::Unsupported, "form not supported", "write the file again in a supported form"),
     (Reason::Damaged, "damaged file", "fetch or write the file again"),
     (Reason::NoDocuments, "no documents in the file", "leave the file out"),
     (Reason::Conversation, "not a conversation", "correct it"),
@@ -78,7 +78,7 @@ const REASONS: [(Reason, &str, &str); 38] = [
     (Reason::NothingToLearn, "nothing to learn", "give it an answer"),
     (Reason::Template, "refused by the chat template", "correct it"),
     (Reason::TooManyTokens, "too many tokens", "raise data.max_tokens"),
-    (Reason::Label, "label that is no class", "correct it"),
+    (Reason::Label, "label that is not a class", "correct it"),
     (Reason::NotAnImage, "neither JPEG, PNG nor WebP", "convert it"),
     (Reason::BrokenImage, "damaged image", "fetch it again"),
     (Reason::TooManyPixels, "too large an image", "make it smaller or raise data.max_pixels"),
@@ -102,7 +102,7 @@ impl Reason {
         REASONS[self as usize].1
     }
 
-    /// Whether an image that a row gives cannot be read.
+    /// Whether the reason is an image of a row that cannot be read.
     pub(crate) fn is_of_image(self) -> bool {
         use Reason::*;
         let of_image =
@@ -125,31 +125,31 @@ impl fmt::Display for Reason {
     }
 }
 
-/// One thing that is wrong, found by a format.
+/// A fault that a format found.
 #[derive(Debug)]
 pub(super) struct Fault {
     pub reason: Reason,
     pub line: Option<u64>,
     pub row: Option<u64>,
     pub offset: u64,
-    /// The middle of a sentence: what is there.
-    pub said: String,
+    /// The middle of a sentence: what is wrong.
+    pub message: String,
     /// Whether nothing after it can be read.
     pub rest_lost: bool,
 }
 
 impl Fault {
-    /// Something wrong with the whole file, or with all that follows.
-    pub fn file(reason: Reason, said: impl Into<String>) -> Self {
-        Self { reason, line: None, row: None, offset: 0, said: said.into(), rest_lost: true }
+    /// A fault of the whole file, or of everything that follows.
+    pub fn file(reason: Reason, message: impl Into<String>) -> Self {
+        Self { reason, line: None, row: None, offset: 0, message: message.into(), rest_lost: true }
     }
 
-    pub fn at_line(reason: Reason, line: u64, offset: u64, said: impl Into<String>) -> Self {
-        Self { reason, line: Some(line), row: None, offset, said: said.into(), rest_lost: false }
+    pub fn at_line(reason: Reason, line: u64, offset: u64, message: impl Into<String>) -> Self {
+        Self { reason, line: Some(line), row: None, offset, message: message.into(), rest_lost: false }
     }
 
-    pub fn at_row(reason: Reason, row: u64, offset: u64, said: impl Into<String>) -> Self {
-        Self { reason, line: None, row: Some(row), offset, said: said.into(), rest_lost: false }
+    pub fn at_row(reason: Reason, row: u64, offset: u64, message: impl Into<String>) -> Self {
+        Self { reason, line: None, row: Some(row), offset, message: message.into(), rest_lost: false }
     }
 
     pub fn at_byte(mut self, offset: u64) -> Self {
@@ -165,37 +165,37 @@ impl Fault {
     pub fn error(&self, place: &SourceLocation) -> DataError {
         DataError::input(format!(
             "{place}: {}; {}, or leave such documents out with data.on_error=skip.",
-            self.said,
+            self.message,
             self.reason.remedy()
         ))
     }
 }
 
-/// Why a format has no next document.
+/// Why a format cannot return the next document.
 #[derive(Debug)]
-pub(super) enum Trouble {
-    /// The file says something wrong.
-    Wrong(Fault),
-    /// The machine could not read it.
-    Failed(io::Error),
+pub(super) enum ReadError {
+    /// The file has invalid content.
+    Invalid(Fault),
+    /// An I/O error.
+    Io(io::Error),
 }
 
-impl From<Fault> for Trouble {
+impl From<Fault> for ReadError {
     fn from(fault: Fault) -> Self {
-        Trouble::Wrong(fault)
+        ReadError::Invalid(fault)
     }
 }
 
-impl From<io::Error> for Trouble {
+impl From<io::Error> for ReadError {
     fn from(error: io::Error) -> Self {
         match error.get_ref().and_then(|inner| inner.downcast_ref::<Damaged>()) {
-            Some(damaged) => Trouble::Wrong(Fault::file(Reason::Damaged, damaged.0.clone())),
-            None => Trouble::Failed(error),
+            Some(damaged) => ReadError::Invalid(Fault::file(Reason::Damaged, damaged.0.clone())),
+            None => ReadError::Io(error),
         }
     }
 }
 
-/// The reason why a text is unusable, whichever file it came from.
+/// The reason why a text is unusable, independent of its format.
 pub(super) fn unusable(text: &str) -> Option<(Reason, &'static str)> {
     if text.trim().is_empty() {
         return Some((Reason::Empty, "the document is empty"));
@@ -204,8 +204,7 @@ pub(super) fn unusable(text: &str) -> Option<(Reason, &'static str)> {
         .then_some((Reason::Nul, "the document contains a NUL character, as binary data does"))
 }
 
-/// Counts of what was skipped, by reason. It reads "3 left out: 2 broken JSON (first: a.jsonl, line 7), 1 empty (first:
-/// ...)".
+/// Counts of skipped documents by reason. Prints as "3 left out: 2 broken JSON (first: a.jsonl, line 7), 1 empty (first: ...)".
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Skipped {
     reasons: BTreeMap<Reason, (u64, SourceLocation)>,
@@ -216,12 +215,12 @@ impl Skipped {
         self.reasons.values().map(|(count, _)| count).sum()
     }
 
-    /// Every reason that occurred: how often, and where first.
+    /// Every reason that occurred, with its count and the first place.
     pub fn reasons(&self) -> impl Iterator<Item = (Reason, u64, &SourceLocation)> {
         self.reasons.iter().map(|(reason, (count, first))| (*reason, *count, first))
     }
 
-    /// Adds what was left out of a later file.
+    /// Adds the counts of a later file.
     pub fn merge(&mut self, later: &Skipped) {
         for (reason, count, first) in later.reasons() {
             self.reasons.entry(reason).or_insert_with(|| (0, first.clone())).0 += count;

@@ -1,4 +1,4 @@
-//! The values of a row's fields, whichever file it came from: JSON's values, with objects in their own order, and bytes.
+//! The values of a row's fields in any format: JSON values, with objects in their own order, and bytes.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,13 +13,13 @@ pub enum Field {
     Whole(i128),
     Number(f64),
     Text(String),
-    /// Bytes that are no text, such as an image in a parquet file. They are shared, because rows are copied in parts.
+    /// Bytes that are no text, such as an image in a parquet file. Shared, because rows are copied in parts.
     Bytes(Arc<[u8]>),
     List(Vec<Field>),
     Object(Fields),
 }
 
-/// Named fields in the order they were written in. Templates print them in this order.
+/// Named fields in the order of the file, in which templates print them.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Fields(pub Vec<(String, Field)>);
 
@@ -32,7 +32,7 @@ impl Fields {
         self.get(name).is_some()
     }
 
-    /// Sets a field. One that is there keeps its place, as in a Python dictionary.
+    /// Sets a field. An existing one keeps its position, as in a Python dictionary.
     pub fn set(&mut self, name: &str, field: Field) {
         match self.0.iter_mut().find(|(known, _)| known == name) {
             Some((_, held)) => *held = field,
@@ -40,12 +40,12 @@ impl Fields {
         }
     }
 
-    /// The bytes that its texts and bytes hold.
+    /// Total bytes of its texts and byte values.
     pub fn held_bytes(&self) -> usize {
         self.0.iter().map(|(_, field)| field.held_bytes()).sum()
     }
 
-    /// The names there are, for whoever looks for another one.
+    /// The names of the fields, for error messages.
     pub fn names(&self) -> String {
         let names: Vec<String> =
             self.0.iter().take(12).map(|(name, _)| format!("`{}`", name.escape_debug())).collect();
@@ -61,7 +61,7 @@ impl Field {
         }
     }
 
-    /// Its kind, as sentences call it.
+    /// Its kind, for messages.
     pub fn kind(&self) -> &'static str {
         match self {
             Field::Null => "null",
@@ -74,7 +74,7 @@ impl Field {
         }
     }
 
-    /// The bytes that its texts and bytes hold, those inside of it too.
+    /// Total bytes of its texts and byte values, nested ones included.
     pub fn held_bytes(&self) -> usize {
         match self {
             Field::Null | Field::Bool(_) | Field::Whole(_) | Field::Number(_) => 0,
@@ -85,7 +85,7 @@ impl Field {
         }
     }
 
-    /// The value that a JSON text spells.
+    /// Parses a JSON text.
     pub fn from_json(text: &str) -> Result<Field, serde_json::Error> {
         serde_json::from_str(text)
     }
@@ -176,7 +176,7 @@ impl<'de> Visitor<'de> for Named {
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Fields, M::Error> {
         let mut fields = Fields::default();
-        // An object of thousands of keys is no row of anything: the search by name may be linear.
+        // The linear search by name is limited: an object of thousands of keys is not a row.
         while let Some((name, field)) = map.next_entry::<String, Field>()? {
             if fields.0.len() < LINEAR_KEYS { fields.set(&name, field) } else { fields.0.push((name, field)) }
         }
@@ -184,7 +184,7 @@ impl<'de> Visitor<'de> for Named {
     }
 }
 
-/// Keys up to which a name that occurs twice is looked for, and the last of its values kept.
+/// Up to this many keys, repeated names are detected, and the last value counts.
 const LINEAR_KEYS: usize = 256;
 
 #[cfg(test)]

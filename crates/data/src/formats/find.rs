@@ -1,4 +1,4 @@
-//! Paths, folders and globs to inputs: which files there are, and what each of them is.
+//! Finds the files behind paths, folders and globs, and determines their formats.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
@@ -17,34 +17,34 @@ mod remote;
 /// The path that stands for standard input.
 pub(super) const STDIN: &str = "-";
 
-/// A file to read, its format and compression settled.
+/// A file to read, with its format and compression.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input {
     pub path: PathBuf,
     pub format: Format,
     pub compression: Compression,
-    /// As it lies on disk; 0 for standard input.
+    /// Size on disk; 0 for standard input.
     pub bytes: u64,
-    /// Where it lies on a server; `path` is then its name in messages.
+    /// Set for a remote file; `path` is then its name in messages.
     pub remote: Option<Object>,
 }
 
-/// Whether an [`super::Index`] can be made: the file can be read from the middle, again and again.
+/// Whether an [`super::Index`] can be made, which needs random access to the file.
 pub fn is_indexable(input: &Input) -> bool {
     input.compression == Compression::None && input.path.as_os_str() != STDIN && input.remote.is_none()
 }
 
-/// Endings of packed files; those of formats are in their table.
-const PACKED_ENDINGS: [(&str, Compression); 4] = [
+/// Endings of compressed files; those of formats are in their table.
+const COMPRESSED_ENDINGS: [(&str, Compression); 4] = [
     ("gz", Compression::Gzip),
     ("gzip", Compression::Gzip),
     ("zst", Compression::Zstd),
     ("zstd", Compression::Zstd),
 ];
 
-/// The inputs behind some patterns, in the order of the patterns and sorted within each, every file once. A pattern is a
-/// file, a folder that is searched to its bottom, a glob, a data set of the hub, an address, or `-` for standard input. One
-/// that gives nothing is an error.
+/// The inputs of some patterns, in the order of the patterns and sorted within each, without duplicates. A pattern is a file, a
+/// folder that is searched recursively, a glob, a data set of the Hugging Face hub, a URL, or `-` for standard input. A pattern
+/// without files is an error.
 pub fn find(patterns: &[String], options: &ReadOptions) -> Result<Vec<Input>, DataError> {
     if patterns.is_empty() {
         return Err(DataError::input(
@@ -62,7 +62,7 @@ pub fn find(patterns: &[String], options: &ReadOptions) -> Result<Vec<Input>, Da
         }
         if is_remote(pattern) {
             for input in remote::inputs(pattern, options)? {
-                // Paths are shown, and leave out what stands behind a question mark.
+                // The query of a URL is not part of the shown path, but distinguishes inputs.
                 let address = input.remote.as_ref().map(|object| PathBuf::from(object.url()));
                 if seen.insert(address.unwrap_or_else(|| input.path.clone())) {
                     inputs.push(input);
@@ -73,7 +73,7 @@ pub fn find(patterns: &[String], options: &ReadOptions) -> Result<Vec<Input>, Da
         for path in files(pattern, options)? {
             let same = path.canonicalize().map_err(|error| unreadable(&path, &error))?;
             if seen.insert(same) {
-                inputs.push(settle(path, options)?);
+                inputs.push(input_of(path, options)?);
             }
         }
     }
@@ -84,12 +84,12 @@ pub(crate) fn unreadable(path: &Path, error: &io::Error) -> DataError {
     let shown = path.display();
     if path.is_symlink() && std::fs::metadata(path).is_err() {
         return DataError::input(format!(
-            "{shown} is a link that leads nowhere ({error}): correct it, or leave it out of data.path."
+            "{shown} is a broken link ({error}): correct it, or leave it out of data.path."
         ));
     }
     match error.kind() {
         io::ErrorKind::NotFound => DataError::input(format!(
-            "There is no file or folder {shown}: check the path; a relative one begins in the folder that the command is typed in."
+            "There is no file or folder {shown}: check the path; a relative path starts in the current folder."
         )),
         io::ErrorKind::PermissionDenied => DataError::input(format!(
             "{shown} may not be read: change its permissions, or leave it out of data.path."
@@ -104,7 +104,7 @@ fn files(pattern: &str, options: &ReadOptions) -> Result<Vec<PathBuf>, DataError
         Ok(metadata) if metadata.is_dir() => return folder(path, options),
         Ok(metadata) if metadata.is_file() => return Ok(vec![path.into()]),
         Ok(_) => return Err(not_a_file(path)),
-        // A name that exists is that file, whatever characters it has; only others can be globs.
+        // An existing name is that file, whatever characters it has; only other names can be globs.
         Err(error) if error.kind() == io::ErrorKind::NotFound && pattern.contains(['*', '?', '[']) => {}
         Err(error) => return Err(unreadable(path, &error)),
     }
@@ -138,7 +138,7 @@ fn files(pattern: &str, options: &ReadOptions) -> Result<Vec<PathBuf>, DataError
 enum Step {
     Named(String),
     Like(Pattern),
-    /// `**`: any folders, or none.
+    /// `**`: any number of folders.
     Anywhere,
 }
 
@@ -152,8 +152,8 @@ impl Step {
     }
 }
 
-/// Everything under `folder` that the steps lead to. Names that begin with a dot are matched only by patterns that do,
-/// and `**` follows no link, so that no circle of links is walked for ever.
+/// Collects everything under `folder` that the steps match. Names that begin with a dot are matched only by patterns that do,
+/// and `**` does not follow links, so that cycles of links end.
 fn expand(folder: &Path, steps: &[Step], found: &mut Vec<PathBuf>) -> Result<(), DataError> {
     const DOTS_ARE_HIDDEN: MatchOptions = MatchOptions {
         case_sensitive: true,
@@ -215,7 +215,7 @@ fn folder(path: &Path, options: &ReadOptions) -> Result<Vec<PathBuf>, DataError>
     of_one_format(path, files, options)
 }
 
-/// The files of a folder that are of the format that is named, or of the one that all of them have.
+/// The files of a folder with the requested format, or with the one format that all of them have.
 fn of_one_format(
     path: &Path,
     mut files: Vec<(PathBuf, Format)>,
@@ -247,7 +247,7 @@ fn of_one_format(
     Ok(files.into_iter().map(|(file, _)| file).collect())
 }
 
-/// Files with a known ending, in order. Hidden files and folders are left out, as tools keep their own things there.
+/// Files with a known ending, in order. Hidden files and folders are skipped, because tools keep their own data there.
 fn search(folder: &Path, files: &mut Vec<(PathBuf, Format)>) -> Result<(), DataError> {
     for path in entries(folder)? {
         if path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b".")) {
@@ -256,11 +256,11 @@ fn search(folder: &Path, files: &mut Vec<(PathBuf, Format)>) -> Result<(), DataE
         let known = by_name(&path).0;
         let metadata = match std::fs::metadata(&path) {
             Ok(metadata) => metadata,
-            // A link to nothing, or to itself, matters only where a file was meant.
+            // A broken link matters only where its name is that of a data file.
             Err(error) if known.is_some() => return Err(unreadable(&path, &error)),
             Err(_) => continue,
         };
-        // A link to a folder is not followed, so that no circle of links is walked for ever.
+        // Links to folders are not followed, so that cycles of links end.
         if metadata.is_dir() && !path.is_symlink() {
             search(&path, files)?;
         } else if let (true, Some(format)) = (metadata.is_file(), known) {
@@ -270,42 +270,42 @@ fn search(folder: &Path, files: &mut Vec<(PathBuf, Format)>) -> Result<(), DataE
     Ok(())
 }
 
-/// The format by a file's name: `a.jsonl.gz` is JSONL, packed with gzip.
+/// The format by a file's name: `a.jsonl.gz` is JSONL compressed with gzip.
 fn by_name(path: &Path) -> (Option<Format>, Compression) {
     let ending = |path: &Path| path.extension().map(|ending| ending.to_string_lossy().to_ascii_lowercase());
     let mut inner = path.to_path_buf();
     let mut compression = Compression::None;
     if let Some(found) = ending(path)
-        && let Some((_, packed)) = PACKED_ENDINGS.iter().find(|(known, _)| *known == found)
+        && let Some((_, compressed)) = COMPRESSED_ENDINGS.iter().find(|(known, _)| *known == found)
     {
-        compression = *packed;
+        compression = *compressed;
         inner.set_extension("");
     }
     let of = |ending: String| TABLE.iter().find(|row| row.endings.contains(&ending.as_str()));
     (ending(&inner).and_then(of).map(|row| row.format), compression)
 }
 
-fn settle(path: PathBuf, options: &ReadOptions) -> Result<Input, DataError> {
+fn input_of(path: PathBuf, options: &ReadOptions) -> Result<Input, DataError> {
     let open = || -> io::Result<(u64, Vec<u8>)> {
         let file = File::open(&path)?;
         let bytes = file.metadata()?.len();
         Ok((bytes, head(file)?))
     };
-    let (bytes, packed_head) = open().map_err(|error| unreadable(&path, &error))?;
-    let (named, packed) = by_name(&path);
-    let compression = content::compression(&packed_head).unwrap_or(packed);
-    // An empty file is empty, whatever its name says: nothing was packed.
+    let (bytes, compressed_head) = open().map_err(|error| unreadable(&path, &error))?;
+    let (named, compressed) = by_name(&path);
+    let compression = content::compression(&compressed_head).unwrap_or(compressed);
+    // An empty file is empty, whatever its name says: it is not compressed.
     let compression = if bytes == 0 { Compression::None } else { compression };
     let format = match options.format.or(named) {
         Some(format) => format,
-        None => by_content(&path, packed_head, compression)?,
+        None => by_content(&path, compressed_head, compression)?,
     };
     Ok(Input { path, format, compression, bytes, remote: None })
 }
 
 fn standard_input(options: &ReadOptions) -> Result<Input, DataError> {
     let path = PathBuf::from(STDIN);
-    // Looking at standard input's own buffer takes nothing out of it.
+    // Peeking into the buffer of standard input consumes nothing.
     let head = io::stdin().lock().fill_buf().map(<[u8]>::to_vec);
     let head =
         head.map_err(|error| DataError::environment(format!("Standard input cannot be read: {error}.")))?;
@@ -317,12 +317,12 @@ fn standard_input(options: &ReadOptions) -> Result<Input, DataError> {
     Ok(Input { path, format, compression, bytes: 0, remote: None })
 }
 
-fn by_content(path: &Path, packed_head: Vec<u8>, compression: Compression) -> Result<Format, DataError> {
-    // The beginning of packed data ends too early as a whole; what unpacks of it is enough.
-    let mut unpacked = stream::unpack(Box::new(io::Cursor::new(packed_head)), compression);
+fn by_content(path: &Path, compressed_head: Vec<u8>, compression: Compression) -> Result<Format, DataError> {
+    // The beginning of compressed data is truncated; the part that decompresses is enough.
+    let mut decompressed = stream::decompress(Box::new(io::Cursor::new(compressed_head)), compression);
     let mut head = vec![0; HEAD_BYTES];
     let mut filled = 0;
-    while let Ok(read @ 1..) = unpacked.read(&mut head[filled..]) {
+    while let Ok(read @ 1..) = decompressed.read(&mut head[filled..]) {
         filled += read;
     }
     let head = &head[..filled];
@@ -358,14 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn names_and_contents_settle_what_a_file_is() {
-        let scratch = Scratch::new("find-settle");
+    fn names_and_contents_determine_the_format() {
+        let scratch = Scratch::new("find-formats");
         let gzip = |bytes: &[u8]| {
-            let mut packed = Vec::new();
+            let mut compressed = Vec::new();
             flate2::bufread::GzEncoder::new(bytes, flate2::Compression::fast())
-                .read_to_end(&mut packed)
+                .read_to_end(&mut compressed)
                 .unwrap();
-            packed
+            compressed
         };
         let none = Compression::None;
         for (name, bytes, format, compression) in [

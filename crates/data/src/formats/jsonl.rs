@@ -1,16 +1,16 @@
-//! JSONL: an object a line, one of whose keys holds the text.
+//! JSONL: one object per line, one of whose keys has the text.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::fault::{Fault, Reason, Trouble};
+use super::fault::{Fault, ReadError, Reason};
 use super::field::{Field, Fields};
-use super::reading::{Documents, RawDocument, Reading, Row, Rows};
+use super::stream_format::{Documents, RawDocument, Row, Rows, StreamFormat};
 use super::window::Window;
 
-pub(super) const READING: Reading = Reading {
+pub(super) const JSONL: StreamFormat = StreamFormat {
     documents: |window, options| Box::new(Jsonl::new(window, &options.field, options.most_bytes())),
     rows: Some(|window, options| Box::new(Jsonl::new(window, "", options.most_row_bytes()))),
     texts: |_, options| {
@@ -23,23 +23,23 @@ struct Jsonl {
     window: Window,
     field: String,
     max_line_bytes: usize,
-    /// Of the next line, from 1.
+    /// Number of the next line, from 1.
     line: u64,
-    /// Whether the window is inside a line that was too long.
-    dropping: bool,
+    /// Whether the window is inside a line that is too long.
+    skipping: bool,
 }
 
 impl Jsonl {
     fn new(window: Window, field: &str, max_line_bytes: usize) -> Self {
-        Self { window, field: field.into(), max_line_bytes, line: 1, dropping: false }
+        Self { window, field: field.into(), max_line_bytes, line: 1, skipping: false }
     }
 
     fn next_line<T>(
         &mut self,
         take: impl Fn(&[u8], &str) -> Result<Option<T>, (Reason, String)>,
-    ) -> Result<Option<Line<T>>, Trouble> {
+    ) -> Result<Option<Line<T>>, ReadError> {
         loop {
-            if self.dropping && !self.drop_line()? {
+            if self.skipping && !self.skip_line()? {
                 return Ok(None);
             }
             let Some(len) = self.line_len()? else { return Ok(None) };
@@ -50,22 +50,22 @@ impl Jsonl {
             match found {
                 Ok(Some(found)) => return Ok(Some(Line { found, line, at, len })),
                 Ok(None) => {}
-                Err((reason, said)) => return Err(Fault::at_line(reason, line, at, said).into()),
+                Err((reason, message)) => return Err(Fault::at_line(reason, line, at, message).into()),
             }
         }
     }
 
-    /// The next line's length with its end; `None` at the end of the file.
-    fn line_len(&mut self) -> Result<Option<usize>, Trouble> {
+    /// The length of the next line with its line break; `None` at the end of the file.
+    fn line_len(&mut self) -> Result<Option<usize>, ReadError> {
         let mut searched = 0;
         loop {
             let bytes = self.window.bytes();
             let end = memchr::memchr(b'\n', &bytes[searched..]).map(|at| searched + at + 1);
             searched = end.unwrap_or(bytes.len());
             if searched > self.max_line_bytes {
-                let said = format!("the line is longer than {} bytes", self.max_line_bytes);
-                let fault = Fault::at_line(Reason::TooLong, self.line, self.window.offset(), said);
-                self.dropping = true;
+                let message = format!("the line is longer than {} bytes", self.max_line_bytes);
+                let fault = Fault::at_line(Reason::TooLong, self.line, self.window.offset(), message);
+                self.skipping = true;
                 return Err(fault.into());
             }
             if end.is_some() || !self.window.more()? {
@@ -74,15 +74,15 @@ impl Jsonl {
         }
     }
 
-    /// Moves behind the line without keeping it; false at the end of the file.
-    fn drop_line(&mut self) -> Result<bool, Trouble> {
+    /// Skips the line without buffering it; false at the end of the file.
+    fn skip_line(&mut self) -> Result<bool, ReadError> {
         loop {
             let bytes = self.window.bytes();
             match memchr::memchr(b'\n', bytes) {
                 Some(at) => {
                     self.window.consume(at + 1);
                     self.line += 1;
-                    self.dropping = false;
+                    self.skipping = false;
                     return Ok(true);
                 }
                 None => self.window.consume(bytes.len()),
@@ -95,8 +95,8 @@ impl Jsonl {
 }
 
 impl Documents for Jsonl {
-    /// Blank lines are no documents, and nothing is wrong with them.
-    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
+    /// Skips blank lines, which are not documents and not errors.
+    fn next(&mut self) -> Result<Option<RawDocument>, ReadError> {
         let found = self.next_line(text_of)?;
         Ok(found.map(|Line { found, line, at, len }| RawDocument {
             text: found,
@@ -113,14 +113,14 @@ impl Documents for Jsonl {
 }
 
 impl Rows for Jsonl {
-    /// The next object with all it has.
-    fn next(&mut self) -> Result<Option<Row>, Trouble> {
+    /// The next object with all its fields.
+    fn next(&mut self) -> Result<Option<Row>, ReadError> {
         let found = self.next_line(|line, _| object_of(line))?;
         Ok(found.map(|Line { found, line, at, .. }| Row { fields: found, line: Some(line), row: None, at }))
     }
 }
 
-/// The outcome of one line, and where it is.
+/// The outcome of reading a line, with the line's place.
 struct Line<T> {
     found: T,
     line: u64,
@@ -128,7 +128,7 @@ struct Line<T> {
     len: usize,
 }
 
-/// The object in one line; `None` where the line is blank.
+/// The object in a line; `None` where the line is blank.
 fn object_of(line: &[u8]) -> Result<Option<Fields>, (Reason, String)> {
     let line = line.trim_ascii();
     if line.is_empty() {
@@ -140,19 +140,19 @@ fn object_of(line: &[u8]) -> Result<Option<Fields>, (Reason, String)> {
     }
 }
 
-/// Why a line is not JSON.
+/// The reason why a line is not JSON.
 fn broken(line: &[u8], error: &serde_json::Error) -> (Reason, String) {
     match std::str::from_utf8(line) {
         Err(error) => (Reason::NotUtf8, format!("byte {} of the line is not UTF-8", error.valid_up_to())),
         Ok(_) => {
-            let said = error.to_string();
-            let said = said.split(" at line ").next().unwrap_or(&said);
-            (Reason::BrokenJson, format!("this is not JSON ({said}, at column {})", error.column()))
+            let message = error.to_string();
+            let message = message.split(" at line ").next().unwrap_or(&message);
+            (Reason::BrokenJson, format!("this is not JSON ({message}, at column {})", error.column()))
         }
     }
 }
 
-/// The text in one line; `None` where the line is blank.
+/// The text in a line; `None` where the line is blank.
 pub(super) fn text_of(line: &[u8], field: &str) -> Result<Option<String>, (Reason, String)> {
     let line = line.trim_ascii();
     if line.is_empty() {
@@ -175,15 +175,15 @@ pub(super) fn text_of(line: &[u8], field: &str) -> Result<Option<String>, (Reaso
     }
 }
 
-/// The keys there are, for whoever looks for another one.
+/// The keys of the object, for error messages.
 fn others(line: &[u8]) -> String {
     let keys: BTreeMap<String, IgnoredAny> = serde_json::from_slice(line).unwrap_or_default();
     let keys: Vec<String> = keys.keys().take(8).map(|key| format!("`{}`", key.escape_debug())).collect();
     if keys.is_empty() { String::new() } else { format!(", only {}", keys.join(", ")) }
 }
 
-/// Takes one key out of an object and steps over the rest without keeping it. Of a key that occurs twice the last
-/// counts, as in most readers.
+/// Extracts one key of an object and skips the others without storing them. Of a repeated key the last value counts, as in most
+/// readers.
 struct Object<'f> {
     field: &'f str,
 }
@@ -300,7 +300,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_field_is_found_whatever_stands_around_it() {
+    fn the_field_is_found_in_any_context() {
         let found = |line: &str| text_of(line.as_bytes(), "text").unwrap();
         for line in [
             r#"{"text":"a\nb"}"#,

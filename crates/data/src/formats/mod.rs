@@ -1,19 +1,19 @@
-//! Documents out of files: plain text, JSONL, CSV and parquet, packed with gzip or zstd or not at all.
+//! Reads documents from files: plain text, JSONL, CSV and parquet, optionally compressed with gzip or zstd.
 //!
 //! ```text
-//! find      paths, folders and globs to inputs, their format and compression settled
-//!    -> stream    the bytes of an input, unpacked
-//!    -> window    a bounded view that moves over a stream
-//!    -> text, jsonl, csv, parquet    one file a format, and its row below: the next document, or what is wrong with it
-//!    -> reader    documents in order; what is wrong is an error, or skipped and counted
-//!    -> records   rows with all their fields instead of documents   (field: what one holds)
-//!    -> index     document i at once, where a file can be read from the middle
-//!    -> blocks    parts of files that can be read each by itself, known from sizes alone
-//! bytes     what is read at any place: a file of this machine, or one on a server
+//! find      finds the files of paths, folders and globs, and their formats
+//!    -> stream    the bytes of an input, decompressed
+//!    -> window    a bounded buffer that moves over a stream
+//!    -> text, jsonl, csv, parquet    the formats, each with a row in the table below: the next document, or a fault
+//!    -> reader    documents in order; faults are errors, or skipped and counted
+//!    -> records   rows with all their fields   (field: their values)
+//!    -> index     random access to documents, where the file allows it
+//!    -> blocks    parts of files that can be read independently, derived from sizes alone
+//! bytes     random access to the bytes of a file, local or remote
 //! ```
 //!
-//! Nothing here trusts a file: sizes that it states are compared with what is there before anything is allocated, and no
-//! record larger than [`ReadOptions::max_document_bytes`] is held.
+//! Files are not trusted: sizes that they state are checked against the actual ones before anything is allocated, and no record
+//! larger than [`ReadOptions::max_document_bytes`] is buffered.
 
 mod blocks;
 mod bytes;
@@ -27,9 +27,9 @@ mod jsonl;
 mod parquet;
 mod place;
 mod reader;
-mod reading;
 mod records;
 mod stream;
+mod stream_format;
 pub(crate) mod text;
 mod window;
 
@@ -46,14 +46,14 @@ pub use records::{Record, Records};
 pub use text::document_bytes;
 
 use flatout_settings::choice;
-use reading::Reading;
+use stream_format::StreamFormat;
 
-/// How documents lie in a file.
+/// The format of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Format {
-    /// Plain text, cut into documents at line ends.
+    /// Plain text, split into documents at line breaks.
     Text,
-    /// A JSON object a line.
+    /// One JSON object per line.
     Jsonl,
     /// Comma-separated values.
     Csv,
@@ -66,45 +66,33 @@ pub enum Format {
 struct Row {
     format: Format,
     name: &'static str,
-    /// The endings by which files are known; only files with one are taken from a folder.
+    /// Endings of the format's files; only files with a known ending are taken from a folder.
     endings: &'static [&'static str],
-    /// Whether unpacked bytes begin like it, where the name of a file does not tell.
+    /// Whether decompressed bytes begin like this format, for files whose name does not tell.
     begins: fn(&[u8]) -> bool,
     /// `None` for parquet, which is read from its end.
-    stream: Option<Reading>,
+    stream: Option<StreamFormat>,
 }
 
-/// One row a format.
+/// One row per format.
 static TABLE: [Row; 5] = [
     Row {
         format: Format::Text,
         name: "text",
         endings: &["txt", "md", "text"],
         begins: |_| false,
-        stream: Some(text::READING),
+        stream: Some(text::TEXT),
     },
     Row {
         format: Format::Jsonl,
         name: "jsonl",
         endings: &["jsonl", "ndjson"],
         begins: |head| content::first_character(head) == Some(b'{'),
-        stream: Some(jsonl::READING),
+        stream: Some(jsonl::JSONL),
     },
-    // Separated values look like any text: only their name gives them away.
-    Row {
-        format: Format::Csv,
-        name: "csv",
-        endings: &["csv"],
-        begins: |_| false,
-        stream: Some(csv::READING),
-    },
-    Row {
-        format: Format::Tsv,
-        name: "tsv",
-        endings: &["tsv"],
-        begins: |_| false,
-        stream: Some(csv::READING_TABS),
-    },
+    // Separated values look like any other text, so only the file name identifies them.
+    Row { format: Format::Csv, name: "csv", endings: &["csv"], begins: |_| false, stream: Some(csv::CSV) },
+    Row { format: Format::Tsv, name: "tsv", endings: &["tsv"], begins: |_| false, stream: Some(csv::TSV) },
     Row {
         format: Format::Parquet,
         name: "parquet",
@@ -128,8 +116,8 @@ impl Format {
         TABLE.iter().find(|row| row.name == name).map(|row| row.format)
     }
 
-    /// How it is read from the beginning to the end; `None` for parquet.
-    fn stream(self) -> Option<&'static Reading> {
+    /// Its functions for sequential reading; `None` for parquet.
+    fn stream(self) -> Option<&'static StreamFormat> {
         self.row().stream.as_ref()
     }
 }
@@ -142,7 +130,7 @@ pub enum Compression {
 }
 
 choice! {
-    /// The format a user names for the files of a source.
+    /// The format that a user names for the files of a source.
     pub enum FileFormat {
         /// By a file's name, then by its content.
         Auto = "auto",
@@ -151,15 +139,15 @@ choice! {
         Csv = "csv",
         Tsv = "tsv",
         Parquet = "parquet",
-        /// Token files of 2 bytes a token.
+        /// Token files with 2 bytes per token.
         U16 = "u16",
-        /// Token files of 4 bytes a token.
+        /// Token files with 4 bytes per token.
         U32 = "u32",
     }
 }
 
 impl FileFormat {
-    /// The format of files that hold text, where one is named.
+    /// The format of text files, where one is named.
     pub fn of_text(self) -> Option<Format> {
         Format::named(self.name())
     }
@@ -168,37 +156,37 @@ impl FileFormat {
         matches!(self, FileFormat::U16 | FileFormat::U32)
     }
 
-    /// Bytes of a token, where files hold tokens.
+    /// Bytes per token of token files.
     pub fn token_bytes(self) -> u32 {
         if self == FileFormat::U32 { 4 } else { 2 }
     }
 }
 
 choice! {
-    /// The policy for a document that cannot be used.
+    /// The policy for documents that cannot be used.
     pub enum OnError {
-        /// It is an error, with its place.
+        /// Stops with an error that has the place.
         Fail = "fail",
-        /// It is left out and counted. A file that is damaged is left out from the damage on.
+        /// Skips and counts them. A damaged file is skipped from the damage on.
         Skip = "skip",
     }
 }
 
-/// Images of the largest size that a row may hold. Of smaller ones it may hold more.
+/// Number of images of the largest size that a row may have. It may have more of smaller ones.
 const IMAGES_OF_A_ROW: usize = 4;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReadOptions {
-    /// The format of every input; without it each file's name decides, then its content.
+    /// The format of every input; otherwise each file's name decides, then its content.
     pub format: Option<Format>,
-    /// The JSON key or the column that holds the text. `#2` is the second column of a CSV file without a header.
+    /// The JSON key or the column with the text. `#2` is the second column of a CSV file without a header.
     pub field: String,
     pub on_error: OnError,
-    /// The largest record (a line of JSONL, a record of CSV, a value of parquet) that is taken into memory.
+    /// Largest record (a line of JSONL, a record of CSV, a value of parquet) that is read into memory.
     pub max_document_bytes: usize,
-    /// The largest image that a row may hold, on top of the record. With 0 rows hold none: columns of bytes are not read.
+    /// Largest image in a row, in addition to the record. With 0, columns of bytes are not read.
     pub max_image_bytes: usize,
-    /// Where plain text is cut: at the first line end after this many bytes.
+    /// Plain text is split at the first line break after this many bytes.
     pub text_document_bytes: usize,
 }
 
@@ -216,12 +204,12 @@ impl Default for ReadOptions {
 }
 
 impl ReadOptions {
-    /// The largest record that is taken into memory: places of documents are kept with 4 bytes for their lengths.
+    /// Largest record in memory. The index stores lengths in 4 bytes.
     fn most_bytes(&self) -> usize {
         self.max_document_bytes.min(u32::MAX as usize)
     }
 
-    /// The same for a row with all its fields, which may hold images.
+    /// Largest row in memory with all its fields, which may include images.
     fn most_row_bytes(&self) -> usize {
         let images = self.max_image_bytes.saturating_mul(IMAGES_OF_A_ROW);
         self.max_document_bytes.saturating_add(images).min(u32::MAX as usize)

@@ -1,4 +1,4 @@
-//! A document and where it was found.
+//! A document and its place in a file.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// Never empty, never without anything but white space.
+    /// Contains characters other than white space.
     pub text: String,
     pub place: SourceLocation,
 }
 
-/// Where something is in a file. It reads "data/a.jsonl, line 7".
+/// A place in a file. Prints as "data/a.jsonl, line 7".
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SourceLocation {
     pub file: Arc<PathBuf>,
-    /// From 1, in text, JSONL and CSV.
+    /// Line number from 1, in text, JSONL and CSV.
     pub line: Option<u64>,
-    /// From 1, in parquet.
+    /// Row number from 1, in parquet.
     pub row: Option<u64>,
-    /// Bytes before it in the unpacked file; in parquet, before the page it is on.
+    /// Offset in the decompressed file; in parquet, the offset of the page.
     pub offset: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Documents of one input in order. A bad one is an error with its place, or is skipped and counted.
+//! Reads the documents of one input in order. An invalid one is an error with its place, or is skipped and counted.
 
 use std::io::{self, Read};
 use std::ops::Range;
@@ -7,17 +7,16 @@ use std::sync::Arc;
 
 use super::bytes::Bytes;
 use super::content;
-use super::fault::{Fault, Reason, Skipped, Trouble, unusable};
+use super::fault::{Fault, ReadError, Reason, Skipped, unusable};
 use super::find::{Input, STDIN};
 use super::parquet::{Parquet, RowGroups};
 use super::place::{Document, SourceLocation};
-use super::reading::{Documents, RawDocument, Reading};
+use super::stream_format::{Documents, RawDocument, StreamFormat};
 use super::window::Window;
 use super::{Compression, OnError, ReadOptions, stream};
 use crate::error::DataError;
 
-/// An iterator over the documents of one input. Memory is bounded by the largest record, or page of parquet. After an
-/// error there are no more.
+/// Iterator over the documents of one input. Memory is bounded by the largest record, or page of parquet. Ends after an error.
 pub struct Reader {
     file: Arc<PathBuf>,
     rows: Rows,
@@ -25,53 +24,53 @@ pub struct Reader {
     skipped: Skipped,
     documents: u64,
     ended: bool,
-    /// Where the input is read from a block of it on.
+    /// Set where only a block of the input is read.
     block: Option<Block>,
 }
 
-/// A part of an input: what begins before `end`, in bytes from `start`, where its reading began.
+/// A part of an input: documents that begin before `end`, read from `start`.
 struct Block {
     start: u64,
     end: u64,
 }
 
 enum Rows {
-    /// Nothing is known of the content yet.
-    Fresh(Window, &'static Reading, Box<ReadOptions>),
-    Entered(Box<dyn Documents>),
-    /// A file of which nothing can be read.
-    Lost(Option<Fault>),
+    /// A stream whose beginning was not checked yet.
+    Unchecked(Window, &'static StreamFormat, Box<ReadOptions>),
+    Open(Box<dyn Documents>),
+    /// A file that cannot be read.
+    Unreadable(Option<Fault>),
 }
 
-/// Opens an input. An error here is about the file as a whole, whatever is to be done about wrong documents.
+/// Opens an input. An error is about the whole file and does not depend on the policy for invalid documents.
 pub fn read(input: &Input, options: &ReadOptions) -> Result<Reader, DataError> {
     let unreadable = |error: io::Error| super::find::unreadable(&input.path, &error);
     if input.format.stream().is_some() {
         return Ok(Reader::over(stream::open(input).map_err(unreadable)?, input, options));
     }
     let rows = if input.path.as_os_str() == STDIN {
-        Rows::Lost(Some(Fault::file(
+        Rows::Unreadable(Some(Fault::file(
             Reason::Unsupported,
             "parquet is read from its end, which standard input does not have yet",
         )))
     } else if input.compression != Compression::None {
-        Rows::Lost(Some(Fault::file(
+        Rows::Unreadable(Some(Fault::file(
             Reason::Unsupported,
-            "the parquet file is packed as a whole, and parquet is read from its end",
+            "the parquet file is compressed as a whole, but parquet is read from its end",
         )))
     } else {
         let file = Bytes::open(input, 1).map_err(unreadable)?;
-        Rows::Entered(Box::new(Parquet::new(file, options)))
+        Rows::Open(Box::new(Parquet::new(file, options)))
     };
     Ok(Reader::new(input, options, rows))
 }
 
 impl Reader {
-    /// Reads bytes of any origin as the content of `input`, which is not parquet.
+    /// Reads bytes of any origin as the content of `input`, which must not be parquet.
     pub fn over(bytes: Box<dyn Read + Send>, input: &Input, options: &ReadOptions) -> Self {
-        let reading = input.format.stream().expect("parquet is not read as a stream");
-        let bytes = stream::unpack(bytes, input.compression);
-        let fresh = Rows::Fresh(Window::new(bytes), reading, Box::new(options.clone()));
+        let stream_format = input.format.stream().expect("parquet is not read as a stream");
+        let bytes = stream::decompress(bytes, input.compression);
+        let fresh = Rows::Unchecked(Window::new(bytes), stream_format, Box::new(options.clone()));
         Self::new(input, options, fresh)
     }
 
@@ -87,7 +86,7 @@ impl Reader {
         }
     }
 
-    /// Reads the lines of an input that begin in `extent`, of a format whose documents are lines.
+    /// Reads the lines of an input that begin in `extent`, for a format with one document per line.
     pub(super) fn lines(input: &Input, options: &ReadOptions, extent: Range<u64>) -> io::Result<Self> {
         let (bytes, start) = stream::lines_from(input, extent.start, extent.end)?;
         let block = Some(Block { start, end: extent.end });
@@ -103,16 +102,16 @@ impl Reader {
     ) -> io::Result<Self> {
         let block = Some(Block { start: 0, end: u64::MAX });
         let documents = Parquet::within(Bytes::open(input, 1)?, groups, extent, options);
-        Ok(Self { block, ..Self::new(input, options, Rows::Entered(Box::new(documents))) })
+        Ok(Self { block, ..Self::new(input, options, Rows::Open(Box::new(documents))) })
     }
 
-    /// Reads nothing of an input, and says why.
+    /// Reads nothing, and reports the fault.
     pub(super) fn lost(input: &Input, options: &ReadOptions, why: Option<Fault>) -> Self {
         let block = Some(Block { start: 0, end: u64::MAX });
-        Self { block, ..Self::new(input, options, Rows::Lost(why)) }
+        Self { block, ..Self::new(input, options, Rows::Unreadable(why)) }
     }
 
-    /// Reads a whole input as the one block that it is.
+    /// Reads a whole input as its only block.
     pub(super) fn whole(input: &Input, options: &ReadOptions) -> Result<Self, DataError> {
         Ok(Self { block: Some(Block { start: 0, end: u64::MAX }), ..read(input, options)? })
     }
@@ -126,7 +125,7 @@ impl Reader {
         self.skipped
     }
 
-    /// The next document, and the bytes it was read from where it is a line.
+    /// The next document, and the number of bytes it was read from, where it is a line.
     pub(crate) fn next_with_bytes(&mut self) -> Result<Option<(u64, Document)>, DataError> {
         let Some(piece) = self.next_piece()? else { return Ok(None) };
         let place = self.place(piece.line, piece.row, piece.at);
@@ -135,7 +134,7 @@ impl Reader {
 
     pub(super) fn place(&self, line: Option<u64>, row: Option<u64>, offset: u64) -> SourceLocation {
         let start = self.block.as_ref().map_or(0, |block| block.start);
-        // Lines are counted from the beginning of the file only.
+        // Line numbers are known only when reading from the beginning.
         let line = line.filter(|_| start == 0);
         SourceLocation { file: self.file.clone(), line, row, offset: start + offset }
     }
@@ -143,27 +142,27 @@ impl Reader {
     pub(super) fn next_piece(&mut self) -> Result<Option<RawDocument>, DataError> {
         while !self.ended {
             match self.step() {
-                Ok(Some(piece)) if self.is_behind(piece.at) => self.ended = true,
+                Ok(Some(piece)) if self.is_past_block(piece.at) => self.ended = true,
                 Ok(Some(piece)) => {
                     self.documents += 1;
                     return Ok(Some(piece));
                 }
-                Err(Trouble::Wrong(fault)) if self.is_behind(fault.offset) => self.ended = true,
+                Err(ReadError::Invalid(fault)) if self.is_past_block(fault.offset) => self.ended = true,
                 Ok(None) => {
                     self.ended = true;
-                    // A part of a file may be without a document.
+                    // A part of a file may have no document.
                     if self.block.is_none() && self.documents == 0 && self.skipped.total() == 0 {
                         self.note(Fault::file(Reason::NoDocuments, "there is no text in it"))?;
                     }
                 }
-                Err(Trouble::Wrong(mut fault)) => {
+                Err(ReadError::Invalid(mut fault)) => {
                     if fault.reason == Reason::Damaged && fault.line.is_none() && fault.row.is_none() {
                         fault = self.located(fault);
                     }
                     self.ended |= fault.rest_lost;
                     self.note(fault)?;
                 }
-                Err(Trouble::Failed(error)) => {
+                Err(ReadError::Io(error)) => {
                     self.ended = true;
                     let place = self.place(None, None, 0);
                     return Err(DataError::environment(format!("{place} cannot be read: {error}.")));
@@ -173,39 +172,39 @@ impl Reader {
         Ok(None)
     }
 
-    /// Whether something at an offset is of another block.
-    fn is_behind(&self, offset: u64) -> bool {
+    /// Whether an offset is past the end of the block.
+    fn is_past_block(&self, offset: u64) -> bool {
         self.block.as_ref().is_some_and(|block| block.start + offset >= block.end)
     }
 
-    fn step(&mut self) -> Result<Option<RawDocument>, Trouble> {
+    fn step(&mut self) -> Result<Option<RawDocument>, ReadError> {
         let piece = match &mut self.rows {
-            Rows::Fresh(window, ..) => {
-                content::enter(window)?;
-                self.rows = match std::mem::replace(&mut self.rows, Rows::Lost(None)) {
-                    Rows::Fresh(window, reading, options) => {
-                        Rows::Entered((reading.documents)(window, &options))
+            Rows::Unchecked(window, ..) => {
+                content::check_is_text(window)?;
+                self.rows = match std::mem::replace(&mut self.rows, Rows::Unreadable(None)) {
+                    Rows::Unchecked(window, stream_format, options) => {
+                        Rows::Open((stream_format.documents)(window, &options))
                     }
                     other => other,
                 };
                 return self.step();
             }
-            Rows::Entered(documents) => documents.next(),
-            Rows::Lost(fault) => return fault.take().map_or(Ok(None), |fault| Err(fault.into())),
+            Rows::Open(documents) => documents.next(),
+            Rows::Unreadable(fault) => return fault.take().map_or(Ok(None), |fault| Err(fault.into())),
         }?;
         let Some(piece) = piece else { return Ok(None) };
         match unusable(&piece.text) {
             None => Ok(Some(piece)),
-            Some((reason, said)) => {
+            Some((reason, message)) => {
                 let (line, row, offset) = (piece.line, piece.row, piece.at);
-                Err(Fault { reason, line, row, offset, said: said.into(), rest_lost: false }.into())
+                Err(Fault { reason, line, row, offset, message: message.into(), rest_lost: false }.into())
             }
         }
     }
 
-    /// A fault of the stream, with how far the reader had come.
+    /// Adds the position of the reader to a fault of the stream.
     fn located(&self, mut fault: Fault) -> Fault {
-        if let Rows::Entered(documents) = &self.rows
+        if let Rows::Open(documents) = &self.rows
             && let Some((line, offset)) = documents.position()
         {
             fault.line = Some(line);

@@ -1,34 +1,33 @@
-//! Rows of one input in order, with all their fields: lines of JSONL, records of CSV, rows of parquet.
+//! Reads the rows of one input in order, with all their fields: lines of JSONL, records of CSV, rows of parquet.
 //!
-//! A row that cannot be read is an error with its place, or skipped and counted.
+//! An invalid row is an error with its place, or is skipped and counted.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::bytes::Bytes;
 use super::content;
-use super::fault::{Fault, Reason, Skipped, Trouble};
+use super::fault::{Fault, ReadError, Reason, Skipped};
 use super::field::Fields;
 use super::find::{Input, STDIN, unreadable};
 use super::parquet::Rows as ParquetRows;
 use super::place::SourceLocation;
-use super::reading::{self, Reading};
+use super::stream_format::{self, StreamFormat};
 use super::window::Window;
 use super::{Compression, OnError, ReadOptions, stream};
 use crate::error::DataError;
 
-/// Columns of parquet whose bytes are held at once.
-const COLUMNS_IN_TURNS: usize = 16;
+/// Number of parquet columns read in turn, whose bytes are buffered at the same time.
+const INTERLEAVED_COLUMNS: usize = 16;
 
-/// A row and where it was found.
+/// A row and its place.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     pub fields: Fields,
     pub place: SourceLocation,
 }
 
-/// An iterator over the rows of one input. Memory is bounded by the largest record, or row group of parquet. After an
-/// error there are no more.
+/// Iterator over the rows of one input. Memory is bounded by the largest record, or row group of parquet. Ends after an error.
 pub struct Records {
     file: Arc<PathBuf>,
     rows: Rows,
@@ -39,33 +38,35 @@ pub struct Records {
 }
 
 enum Rows {
-    Fresh(Window, &'static Reading, Box<ReadOptions>),
-    Entered(Box<dyn reading::Rows>),
-    Lost(Option<Fault>),
+    Unchecked(Window, &'static StreamFormat, Box<ReadOptions>),
+    Open(Box<dyn stream_format::Rows>),
+    Unreadable(Option<Fault>),
 }
 
 impl Records {
-    /// Opens an input. An error here is about the file as a whole, whatever is to be done about wrong rows.
+    /// Opens an input. An error is about the whole file and does not depend on the policy for invalid rows.
     pub fn open(input: &Input, options: &ReadOptions) -> Result<Self, DataError> {
         let unreadable = |error| unreadable(&input.path, &error);
         let is_stdin = input.path.as_os_str() == STDIN;
         let rows = match input.format.stream() {
-            Some(Reading { rows: None, .. }) => Rows::Lost(Some(Fault::file(
+            Some(StreamFormat { rows: None, .. }) => Rows::Unreadable(Some(Fault::file(
                 Reason::Schema,
-                "plain text has no fields, and a conversation or a label is some: give JSONL, CSV or parquet",
+                "plain text has no fields, but conversations and labels need them: give JSONL, CSV or parquet",
             ))),
-            Some(reading) => {
+            Some(stream_format) => {
                 let bytes = stream::open(input).map_err(unreadable)?;
-                let bytes = stream::unpack(bytes, input.compression);
-                Rows::Fresh(Window::new(bytes), reading, Box::new(options.clone()))
+                let bytes = stream::decompress(bytes, input.compression);
+                Rows::Unchecked(Window::new(bytes), stream_format, Box::new(options.clone()))
             }
-            None if is_stdin || input.compression != Compression::None => Rows::Lost(Some(Fault::file(
-                Reason::Unsupported,
-                "parquet is read from its end, so neither from standard input nor packed as a whole",
-            ))),
+            None if is_stdin || input.compression != Compression::None => {
+                Rows::Unreadable(Some(Fault::file(
+                    Reason::Unsupported,
+                    "parquet is read from its end, so neither from standard input nor compressed as a whole",
+                )))
+            }
             None => {
-                let file = Bytes::open(input, COLUMNS_IN_TURNS).map_err(unreadable)?;
-                Rows::Entered(Box::new(ParquetRows::new(file, options)))
+                let file = Bytes::open(input, INTERLEAVED_COLUMNS).map_err(unreadable)?;
+                Rows::Open(Box::new(ParquetRows::new(file, options)))
             }
         };
         Ok(Self {
@@ -96,11 +97,11 @@ impl Records {
                         self.note(Fault::file(Reason::NoDocuments, "there is no row in it"))?;
                     }
                 }
-                Err(Trouble::Wrong(fault)) => {
+                Err(ReadError::Invalid(fault)) => {
                     self.ended |= fault.rest_lost;
                     self.note(fault)?;
                 }
-                Err(Trouble::Failed(error)) => {
+                Err(ReadError::Io(error)) => {
                     self.ended = true;
                     let place = SourceLocation { file: self.file.clone(), line: None, row: None, offset: 0 };
                     return Err(DataError::environment(format!("{place} cannot be read: {error}.")));
@@ -110,26 +111,30 @@ impl Records {
         Ok(None)
     }
 
-    fn step(&mut self) -> Result<Option<Record>, Trouble> {
+    fn step(&mut self) -> Result<Option<Record>, ReadError> {
         match &mut self.rows {
-            Rows::Fresh(window, ..) => {
-                content::enter(window)?;
-                self.rows = match std::mem::replace(&mut self.rows, Rows::Lost(None)) {
-                    Rows::Fresh(window, reading, options) => {
-                        Rows::Entered(reading.rows.expect("it has rows")(window, &options))
+            Rows::Unchecked(window, ..) => {
+                content::check_is_text(window)?;
+                self.rows = match std::mem::replace(&mut self.rows, Rows::Unreadable(None)) {
+                    Rows::Unchecked(window, stream_format, options) => {
+                        Rows::Open(stream_format.rows.expect("formats without rows are refused in open")(
+                            window, &options,
+                        ))
                     }
                     other => other,
                 };
                 self.step()
             }
-            Rows::Entered(rows) => {
-                let Some(reading::Row { fields, line, row, at }) = rows.next()? else { return Ok(None) };
+            Rows::Open(rows) => {
+                let Some(stream_format::Row { fields, line, row, at }) = rows.next()? else {
+                    return Ok(None);
+                };
                 Ok(Some(Record {
                     fields,
                     place: SourceLocation { file: self.file.clone(), line, row, offset: at },
                 }))
             }
-            Rows::Lost(fault) => fault.take().map_or(Ok(None), |fault| Err(fault.into())),
+            Rows::Unreadable(fault) => fault.take().map_or(Ok(None), |fault| Err(fault.into())),
         }
     }
 

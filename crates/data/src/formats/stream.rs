@@ -1,4 +1,4 @@
-//! The bytes of an input, and how they are unpacked.
+//! The bytes of an input as a stream, and their decompression.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
@@ -11,9 +11,9 @@ use super::Compression;
 use super::find::{Input, STDIN};
 use crate::remote::ranged::Sequential;
 
-const PACKED_BUFFER_BYTES: usize = 64 << 10;
+const COMPRESSED_BUFFER_BYTES: usize = 64 << 10;
 
-/// The inner error of what cannot be unpacked, to tell a damaged file from a failing machine.
+/// The inner error for data that cannot be decompressed, which tells a damaged file from an I/O error.
 #[derive(Debug)]
 pub(super) struct Damaged(pub String);
 
@@ -25,11 +25,11 @@ impl std::fmt::Display for Damaged {
 
 impl std::error::Error for Damaged {}
 
-pub(super) fn damaged(said: impl Into<String>) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, Damaged(said.into()))
+pub(super) fn damaged(message: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, Damaged(message.into()))
 }
 
-/// The bytes of an input as it lies there, from the beginning on.
+/// The bytes of an input as stored, from the beginning.
 pub(super) fn open(input: &Input) -> io::Result<Box<dyn Read + Send>> {
     Ok(match &input.remote {
         Some(object) => Box::new(Sequential::new(object.clone(), 0, object.bytes())),
@@ -38,7 +38,7 @@ pub(super) fn open(input: &Input) -> io::Result<Box<dyn Read + Send>> {
     })
 }
 
-/// The same from `at` on; little is read behind `until`.
+/// The bytes from `at` on. Little is read past `until`.
 fn open_at(input: &Input, at: u64, until: u64) -> io::Result<Box<dyn Read + Send>> {
     if let Some(object) = &input.remote {
         return Ok(Box::new(Sequential::new(object.clone(), at, until)));
@@ -48,35 +48,36 @@ fn open_at(input: &Input, at: u64, until: u64) -> io::Result<Box<dyn Read + Send
     Ok(Box::new(file))
 }
 
-/// The lines of an input that begin at `at` or behind it, and where the first of them begins; little is read behind `until`.
+/// The lines of an input that begin at or after `at`, and the offset of the first of them. Little is read past `until`.
 pub(super) fn lines_from(input: &Input, at: u64, until: u64) -> io::Result<(Box<dyn Read + Send>, u64)> {
     if at == 0 {
         return Ok((open_at(input, 0, until)?, 0));
     }
-    // A line that begins here has a line end before it, which is looked for from the byte before on.
-    let mut bytes = BufReader::with_capacity(PACKED_BUFFER_BYTES, open_at(input, at - 1, until)?);
+    // A line that begins at `at` follows a line break, so the search starts one byte earlier.
+    let mut bytes = BufReader::with_capacity(COMPRESSED_BUFFER_BYTES, open_at(input, at - 1, until)?);
     let skipped = bytes.skip_until(b'\n')?;
     Ok((Box::new(bytes), at - 1 + skipped as u64))
 }
 
-pub(super) fn unpack(bytes: Box<dyn Read + Send>, compression: Compression) -> Box<dyn Read + Send> {
-    let packed = |bytes| BufReader::with_capacity(PACKED_BUFFER_BYTES, Packed { bytes, failed: None });
+pub(super) fn decompress(bytes: Box<dyn Read + Send>, compression: Compression) -> Box<dyn Read + Send> {
+    let compressed =
+        |bytes| BufReader::with_capacity(COMPRESSED_BUFFER_BYTES, Compressed { bytes, failed: None });
     match compression {
         Compression::None => bytes,
-        Compression::Gzip => Box::new(Gzip(MultiGzDecoder::new(packed(bytes)))),
+        Compression::Gzip => Box::new(Gzip(MultiGzDecoder::new(compressed(bytes)))),
         Compression::Zstd => {
-            Box::new(Zstd { packed: packed(bytes), decoder: FrameDecoder::new(), in_frame: false })
+            Box::new(Zstd { compressed: compressed(bytes), decoder: FrameDecoder::new(), in_frame: false })
         }
     }
 }
 
-/// The packed bytes. Decoders hide a failing read among their own errors, so it is kept apart here.
-struct Packed {
+/// The compressed bytes. Decoders replace I/O errors by their own, so the original error is stored here.
+struct Compressed {
     bytes: Box<dyn Read + Send>,
     failed: Option<io::Error>,
 }
 
-impl Read for Packed {
+impl Read for Compressed {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         self.bytes.read(out).map_err(|error| match error.kind() {
             io::ErrorKind::Interrupted => error,
@@ -88,8 +89,8 @@ impl Read for Packed {
     }
 }
 
-/// Members one after another, as `cat a.gz b.gz` makes them.
-struct Gzip(MultiGzDecoder<BufReader<Packed>>);
+/// Consecutive gzip members, as `cat a.gz b.gz` produces them.
+struct Gzip(MultiGzDecoder<BufReader<Compressed>>);
 
 impl Read for Gzip {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
@@ -106,21 +107,21 @@ impl Read for Gzip {
     }
 }
 
-/// Frames one after another, the skippable ones left out.
+/// Consecutive zstd frames; skippable frames are ignored.
 struct Zstd {
-    packed: BufReader<Packed>,
+    compressed: BufReader<Compressed>,
     decoder: FrameDecoder,
     in_frame: bool,
 }
 
 impl Zstd {
     fn begin_frame(&mut self) -> Result<(), FrameDecoderError> {
-        match self.decoder.reset(&mut self.packed) {
+        match self.decoder.reset(&mut self.compressed) {
             Ok(()) => self.in_frame = true,
             Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
                 length, ..
             })) => {
-                let skipped = io::copy(&mut (&mut self.packed).take(u64::from(length)), &mut io::sink());
+                let skipped = io::copy(&mut (&mut self.compressed).take(u64::from(length)), &mut io::sink());
                 if skipped.ok() != Some(u64::from(length)) {
                     return Err(FrameDecoderError::FailedToSkipFrame);
                 }
@@ -130,10 +131,10 @@ impl Zstd {
         Ok(())
     }
 
-    fn unpack(&mut self, out: &mut [u8]) -> Result<usize, String> {
+    fn decompress(&mut self, out: &mut [u8]) -> Result<usize, String> {
         loop {
             if !self.in_frame {
-                match self.packed.fill_buf() {
+                match self.compressed.fill_buf() {
                     Ok([]) => return Ok(0),
                     Ok(_) => {}
                     Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
@@ -144,7 +145,7 @@ impl Zstd {
             }
             while self.decoder.can_collect() == 0 && !self.decoder.is_finished() {
                 let decoded =
-                    self.decoder.decode_blocks(&mut self.packed, BlockDecodingStrategy::UptoBlocks(1));
+                    self.decoder.decode_blocks(&mut self.compressed, BlockDecodingStrategy::UptoBlocks(1));
                 decoded.map_err(|error| error.to_string())?;
             }
             if self.decoder.can_collect() > 0 {
@@ -164,9 +165,9 @@ impl Read for Zstd {
         if out.is_empty() {
             return Ok(0);
         }
-        self.unpack(out).map_err(|said| match self.packed.get_mut().failed.take() {
+        self.decompress(out).map_err(|message| match self.compressed.get_mut().failed.take() {
             Some(failed) => failed,
-            None => damaged(format!("the zstd data is damaged or ends too early ({said})")),
+            None => damaged(format!("the zstd data is damaged or ends too early ({message})")),
         })
     }
 }

@@ -1,29 +1,29 @@
-//! Plain text: a file is cut into documents at line ends.
+//! Plain text, split into documents at line breaks.
 
-use super::fault::{Fault, Reason, Trouble};
-use super::reading::{Documents, RawDocument, Reading};
+use super::fault::{Fault, ReadError, Reason};
+use super::stream_format::{Documents, RawDocument, StreamFormat};
 use super::window::Window;
 
-pub(super) const READING: Reading = Reading {
+pub(super) const TEXT: StreamFormat = StreamFormat {
     documents: |window, options| Box::new(Text::new(window, options.text_document_bytes)),
     rows: None,
     texts: |_, _| Ok(Box::new(|bytes| String::from_utf8(bytes).ok())),
 };
 
-/// A document ends at the first line end after this many bytes.
+/// A document ends at the first line break after this many bytes.
 pub(super) const DOCUMENT_BYTES: usize = 16 << 10;
-/// Smaller texts are cut into about this many documents instead, so that some can be held out.
+/// Smaller texts are split into about this many documents, so that some can be held out.
 const DOCUMENTS_WANTED: u64 = 64;
 const SMALLEST_DOCUMENT_BYTES: u64 = 64;
 
-/// Where to cut a text of `total_bytes`: 16 KiB, and less where that would leave few documents.
+/// The size at which a text of `total_bytes` is split: 16 KiB, and less where that would give few documents.
 pub fn document_bytes(total_bytes: u64) -> usize {
     (total_bytes / DOCUMENTS_WANTED).clamp(SMALLEST_DOCUMENT_BYTES, DOCUMENT_BYTES as u64) as usize
 }
 
-/// How long the document at the beginning of `bytes` is: it ends with the first line that reaches `document_bytes`. A
-/// line longer than that is cut at the last space, or failing that at the last character, before twice the size.
-/// `bytes` is all that is left, or at least [`enough`].
+/// The length of the document at the beginning of `bytes`: it ends with the first line that reaches `document_bytes`. A longer
+/// line is split at its last space, or else between characters, before twice that size. `bytes` must be all that is left, or at
+/// least [`enough`].
 pub(crate) fn end(bytes: &[u8], document_bytes: usize) -> usize {
     let character_start = |at: usize| {
         let at = at.min(bytes.len());
@@ -40,7 +40,7 @@ pub(crate) fn end(bytes: &[u8], document_bytes: usize) -> usize {
     }
 }
 
-/// Bytes that [`end`] looks at, at most, and one more.
+/// Number of bytes for which the result of [`end`] does not depend on what follows.
 fn enough(document_bytes: usize) -> usize {
     2 * document_bytes.max(1) + 4
 }
@@ -48,7 +48,7 @@ fn enough(document_bytes: usize) -> usize {
 struct Text {
     window: Window,
     document_bytes: usize,
-    /// Of the next document's beginning, from 1.
+    /// Line where the next document begins, from 1.
     line: u64,
 }
 
@@ -59,8 +59,8 @@ impl Text {
 }
 
 impl Documents for Text {
-    /// Pieces of nothing but white space are no documents, and nothing is wrong with them.
-    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
+    /// Skips pieces of white space, which are not documents and not errors.
+    fn next(&mut self) -> Result<Option<RawDocument>, ReadError> {
         loop {
             self.window.at_least(enough(self.document_bytes))?;
             let (bytes, at, line) = (self.window.bytes(), self.window.offset(), self.line);

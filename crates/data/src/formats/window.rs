@@ -1,11 +1,11 @@
-//! A bounded view that moves over a stream: contiguous bytes, read ahead as asked for.
+//! A bounded buffer that moves over a stream: contiguous bytes, read ahead on demand.
 
 use std::io::{self, Read};
 
 use super::stream::{self, Damaged};
 
 const FIRST_BYTES: usize = 256 << 10;
-/// Less than this is not asked of a stream: small reads cost a call each.
+/// Least size of a read, because small reads cost a call each.
 const LEAST_READ_BYTES: usize = 64 << 10;
 
 pub(super) struct Window {
@@ -13,10 +13,10 @@ pub(super) struct Window {
     buffer: Vec<u8>,
     start: usize,
     end: usize,
-    /// Of the first byte in view, in the stream.
+    /// Offset of the first buffered byte in the stream.
     offset: u64,
     ended: bool,
-    /// The damage of the stream behind the bytes in view.
+    /// Damage of the stream after the buffered bytes.
     damage: Option<String>,
 }
 
@@ -29,19 +29,19 @@ impl Window {
         &self.buffer[self.start..self.end]
     }
 
-    /// Of the first byte in view.
+    /// Offset of the first buffered byte.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Whether nothing follows the bytes in view.
+    /// Whether nothing follows the buffered bytes.
     pub fn ended(&self) -> bool {
         self.ended
     }
 
-    /// Brings more into view behind what is there; false at the end of the stream. The view grows only by this, so
-    /// whoever consumes at some size bounds the memory. A stream that is damaged stays so: the error comes again, and
-    /// what was in view before it still is.
+    /// Reads more bytes after the buffered ones; false at the end of the stream. Only this grows the buffer, so a caller that
+    /// consumes at some size bounds the memory. The error of a damaged stream repeats, and the bytes before the damage stay
+    /// available.
     pub fn more(&mut self) -> io::Result<bool> {
         if let Some(damage) = &self.damage {
             return Err(stream::damaged(damage.clone()));
@@ -77,25 +77,25 @@ impl Window {
         }
     }
 
-    /// Brings at least `wanted` bytes into view, or all there are.
+    /// Buffers at least `wanted` bytes, or all that are left.
     pub fn at_least(&mut self, wanted: usize) -> io::Result<()> {
         while self.end - self.start < wanted && self.more()? {}
         Ok(())
     }
 
     pub fn consume(&mut self, count: usize) {
-        assert!(count <= self.end - self.start, "only bytes in view are consumed");
+        assert!(count <= self.end - self.start, "only buffered bytes are consumed");
         self.start += count;
         self.offset += count as u64;
-        // A record of unusual size must not hold its memory for the rest of the file.
+        // An unusually large record must not hold its memory for the rest of the file.
         if self.start == self.end && self.buffer.len() > 16 * FIRST_BYTES {
             (self.start, self.end) = (0, 0);
             self.buffer = vec![0; FIRST_BYTES];
         }
     }
 
-    /// Steps over the mark some programs write before UTF-8, where it is in view.
-    pub fn skip_mark(&mut self) {
+    /// Skips a UTF-8 byte order mark, if it is buffered.
+    pub fn skip_byte_order_mark(&mut self) {
         if self.bytes().starts_with(b"\xef\xbb\xbf") {
             self.consume(3);
         }

@@ -1,4 +1,4 @@
-//! Images to classify: of every kind of source, without labels.
+//! Opens images to classify, of every kind of source, without labels.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,24 +7,25 @@ use super::set::ImageSet;
 use super::sets::{ImageSpec, TABLES};
 use super::sources::cifar::{self, Cifar, Label};
 use super::sources::folder::{ENDINGS, unlabelled};
-use super::sources::found::{FoundImages, Wanted};
+use super::sources::found::{FoundImages, LabelChoice};
 use super::sources::paths::{entries, files, has_ending};
 use super::sources::table::{Columns, table};
 use super::sources::webdataset::webdataset;
 use crate::error::DataError;
 
-/// Images in the order they were found.
+/// Images to classify, in the order in which they were found.
 pub struct AskedImages {
-    /// Every image has the class 0, and one that cannot be decoded has none.
+    /// Every image has class 0; an image that cannot be decoded has none.
     pub set: ImageSet,
-    /// Where each is: the path of a file, of a member behind its archive's, or a record's number behind its file's.
+    /// Name of each image: the path of a file, of a member after its archive's path, or the number of a record after its file's
+    /// path.
     pub names: Vec<String>,
-    /// Images that could not be used, in words, where that is allowed and there are any.
+    /// A sentence about images that were skipped, where that is allowed and there are any.
     pub left_out: Option<String>,
 }
 
-/// Opens image files, folders with images at any depth, tables that name images, archives, or files of CIFAR: what
-/// `spec.path` holds. Labels that are there are not read.
+/// Opens what `spec.path` names: image files, folders with images at any depth, tables that name images, archives, or files of
+/// CIFAR. Ignores labels.
 pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
     let words = &spec.path;
     let first = Path::new(words.first().map_or("", String::as_str));
@@ -40,10 +41,10 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
         return Ok(opened(ImageSet::whole(Arc::new(images), hash), vec![], None, spec));
     }
     let mut found: FoundImages = match (holds(&["tar"])?, !first.is_dir() && holds(&TABLES)?) {
-        (true, _) => webdataset(&files(words, &["tar"])?, Wanted::Nothing, spec.on_error, None)?,
+        (true, _) => webdataset(&files(words, &["tar"])?, LabelChoice::Nothing, spec.on_error, None)?,
         (false, true) => {
             let (image, root) = (spec.image.as_deref(), spec.root.as_deref());
-            table(words, &Columns { image, wanted: Wanted::Nothing, root }, spec.on_error)?
+            table(words, &Columns { image, wanted: LabelChoice::Nothing, root }, spec.on_error)?
         }
         (false, false) if first.is_dir() || holds(&ENDINGS)? => unlabelled(words, spec.on_error)?,
         (false, false) => {

@@ -1,21 +1,21 @@
-//! The filters that images are scaled with.
+//! The filters for resizing images.
 
 use flatout_settings::choice;
 
 choice! {
-    /// A filter, with antialiasing: where an image shrinks it is as much wider, so that every pixel counts.
+    /// A filter with antialiasing: where an image shrinks, the filter widens by the same factor, so that every pixel counts.
     pub enum Filter {
-        /// A triangle of the two nearest pixels.
+        /// The triangle filter, over two pixels.
         Bilinear = "bilinear",
-        /// The cubic of coefficient -1/2 over four.
+        /// The cubic filter with coefficient -1/2, over four pixels.
         Bicubic = "bicubic",
-        /// A windowed sinc over six.
+        /// The Lanczos filter (windowed sinc), over six pixels.
         Lanczos = "lanczos",
     }
 }
 
 impl Filter {
-    /// The distance beyond which a pixel has no share, of an image that does not shrink.
+    /// The support radius at scale 1.
     pub(crate) fn reach(self) -> f64 {
         match self {
             Filter::Bilinear => 1.0,
@@ -24,7 +24,7 @@ impl Filter {
         }
     }
 
-    /// The share of a pixel at a distance, before shares are made to sum to 1.
+    /// The unnormalised weight of a pixel at a distance.
     pub(crate) fn weight(self, distance: f64) -> f64 {
         let x = distance.abs();
         match self {

@@ -1,4 +1,4 @@
-//! Flaws of an image, a sample or an archive: fatal, or skipped and counted.
+//! Flaws of an image, a sample or an archive, which are errors, or skipped and counted.
 
 use crate::error::DataError;
 use crate::formats::{OnError, Reason, Skipped, SourceLocation};
@@ -6,7 +6,7 @@ use crate::formats::{OnError, Reason, Skipped, SourceLocation};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Flaw {
     pub reason: Reason,
-    /// The middle of a sentence: what is there.
+    /// The middle of a sentence: what is wrong.
     pub said: String,
 }
 
@@ -15,7 +15,7 @@ impl Flaw {
         Self { reason, said: said.into() }
     }
 
-    /// The flaw and the remedy, as a sentence without its end.
+    /// The flaw and its remedy, as a sentence without a full stop.
     pub fn sentence(&self) -> String {
         format!("{}; {}", self.said, self.reason.remedy())
     }
@@ -29,7 +29,7 @@ impl Flaw {
     }
 }
 
-/// The record of what was skipped while a source was looked through, where skipping is allowed.
+/// Counts of skipped items while a source is scanned, where skipping is allowed.
 pub(super) struct Ledger {
     on_error: OnError,
     pub skipped: Skipped,
@@ -40,7 +40,7 @@ impl Ledger {
         Self { on_error, skipped: Skipped::default() }
     }
 
-    /// Counts a flaw, or makes an error of it.
+    /// Counts a flaw, or returns it as an error.
     pub fn note(&mut self, flaw: &Flaw, place: SourceLocation) -> Result<(), DataError> {
         match self.on_error {
             OnError::Fail => Err(flaw.error(&place)),

@@ -1,4 +1,4 @@
-//! Inspects images: formats, sizes, classes, unusable ones, and how fast one core decodes them.
+//! Inspects images: formats, sizes, classes, unusable ones, and the decoding speed of one core.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::decode::{self, ImageFormat};
-use super::loader::{Bench, make};
+use super::loader::{Buffers, make};
 use super::set::ImageSet;
 use super::sets::{ImageDescription, ImageSets};
-use super::stored::{Stored, Trouble};
+use super::stored::{ImageError, Stored};
 use super::view::View;
 use crate::error::DataError;
 use crate::formats::{OnError, Skipped};
@@ -19,24 +19,24 @@ use crate::order::permutation::Permutation;
 use crate::random::key;
 use crate::text::inspect::LengthSummary;
 
-/// Images whose headers are read. More would say the same.
+/// Number of images whose headers are read. More would not change the result noticeably.
 const LOOKED_AT: u64 = 1000;
 
 #[derive(Debug, Clone, Serialize)]
 pub struct ImageInspection {
     pub sets: ImageDescription,
-    /// Images of both sides that were looked at, the same every time.
+    /// Number of images of both sides that were examined, the same ones in every call.
     pub looked_at: u64,
-    /// `JPEG`, `PNG`, `WebP` or `pixels`, and how many of those that were looked at.
+    /// `JPEG`, `PNG`, `WebP` or `pixels`, with the number of examined images.
     pub kinds: Vec<(&'static str, u64)>,
     pub widths: LengthSummary,
     pub heights: LengthSummary,
     pub samples: Vec<ImageSample>,
-    /// Of those that were looked at, what cannot be used by its header alone: why, how many, and where first.
+    /// Examined images whose header makes them unusable: the reason, their number, and the place of the first.
     pub unusable: Vec<(String, u64, String)>,
 }
 
-/// One image.
+/// A sample image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ImageSample {
     pub place: String,
@@ -46,7 +46,7 @@ pub struct ImageSample {
     pub class: Option<String>,
 }
 
-/// Looks into sets that were opened. Broken images are counted, not refused.
+/// Inspects opened sets. Broken images are counted, not refused.
 pub fn inspect(sets: &ImageSets, samples: usize) -> Result<ImageInspection, DataError> {
     let (train, all) = (sets.train.count(), sets.train.count() + sets.held_out.count());
     let chosen: Vec<u64> = match all {
@@ -63,8 +63,8 @@ pub fn inspect(sets: &ImageSets, samples: usize) -> Result<ImageInspection, Data
                 let class = set.class(index).map(|class| sets.classes[class as usize].clone());
                 Ok(Ok(ImageSample { place: set.place(index).to_string(), kind, width, height, class }))
             }
-            Err(Trouble::Wrong(flaw)) => Ok(Err((flaw, set.place(index)))),
-            Err(Trouble::Failed(error)) => Err(error),
+            Err(ImageError::Invalid(flaw)) => Ok(Err((flaw, set.place(index)))),
+            Err(ImageError::Failed(error)) => Err(error),
         }
     });
     let looked: Vec<_> = looked.collect::<Result<_, DataError>>()?;
@@ -94,7 +94,11 @@ pub fn inspect(sets: &ImageSets, samples: usize) -> Result<ImageInspection, Data
     })
 }
 
-fn header(set: &ImageSet, index: u64, buffer: &mut Vec<u8>) -> Result<(&'static str, usize, usize), Trouble> {
+fn header(
+    set: &ImageSet,
+    index: u64,
+    buffer: &mut Vec<u8>,
+) -> Result<(&'static str, usize, usize), ImageError> {
     match set.images.stored(set.at(index), buffer)? {
         Stored::Pixels(picture) => Ok(("pixels", picture.width, picture.height)),
         Stored::Encoded(bytes) => {
@@ -109,17 +113,17 @@ fn header(set: &ImageSet, index: u64, buffer: &mut Vec<u8>) -> Result<(&'static 
     }
 }
 
-/// How fast one core is.
+/// Speed of one core.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct ImageSpeed {
-    /// Images a second of one core, read and decoded.
+    /// Images per second, read and decoded.
     pub decoded: f64,
-    /// The same as a view sees them: cut out, scaled and mirrored as well.
+    /// Images per second, with cropping, scaling and mirroring as well.
     pub fed: f64,
 }
 
-/// Times one core for `seconds` of its time on each. The images are read beforehand, as many as fit into memory and that
-/// time, so that a disk is not what is measured. Images that cannot be used are left out.
+/// Measures one core for `seconds` of CPU time for each figure. Images are read beforehand, as many as fit into memory and that
+/// time, so that the disk is not measured. Skips unusable images.
 pub fn time(set: &ImageSet, view: &View, seconds: f64) -> Result<ImageSpeed, DataError> {
     let set = ImageSet { on_error: OnError::Skip, ..set.clone() };
     let count = set.count().min(LOOKED_AT);
@@ -134,14 +138,14 @@ pub fn time(set: &ImageSet, view: &View, seconds: f64) -> Result<ImageSpeed, Dat
         Err(_) => false,
     };
     let decoded = rate(count, seconds, &mut decode_one);
-    let mut bench = Bench::default();
+    let mut buffers = Buffers::default();
     let fed = rate(count, seconds, |index| {
-        make(&set, view, index, key(1, index), &mut bench).is_ok_and(|made| made.label >= 0)
+        make(&set, view, index, key(1, index), &mut buffers).is_ok_and(|made| made.label >= 0)
     });
     Ok(ImageSpeed { decoded, fed })
 }
 
-/// Calls a second of this thread's time, of those that gave true. The first round warms up.
+/// Calls per second of this thread's CPU time, counting those that returned true. The first round warms up.
 fn rate(count: u64, seconds: f64, mut one: impl FnMut(u64) -> bool) -> f64 {
     let mut good = 0u64;
     (0..count.min(16)).for_each(|index| {
@@ -160,7 +164,7 @@ fn rate(count: u64, seconds: f64, mut one: impl FnMut(u64) -> bool) -> f64 {
     good as f64 / spent
 }
 
-/// Time that this thread ran, where the system tells it; otherwise time on the wall.
+/// CPU time of this thread where the system provides it, otherwise wall-clock time.
 struct Clock {
     on_cpu: Option<f64>,
     wall: Instant,

@@ -1,8 +1,8 @@
-//! Images in their global order, made ready ahead of time by threads.
+//! Loads images in their global order, ahead of time, by threads.
 //!
-//! The series of all samples is a permutation of the set an epoch. A sample goes to the rank that has its lane; thread `t` of `n`
-//! makes every n-th of its rank's samples into its own bounded queue, so the reader knows which queue holds the next one,
-//! and neither order nor pixels depend on how many threads there are.
+//! The series of all samples is a permutation of the set per epoch. A sample goes to the rank that has its lane. Thread `t` of
+//! `n` loads every n-th of its rank's samples into a bounded queue of its own. The reader therefore knows which queue holds the
+//! next one, and neither order nor pixels depend on the number of threads.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use rayon::prelude::*;
 
 use super::CHANNELS;
+use super::apply_view::apply_view;
 use super::flaw::Flaw;
-use super::seen::seen;
 use super::set::ImageSet;
-use super::stored::Trouble;
+use super::stored::ImageError;
 use super::view::View;
 use crate::error::DataError;
 use crate::examples::updates::ExampleCursor;
@@ -26,29 +26,29 @@ use crate::order::permutation::Order;
 use crate::order::stall::Waited;
 use crate::random::key;
 
-/// Images as they are fed.
+/// A batch of images.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ImageBatch {
-    /// Of each image `height * width * 3` bytes: rows from the top, red, green and blue of a pixel together.
+    /// `height * width * 3` bytes per image: rows from the top, three bytes (red, green, blue) per pixel.
     pub pixels: Vec<u8>,
-    /// Instead of pixels six numbers an image, where all images lie in a table: which, its part's first column and row,
-    /// columns and rows, and 1 where it is mirrored.
+    /// In place of pixels, where all images are in a table: six numbers per image, which are its index, the first column and
+    /// row of its crop, columns and rows, and 1 where it is mirrored.
     pub parts: Vec<i32>,
-    /// The class of each; -1 where it has none or was left out.
+    /// Class of each image; -1 where it has none or was skipped.
     pub labels: Vec<i32>,
-    /// The place of each in the series of all samples.
+    /// Index of each image in the series of all samples.
     pub samples: Vec<u64>,
-    /// How many times the set has been read, after these.
+    /// Passes over the set after this batch.
     pub epoch: f64,
-    /// How long the caller stood still for want of images, and why.
+    /// Time the caller waited for images, by cause.
     pub waited: Waited,
-    /// Of every image that could not be decoded, where that is allowed: where it is and why. Its pixels are grey, and it
+    /// For every image that could not be decoded, where that is allowed: its place and the reason. Its pixels are grey, and it
     /// has no label.
     pub left_out: Vec<String>,
 }
 
 impl ImageBatch {
-    /// Some of these images, by their places.
+    /// A subset of these images, by index.
     pub fn picked(&self, places: &[usize]) -> ImageBatch {
         let count = self.count().max(1);
         let of_image = |all: usize, place: usize| place * (all / count)..(place + 1) * (all / count);
@@ -69,28 +69,28 @@ impl ImageBatch {
     }
 }
 
-/// Training images from a cursor on, without end.
+/// Endless training images from a cursor on.
 pub struct ImageLoader {
     cursor: ExampleCursor,
     options: LoaderOptions,
     images: u64,
     waited: Waited,
-    /// One a thread. Dropped first, which ends the threads.
-    queues: Vec<Receiver<Result<Made, DataError>>>,
+    /// One per thread. Dropped first, which ends the threads.
+    queues: Vec<Receiver<Result<LoadedImage, DataError>>>,
     /// The queue that holds the next image.
     next: usize,
     threads: Vec<JoinHandle<()>>,
     failed: Option<DataError>,
     left_out: Skipped,
-    /// Images left out since the last one that was not.
-    in_a_row: u64,
+    /// Number of consecutive skipped images.
+    consecutive_skipped: u64,
 }
 
-/// As many images as are left out one after another, at most: nothing is learned where all are.
-const MOST_IN_A_ROW: u64 = 1000;
+/// Most consecutive skipped images: nothing is learned where all are skipped.
+const MOST_CONSECUTIVE: u64 = 1000;
 
-/// An image made by a thread.
-pub(super) struct Made {
+/// An image as a thread sends it.
+pub(super) struct LoadedImage {
     pixels: Vec<u8>,
     pub label: i32,
     spent: Spent,
@@ -98,12 +98,12 @@ pub(super) struct Made {
 }
 
 impl ImageLoader {
-    /// The cursor of a run that begins.
+    /// The cursor of a new run.
     pub fn start(set: &ImageSet, seed: u64) -> ExampleCursor {
         ExampleCursor { sample: 0, data: mark_of(set, seed) }
     }
 
-    /// A cursor of other images or another seed is refused, and so is a set without images.
+    /// Refuses a cursor of other images or another seed, and a set without images.
     pub fn new(
         set: Arc<ImageSet>,
         view: View,
@@ -111,7 +111,7 @@ impl ImageLoader {
         cursor: ExampleCursor,
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
-        accepted(&set, seed, &cursor)?;
+        check_cursor(&set, seed, &cursor)?;
         let count = options.threads.max(1);
         let queue_images = (options.queue_bytes / count / (view.height * view.width * CHANNELS)).max(1);
         let (first, lanes) = (cursor.sample, options.lanes);
@@ -128,12 +128,23 @@ impl ImageLoader {
             queues.push(queue);
         }
         let (images, waited, failed) = (set.count(), Waited::default(), None);
-        let (left_out, in_a_row) = (Skipped::default(), 0);
-        Ok(Self { cursor, options, images, waited, queues, next: 0, threads, failed, left_out, in_a_row })
+        let (left_out, consecutive_skipped) = (Skipped::default(), 0);
+        Ok(Self {
+            cursor,
+            options,
+            images,
+            waited,
+            queues,
+            next: 0,
+            threads,
+            failed,
+            left_out,
+            consecutive_skipped,
+        })
     }
 
-    /// This rank's images among the next `count` of all ranks. An error is final: the cursor stays before the images that were
-    /// asked for, and every later call gives the same error.
+    /// This rank's images among the next `count` of all ranks. An error is final: the cursor stays before the requested images,
+    /// and every later call returns the same error.
     pub fn next_images(&mut self, count: usize) -> Result<ImageBatch, DataError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -141,9 +152,9 @@ impl ImageLoader {
         let mut batch = ImageBatch::default();
         let (all, lanes) = (self.cursor.sample..self.cursor.sample + count as u64, self.options.lanes);
         for sample in all.filter(|sample| lanes.of_sample(*sample).is_some()) {
-            match self.receive(&mut batch.waited).and_then(|made| self.looked_at(made)) {
+            match self.receive(&mut batch.waited).and_then(|made| self.count_skipped(made)) {
                 Ok(made) => {
-                    batch.left_out.extend(made.said());
+                    batch.left_out.extend(made.message());
                     if batch.samples.is_empty() {
                         batch.pixels.reserve_exact(count * made.pixels.len());
                     }
@@ -163,12 +174,12 @@ impl ImageLoader {
         Ok(batch)
     }
 
-    /// Where the image after the last one given begins. The same on every rank that has taken as many images.
+    /// Position of the image after the last one returned. Equal on all ranks that have read equally many.
     pub fn cursor(&self) -> &ExampleCursor {
         &self.cursor
     }
 
-    /// How long `next_images` has waited so far, and for what.
+    /// Total time that `next_images` has waited, by cause.
     pub fn waited(&self) -> Waited {
         self.waited
     }
@@ -178,24 +189,24 @@ impl ImageLoader {
         &self.left_out
     }
 
-    /// Counts an image that was left out.
-    fn looked_at(&mut self, made: Made) -> Result<Made, DataError> {
+    /// Counts a skipped image, and fails after too many in a row.
+    fn count_skipped(&mut self, made: LoadedImage) -> Result<LoadedImage, DataError> {
         let Some((flaw, place)) = &made.flaw else {
-            self.in_a_row = 0;
+            self.consecutive_skipped = 0;
             return Ok(made);
         };
         self.left_out.note(flaw.reason, place.clone());
-        self.in_a_row += 1;
-        if self.in_a_row >= MOST_IN_A_ROW.min(self.images) {
+        self.consecutive_skipped += 1;
+        if self.consecutive_skipped >= MOST_CONSECUTIVE.min(self.images) {
             return Err(DataError::input(format!(
                 "The last {} images could not be decoded ({}): there is nothing to learn from.",
-                self.in_a_row, self.left_out
+                self.consecutive_skipped, self.left_out
             )));
         }
         Ok(made)
     }
 
-    fn receive(&mut self, waited: &mut Waited) -> Result<Made, DataError> {
+    fn receive(&mut self, waited: &mut Waited) -> Result<LoadedImage, DataError> {
         let queue = &self.queues[self.next];
         let made = match queue.try_recv() {
             Ok(made) => made?,
@@ -215,14 +226,14 @@ impl Drop for ImageLoader {
     fn drop(&mut self) {
         self.queues.clear();
         for thread in self.threads.drain(..) {
-            // A panic in a thread has been printed where it happened and reached the reader as a closed queue.
+            // A panic in a thread was printed where it happened and reached the reader as a closed queue.
             let _ = thread.join();
         }
     }
 }
 
 /// Refuses a set without images, and a cursor of other images or another seed.
-pub(super) fn accepted(set: &ImageSet, seed: u64, cursor: &ExampleCursor) -> Result<(), DataError> {
+pub(super) fn check_cursor(set: &ImageSet, seed: u64, cursor: &ExampleCursor) -> Result<(), DataError> {
     if set.count() == 0 {
         return Err(DataError::input("There is no image to train on: check data.path."));
     }
@@ -235,7 +246,7 @@ pub(super) fn accepted(set: &ImageSet, seed: u64, cursor: &ExampleCursor) -> Res
     Ok(())
 }
 
-/// The hash by which a cursor knows its data.
+/// The hash by which a cursor identifies its data.
 pub(super) fn mark_of(set: &ImageSet, seed: u64) -> String {
     format!("{:016x}", key(key(set.mark, seed), set.count()))
 }
@@ -248,13 +259,13 @@ struct Series {
 }
 
 impl Series {
-    /// Makes samples until the reader is gone or one cannot be made.
-    fn make(&self, samples: impl Iterator<Item = u64>, queue: &SyncSender<Result<Made, DataError>>) {
+    /// Loads samples until the reader is gone or one fails.
+    fn make(&self, samples: impl Iterator<Item = u64>, queue: &SyncSender<Result<LoadedImage, DataError>>) {
         let order = Order::new(Some(self.set.count()), self.seed);
-        let mut bench = Bench::default();
+        let mut buffers = Buffers::default();
         for sample in samples {
             let made =
-                make(&self.set, &self.view, order.document(sample), key(self.seed, sample), &mut bench);
+                make(&self.set, &self.view, order.document(sample), key(self.seed, sample), &mut buffers);
             let failed = made.is_err();
             if queue.send(made).is_err() || failed {
                 return;
@@ -263,41 +274,41 @@ impl Series {
     }
 }
 
-impl Made {
-    fn said(&self) -> Option<String> {
+impl LoadedImage {
+    fn message(&self) -> Option<String> {
         self.flaw.as_ref().map(|(flaw, place)| format!("{place}: {}", flaw.said))
     }
 }
 
-/// The buffers of a thread: bytes of a file, and pixels decoded from them.
+/// The buffers of a thread: bytes of a file, and decoded pixels.
 #[derive(Default)]
-pub(super) struct Bench {
+pub(super) struct Buffers {
     bytes: Vec<u8>,
     pixels: Vec<u8>,
 }
 
-/// The pixels of an image that was left out.
+/// Grey level of a skipped image.
 const GREY: u8 = 128;
 
-/// Image `index` of the set as a view sees it; `key` decides what is left to chance.
+/// Loads image `index` of the set through a view; `key` seeds random choices.
 pub(super) fn make(
     set: &ImageSet,
     view: &View,
     index: u64,
     key: u64,
-    bench: &mut Bench,
-) -> Result<Made, DataError> {
+    buffers: &mut Buffers,
+) -> Result<LoadedImage, DataError> {
     let index = set.at(index);
     let label = set.images.class(index).map_or(-1, |class| class as i32);
     let pixels = vec![0; view.height * view.width * CHANNELS];
-    let mut made = Made { pixels, label, spent: Spent::default(), flaw: None };
-    match fill(set, view, index, key, bench, &mut made) {
+    let mut made = LoadedImage { pixels, label, spent: Spent::default(), flaw: None };
+    match fill(set, view, index, key, buffers, &mut made) {
         Ok(()) => {}
-        Err(Trouble::Failed(error)) => return Err(error),
-        Err(Trouble::Wrong(flaw)) if set.on_error == OnError::Fail => {
+        Err(ImageError::Failed(error)) => return Err(error),
+        Err(ImageError::Invalid(flaw)) if set.on_error == OnError::Fail => {
             return Err(flaw.error(&set.images.place(index)));
         }
-        Err(Trouble::Wrong(flaw)) => {
+        Err(ImageError::Invalid(flaw)) => {
             made.pixels.fill(GREY);
             made.label = -1;
             made.flaw = Some((flaw, set.images.place(index)));
@@ -311,28 +322,28 @@ fn fill(
     view: &View,
     index: u64,
     key: u64,
-    Bench { bytes, pixels }: &mut Bench,
-    made: &mut Made,
-) -> Result<(), Trouble> {
+    Buffers { bytes, pixels }: &mut Buffers,
+    made: &mut LoadedImage,
+) -> Result<(), ImageError> {
     let since = Instant::now();
     let stored = set.images.stored(index, bytes)?;
     made.spent.reading = since.elapsed();
-    seen(stored, view, key, set.max_pixels, pixels, &mut made.pixels)?;
+    apply_view(stored, view, key, set.max_pixels, pixels, &mut made.pixels)?;
     made.spent.decoding = since.elapsed() - made.spent.reading;
     Ok(())
 }
 
-/// Images of a set in its own order, as evaluation reads them: all cores make them.
+/// Images of a set in its own order, for evaluation, loaded on all cores.
 pub fn ordered(set: &ImageSet, view: &View, range: std::ops::Range<u64>) -> Result<ImageBatch, DataError> {
     assert!(range.end <= set.count(), "{range:?} of {} images", set.count());
     let samples: Vec<u64> = range.collect();
     let made = samples
         .par_iter()
-        .map_init(Bench::default, |bench, index| make(set, view, *index, key(0, *index), bench));
-    let made: Vec<Made> = made.collect::<Result<_, _>>()?;
+        .map_init(Buffers::default, |buffers, index| make(set, view, *index, key(0, *index), buffers));
+    let made: Vec<LoadedImage> = made.collect::<Result<_, _>>()?;
     let mut batch = ImageBatch { samples, ..ImageBatch::default() };
     batch.labels.extend(made.iter().map(|made| made.label));
-    batch.left_out.extend(made.iter().filter_map(Made::said));
+    batch.left_out.extend(made.iter().filter_map(LoadedImage::message));
     batch.pixels.reserve_exact(made.iter().map(|made| made.pixels.len()).sum());
     made.iter().for_each(|made| batch.pixels.extend(&made.pixels));
     Ok(batch)
@@ -484,7 +495,7 @@ mod tests {
         let waited = loader.waited();
         assert_eq!(waited.total, waited.reading + waited.decoding + waited.scheduling);
         assert_eq!(waited.total, batches.iter().map(|batch| batch.waited.total).sum());
-        // Whoever takes images faster than one thread draws them waits for it.
+        // The reader is faster than a single generating thread, so it waits.
         assert!(!waited.total.is_zero());
     }
 

@@ -1,20 +1,19 @@
-//! A part of a picture at another size, mirrored where asked: one pass from bytes to bytes.
+//! Resizes a part of an image, mirrored where asked, in one pass from bytes to bytes.
 //!
-//! Pixel x of W is, of a part of w pixels, the weighted mean of the pixels i around c = (x + 1/2) w / W, with weights
-//! f(|i + 1/2 - c| / s), s = max(1, w / W) and f the filter, and so it is in height. With the bilinear filter, f(d) =
-//! max(0, 1 - d), this is bilinear interpolation where the part is smaller than the view; where it is larger every pixel
-//! counts, so nothing flickers. It is what other tools call a filter with antialiasing. No pixel outside the part has a
-//! share, unless the part is what is left of a picture that was scaled as a whole.
+//! Pixel x of W is the weighted mean of the pixels i of a part of w pixels around c = (x + 1/2) w / W, with weights f(|i + 1/2
+//! - c| / s), where s = max(1, w / W) and f is the filter; the same holds vertically. With the bilinear filter f(d) = max(0, 1
+//! - d), this is bilinear interpolation when enlarging; when shrinking every pixel counts, which other tools call antialiasing.
+//! Pixels outside the part have no weight, unless the part was cut out of an image that was scaled as a whole.
 //!
-//! Sums are f32 and rounded once, at the end: a byte differs from that of the definition only where its value is within
-//! 1e-4 of the middle between two bytes.
+//! Sums are f32 and rounded once at the end: a byte differs from the definition only where its value is within 1e-4 of the
+//! middle between two bytes.
 
 use super::CHANNELS;
 use super::decode::Plane;
 use super::filter::Filter;
 use super::stored::Picture;
 
-/// A part of a picture. Sides are not whole where the picture was decoded smaller than it is.
+/// A part of an image. Its sides are fractional where the image was decoded at a reduced scale.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Region {
     pub left: f64,
@@ -24,53 +23,53 @@ pub(super) struct Region {
     pub is_flipped: bool,
 }
 
-/// How a part is scaled.
+/// The filter and the edge handling of a resize.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Scaling {
     pub filter: Filter,
-    /// Whether pixels beyond the part have their shares, as where the whole picture is scaled and cut afterwards.
+    /// Whether pixels outside the part have weight, as when the whole image is scaled and cropped afterwards.
     pub whole: bool,
 }
 
-/// Pixels of a part along an axis: where it begins, how long it is, and which ones may have a share.
+/// A part along one axis: its start and length, and the range of pixels that may have weight.
 #[derive(Debug, Clone, Copy)]
-struct Stretch {
+struct AxisRange {
     start: f64,
     extent: f64,
     begin: usize,
     end: usize,
 }
 
-impl Stretch {
-    /// Of `there` pixels that the picture has.
-    fn new(start: f64, extent: f64, there: usize, whole: bool) -> Self {
+impl AxisRange {
+    /// `size` is the number of pixels of the image.
+    fn new(start: f64, extent: f64, size: usize, whole: bool) -> Self {
         let (begin, end) = match whole {
-            true => (0, there),
-            false => (start.floor() as usize, ((start + extent).ceil() as usize).min(there)),
+            true => (0, size),
+            false => (start.floor() as usize, ((start + extent).ceil() as usize).min(size)),
         };
         Self { start, extent, begin, end }
     }
 }
 
-/// The pixels that each of the result is made of, and their shares, which sum to 1.
+/// The source pixels of each output pixel and their weights, which sum to 1.
 struct Taps {
-    /// The first pixel for each.
+    /// First source pixel of each output pixel.
     first: Vec<usize>,
-    /// Of each as many: those that reach less far have shares of 0.
+    /// Equally many weights per output pixel, padded with zeros.
     shares: Vec<f32>,
     each: usize,
 }
 
 impl Taps {
-    /// For `count` pixels out of a stretch.
-    fn new(count: usize, stretch: Stretch, filter: Filter) -> Self {
-        let Stretch { start, extent, begin, end } = stretch;
+    /// For `count` output pixels.
+    fn new(count: usize, axis: AxisRange, filter: Filter) -> Self {
+        let AxisRange { start, extent, begin, end } = axis;
         let step = extent / count as f64;
         let scale = step.max(1.0);
         let reach = filter.reach() * scale;
         let centre = |place: usize| start + (place as f64 + 0.5) * step;
         let weight = |at: usize, centre: f64| filter.weight((at as f64 + 0.5 - centre) / scale);
-        // The pixels that have a share. One at least does: a centre is never further than 1/2 from a pixel's.
+        // The range of pixels with weight. At least one has: a centre is at most 1/2 from that of a pixel.
         let touched = |place: usize| {
             let centre = centre(place);
             let mut from = ((centre - reach - 0.5).floor().max(0.0) as usize).clamp(begin, end - 1);
@@ -90,7 +89,7 @@ impl Taps {
         for (place, (from, to)) in touched.into_iter().enumerate() {
             let centre = centre(place);
             let sum: f64 = (from..to).map(|at| weight(at, centre)).sum();
-            // So that none reaches beyond the end.
+            // Keeps the padded range inside the image.
             let first = from.min(end - each);
             let share =
                 |at: usize| if (from..to).contains(&at) { (weight(at, centre) / sum) as f32 } else { 0.0 };
@@ -114,15 +113,15 @@ struct Grid<'a> {
     stride: usize,
 }
 
-/// A part of a grid at another size, row by row from the top: `put` takes the row's number and its values.
+/// Resizes a part of a grid, row by row from the top: `put` receives the row's number and its values.
 fn scaled<const C: usize>(
     grid: Grid<'_>,
     (part, scaling): (Region, Scaling),
     (width, height): (usize, usize),
     mut put: impl FnMut(usize, &[f32]),
 ) {
-    let columns = Stretch::new(part.left, part.width, grid.width, scaling.whole);
-    let rows = Stretch::new(part.top, part.height, grid.height, scaling.whole);
+    let columns = AxisRange::new(part.left, part.width, grid.width, scaling.whole);
+    let rows = AxisRange::new(part.top, part.height, grid.height, scaling.whole);
     let (across, down) = (Taps::new(width, columns, scaling.filter), Taps::new(height, rows, scaling.filter));
     let range = columns.begin * C..columns.end * C;
     let line = match across.each {
@@ -134,7 +133,7 @@ fn scaled<const C: usize>(
         6 => line::<C, 6>,
         _ => line::<C, 0>,
     };
-    // Rows first: they are sums of whole runs of bytes, which vector units do well, and the view has fewer rows.
+    // Vertically first: these are sums over contiguous bytes, which vectorise well, and the view has fewer rows.
     let mut sums = vec![0f32; range.len()];
     let mut values = vec![0f32; width * C];
     for y in 0..height {
@@ -156,7 +155,7 @@ fn scaled<const C: usize>(
     }
 }
 
-/// A row at its new width. `EACH` is how many taps there are, where the compiler is to know it; 0 for any number.
+/// Resizes a row. `EACH` is the number of taps, where the compiler should know it; 0 for any number.
 fn line<const C: usize, const EACH: usize>(
     taps: &Taps,
     begin: usize,
@@ -184,14 +183,14 @@ fn line<const C: usize, const EACH: usize>(
     }
 }
 
-/// The nearest byte. Where a number has 2^23 added to it, the lowest bits of its form are what it was, rounded: vector
-/// units do that to many at once, which they cannot with the conversion of the language.
+/// The nearest byte. Adding 2^23 leaves the rounded integer in the lowest mantissa bits, which vectorises, unlike the
+/// language's conversion.
 #[inline(always)]
 pub(super) fn byte(value: f32) -> u8 {
     (value.clamp(0.0, 255.0) + 8_388_608.0).to_bits() as u8
 }
 
-/// Fills `out`, of `height` rows of `width` pixels, with a part of a picture.
+/// Fills `out`, of `height` rows of `width` pixels, with a part of an image.
 pub(super) fn resample(
     picture: Picture<'_>,
     part: Region,
@@ -200,15 +199,15 @@ pub(super) fn resample(
     out: &mut [u8],
 ) {
     assert_eq!(out.len(), width * height * CHANNELS, "the view's bytes");
-    let Picture { width: there, height: rows, rgb } = picture;
-    let grid = Grid { bytes: rgb, width: there, height: rows, stride: there * CHANNELS };
+    let Picture { width: columns, height: rows, rgb } = picture;
+    let grid = Grid { bytes: rgb, width: columns, height: rows, stride: columns * CHANNELS };
     scaled::<CHANNELS>(grid, (part, scaling), (width, height), |y, values| {
         let line = &mut out[y * width * CHANNELS..][..width * CHANNELS];
         line.iter_mut().zip(values).for_each(|(out, value)| *out = byte(*value));
     });
 }
 
-/// The same of the planes of a JPEG, which become colours at the size of the view.
+/// As [`resample`], for the planes of a JPEG, which are converted to RGB at the size of the view.
 pub(super) fn resample_planes(
     planes: &[Plane],
     filter: Filter,
@@ -230,7 +229,7 @@ pub(super) fn resample_planes(
     match values.as_slice() {
         [grey] => out.chunks_exact_mut(CHANNELS).zip(grey).for_each(|(pixel, grey)| pixel.fill(byte(*grey))),
         [light, blue, red] => {
-            // A colour at a time, so that the compiler makes vector instructions of it.
+            // One channel at a time, so that the compiler vectorises it.
             let mut bytes: [Vec<u8>; CHANNELS] = std::array::from_fn(|_| vec![0; width]);
             for (y, line) in out.chunks_exact_mut(width * CHANNELS).enumerate() {
                 let row = y * width..(y + 1) * width;
@@ -265,11 +264,11 @@ mod tests {
         width: usize,
         height: usize,
     ) -> Vec<f64> {
-        let weights = |place: usize, count: usize, start: f64, extent: f64, there: usize| {
+        let weights = |place: usize, count: usize, start: f64, extent: f64, size: usize| {
             let (step, centre) =
                 (extent / count as f64, start + (place as f64 + 0.5) * extent / count as f64);
-            let end = ((start + extent).ceil() as usize).min(there);
-            let all = if whole { 0..there } else { start.floor() as usize..end };
+            let end = ((start + extent).ceil() as usize).min(size);
+            let all = if whole { 0..size } else { start.floor() as usize..end };
             let weights = all.map(|at| (at, filter.weight((at as f64 + 0.5 - centre) / step.max(1.0))));
             weights.collect::<Vec<_>>()
         };

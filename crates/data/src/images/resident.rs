@@ -1,6 +1,6 @@
-//! A small set as one table of bytes that stays on the device, and the crop of every sample.
+//! A small set as one table of bytes that stays on the device, with the crops of samples.
 //!
-//! Instead of pixels, six numbers a sample cross the bus.
+//! Six numbers per sample are transferred in place of pixels.
 
 use std::sync::Arc;
 
@@ -8,9 +8,9 @@ use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 use super::CHANNELS;
-use super::loader::{ImageBatch, accepted, mark_of};
+use super::loader::{ImageBatch, check_cursor, mark_of};
 use super::set::ImageSet;
-use super::stored::{Stored, Trouble};
+use super::stored::{ImageError, Stored};
 use super::view::View;
 use crate::error::DataError;
 use crate::examples::updates::ExampleCursor;
@@ -27,13 +27,13 @@ pub struct ByteTable {
 }
 
 impl ByteTable {
-    /// How many images its table has, their rows and columns; `None` where images lie encoded, which may be of any size.
+    /// Number, height and width of the images in the table; `None` where images are encoded, which may have any size.
     pub fn extents(set: &ImageSet) -> Option<[usize; 3]> {
         let [height, width] = set.images.size()?;
         (set.count() > 0).then_some([set.count() as usize, height, width])
     }
 
-    /// The table of a set that has one.
+    /// The table of a set, where it has one.
     pub fn of(set: &ImageSet) -> Result<Option<Self>, DataError> {
         let Some([count, height, width]) = Self::extents(set) else { return Ok(None) };
         let image = height * width * CHANNELS;
@@ -46,8 +46,8 @@ impl ByteTable {
                 out.copy_from_slice(picture.rgb);
                 Ok(())
             }
-            Err(Trouble::Failed(error)) => Err(error),
-            Ok(Stored::Encoded(_)) | Err(Trouble::Wrong(_)) => {
+            Err(ImageError::Failed(error)) => Err(error),
+            Ok(Stored::Encoded(_)) | Err(ImageError::Invalid(_)) => {
                 unreachable!("a source of one size has pixels")
             }
         };
@@ -58,13 +58,13 @@ impl ByteTable {
     }
 }
 
-/// The crops that samples take of a table, from a cursor on, without end: the same parts of the same images, in the
-/// same order, as a loader of the same set, view and seed gives, whose cursors it shares.
+/// Endless crops of a table from a cursor on: the same parts of the same images in the same order as a loader of the same set,
+/// view and seed; it shares that loader's cursors.
 pub struct PartLoader {
     set: Arc<ImageSet>,
     view: View,
     seed: u64,
-    /// Rows and columns of an image.
+    /// Height and width of an image.
     size: [usize; 2],
     order: Order,
     cursor: ExampleCursor,
@@ -72,7 +72,7 @@ pub struct PartLoader {
 }
 
 impl PartLoader {
-    /// Of a set that has a table, and of a view that changes no pixels. A cursor of other images or another seed is refused.
+    /// For a set that has a table, and a view that changes no pixels. Refuses a cursor of other images or another seed.
     pub fn new(
         set: Arc<ImageSet>,
         view: View,
@@ -80,19 +80,19 @@ impl PartLoader {
         cursor: ExampleCursor,
         options: LoaderOptions,
     ) -> Result<Self, DataError> {
-        accepted(&set, seed, &cursor)?;
+        check_cursor(&set, seed, &cursor)?;
         assert!(view.changes().is_none(), "parts of a table are seen as they are");
         let [count, height, width] = ByteTable::extents(&set).expect("a set with a table");
         let order = Order::new(Some(count as u64), seed);
         Ok(Self { set, view, seed, size: [height, width], order, cursor, options })
     }
 
-    /// The cursor of a run that begins.
+    /// The cursor of a new run.
     pub fn start(set: &ImageSet, seed: u64) -> ExampleCursor {
         ExampleCursor { sample: 0, data: mark_of(set, seed) }
     }
 
-    /// This rank's samples among the next `count` of all ranks: parts and no pixels.
+    /// This rank's samples among the next `count` of all ranks: crops without pixels.
     pub fn next_images(&mut self, count: usize) -> ImageBatch {
         let mut batch = ImageBatch::default();
         let (all, lanes) = (self.cursor.sample..self.cursor.sample + count as u64, self.options.lanes);
@@ -123,7 +123,7 @@ mod tests {
     use crate::images::{Augment, Changes, Filter, ImageLoader, ImageSpec, open};
 
     #[test]
-    fn parts_of_a_table_are_what_a_loader_gives() {
+    fn parts_of_a_table_match_the_loader() {
         let spec = ImageSpec { images: 40, width: 16, height: 14, ..ImageSpec::default() };
         let set = open(&spec, &mut |_| {}).unwrap().train;
         let table = ByteTable::of(&set).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! One side, training or held-out, of a source of images.
+//! The training or held-out side of a source of images.
 
 use std::fmt;
 use std::sync::Arc;
@@ -7,17 +7,17 @@ use super::decode::MAX_PIXELS;
 use super::stored::Images;
 use crate::formats::{OnError, SourceLocation};
 
-/// Numbered images with classes. Whether they lie in memory, in files or are drawn is hidden.
+/// Numbered images with classes, in memory, in files or generated.
 #[derive(Clone)]
 pub struct ImageSet {
     pub(super) images: Arc<dyn Images>,
     /// The images of the source that are on this side, in ascending order; `None` for all.
     pub(super) selection: Option<Arc<Vec<u64>>>,
-    /// Another one where images, classes or sides are other ones.
+    /// Hash that changes with images, classes and split.
     pub(super) mark: u64,
     /// The policy for images that cannot be decoded.
     pub(super) on_error: OnError,
-    /// Larger ones are not decoded.
+    /// Larger images are not decoded.
     pub(super) max_pixels: u64,
 }
 
@@ -40,14 +40,14 @@ impl ImageSet {
         self.images.place(self.at(index))
     }
 
-    /// How many images each of `classes` classes has.
+    /// Number of images of each of `classes` classes.
     pub fn balance(&self, classes: usize) -> Vec<u64> {
         let mut counts = vec![0; classes];
         (0..self.count()).filter_map(|index| self.class(index)).for_each(|class| counts[class as usize] += 1);
         counts
     }
 
-    /// Another one where the files that images are read from have other sizes or times.
+    /// Changes with the sizes and times of the files that images are read from.
     pub fn version(&self) -> u64 {
         self.images.version()
     }

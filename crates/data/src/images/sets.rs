@@ -1,4 +1,4 @@
-//! Opens a specification of images: recognises the source, names the classes, splits training and held-out.
+//! Opens a specification of images: recognises the kind of source, names the classes, splits training and held-out images.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use super::decode::MAX_PIXELS;
 use super::set::ImageSet;
 use super::sources::cifar::{self, Cifar, Label};
 use super::sources::folder::folder;
-use super::sources::found::{self, FoundImages, Wanted};
+use super::sources::found::{self, FoundImages, LabelChoice};
 use super::sources::paths::{self, has_ending};
 use super::sources::synthetic::{self, Synthetic};
 use super::sources::table::{Columns, table};
@@ -22,16 +22,16 @@ use crate::formats::OnError;
 use crate::random::{fingerprint, key};
 use crate::text::source::OpenEvent;
 
-/// How images lie.
+/// The kind of source.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum ImageSource {
-    /// By what the path names; the synthetic set where there is none.
+    /// By the files that the path names; the synthetic set where there is no path.
     #[default]
     Auto,
     Synthetic,
     /// Files of CIFAR-10 or CIFAR-100, binary or in their Python form.
     Cifar,
-    /// A folder with a folder a class.
+    /// A folder with one folder per class.
     Folder,
     /// JSONL, CSV or parquet whose rows name images.
     Table,
@@ -39,32 +39,33 @@ pub enum ImageSource {
     Tar,
 }
 
-/// A specification of images: the files to read and how.
+/// A specification of images: the files to read, and how.
 #[derive(Debug, Clone)]
 pub struct ImageSpec {
     pub source: ImageSource,
     /// Files and folders.
     pub path: Vec<String>,
-    /// Images to evaluate on that lie by themselves, of the same kind; then `held_out` has no meaning.
+    /// Separate images to evaluate on, of the same kind; `held_out` is then ignored.
     pub held_out_path: Vec<String>,
-    /// The share of images kept from training.
+    /// Share of images that is held out from training.
     pub held_out: f64,
-    /// Classes in their order; taken from the files where there are none.
+    /// Classes in order; taken from the files where the list is empty.
     pub classes: Vec<String>,
-    /// Which label is the class: `fine` or `coarse` in CIFAR-100, the name of a field in tables and JSON.
+    /// The label to use: `fine` or `coarse` in CIFAR-100, the name of a field in tables and JSON.
     pub label: Option<String>,
-    /// The field of a table's rows that names the image's file, and the folder the names begin in (the table's own).
+    /// The field of a table's rows with the path of the image, and the folder that paths are relative to (the table's own by
+    /// default).
     pub image: Option<String>,
     pub root: Option<PathBuf>,
     pub on_error: OnError,
-    /// An image with more pixels is not decoded.
+    /// Images with more pixels are not decoded.
     pub max_pixels: u64,
-    /// Images of the synthetic set, its size and what it is drawn with.
+    /// Number of images of the synthetic set, their size and seed.
     pub images: u64,
     pub width: usize,
     pub height: usize,
     pub seed: u64,
-    /// Where what was found in archives is kept for the next time.
+    /// The folder in which indices of archives are cached.
     pub cache: Option<PathBuf>,
 }
 
@@ -90,17 +91,17 @@ impl Default for ImageSpec {
     }
 }
 
-/// Images on their two sides.
+/// Training and held-out images.
 #[derive(Debug, Clone)]
 pub struct ImageSets {
     pub train: Arc<ImageSet>,
     pub held_out: Arc<ImageSet>,
-    /// In their order.
+    /// Class names in order.
     pub classes: Vec<String>,
     pub description: ImageDescription,
 }
 
-/// The numbers of an opened set.
+/// Statistics of an opened set.
 #[derive(Debug, Clone, Serialize)]
 pub struct ImageDescription {
     /// `synthetic`, `CIFAR`, `folder`, `table` or `WebDataset`.
@@ -109,7 +110,7 @@ pub struct ImageDescription {
     pub train: u64,
     pub held_out: u64,
     pub classes: Vec<ClassCount>,
-    /// Images that cannot be used, by reason: how many, and where first.
+    /// Unusable images by reason: the reason, their number, and the place of the first.
     pub unusable: Vec<(String, u64, String)>,
 }
 
@@ -126,8 +127,7 @@ impl fmt::Display for ImageDescription {
     }
 }
 
-/// Opens images, and tells what was left out. Everything that can be found wrong without decoding every image is found
-/// here.
+/// Opens images, and reports skipped ones. Finds everything that can be found wrong without decoding every image.
 pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, DataError> {
     if !(0.0..1.0).contains(&spec.held_out) {
         return Err(DataError::input(format!(
@@ -155,7 +155,7 @@ pub fn open(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSet
 
 pub(super) const TABLES: [&str; 8] = ["jsonl", "ndjson", "csv", "tsv", "parquet", "pq", "gz", "zst"];
 
-/// Recognises the kind of source that the first word names.
+/// Recognises the kind of source that the first entry names.
 fn settled(words: &[String]) -> Result<ImageSource, DataError> {
     let path = Path::new(&words[0]);
     if !path.is_dir() {
@@ -166,8 +166,8 @@ fn settled(words: &[String]) -> Result<ImageSource, DataError> {
         let found = source.into_iter().find(|(endings, _)| has_ending(path, endings));
         return found.map(|(_, source)| source).ok_or_else(|| {
             DataError::input(format!(
-                "{} is no known source of images: give .tar archives, files of CIFAR, a .jsonl, .csv or .parquet \
-                 table that names images, or a folder with a folder a class.",
+                "{} is not a known source of images: give .tar archives, files of CIFAR, a .jsonl, .csv or .parquet \
+                 table that names images, or a folder with one folder per class.",
                 words[0]
             ))
         });
@@ -180,14 +180,14 @@ fn settled(words: &[String]) -> Result<ImageSource, DataError> {
     })
 }
 
-/// Looks through a source of encoded images.
-fn look(
+/// Scans a source of encoded images.
+fn scan(
     words: &[String],
     source: ImageSource,
     spec: &ImageSpec,
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<FoundImages, DataError> {
-    let wanted = Wanted::Label(spec.label.as_deref());
+    let wanted = LabelChoice::Label(spec.label.as_deref());
     match source {
         ImageSource::Tar => {
             let paths = paths::files(words, &["tar"])?;
@@ -200,7 +200,7 @@ fn look(
         _ => match words {
             [root] if Path::new(root).is_dir() => folder(Path::new(root), spec.on_error, say),
             _ => Err(DataError::input(format!(
-                "{} is not one folder: give the one that has a folder a class.",
+                "{} is not a folder: give one with a folder per class.",
                 words.join(", ")
             ))),
         },
@@ -213,16 +213,16 @@ fn encoded(
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<ImageSets, DataError> {
     let shown = spec.path.join(", ");
-    let found = look(&spec.path, source, spec, say)?;
+    let found = scan(&spec.path, source, spec, say)?;
     let classes = found::classes(&spec.classes, &found, &shown)?;
     let (kind, files, mut skipped) = (found.kind, found.files, found.skipped.clone());
     let (train, held_out) = if spec.held_out_path.is_empty() {
         let hashes = found.hashes.clone();
         sides(found.set(&classes, spec.max_pixels)?, &hashes, spec.held_out, &shown)?
     } else {
-        let apart = look(&spec.held_out_path, source, spec, say)?;
-        skipped.merge(&apart.skipped);
-        (found.set(&classes, spec.max_pixels)?, apart.set(&classes, spec.max_pixels)?)
+        let separate = scan(&spec.held_out_path, source, spec, say)?;
+        skipped.merge(&separate.skipped);
+        (found.set(&classes, spec.max_pixels)?, separate.set(&classes, spec.max_pixels)?)
     };
     let mut sets = sets(kind, files, train, held_out, classes.names);
     if skipped.total() > 0 {
@@ -238,7 +238,7 @@ fn encoded(
 fn synthetic(spec: &ImageSpec) -> Result<ImageSets, DataError> {
     if spec.images == 0 || spec.width == 0 || spec.height == 0 {
         return Err(DataError::input(format!(
-            "A synthetic set of {} images of {} x {} pixels is none: give at least 1 of each.",
+            "A synthetic set of {} images of {} x {} pixels is empty: give at least 1 of each.",
             spec.images, spec.width, spec.height
         )));
     }
@@ -250,7 +250,7 @@ fn synthetic(spec: &ImageSpec) -> Result<ImageSets, DataError> {
             "data.classes has the names of the synthetic set in another order: give them as they are, or others.",
         ));
     }
-    // The sides are other draws, so that more of one moves nothing of the other.
+    // The sides are separate draws, so that the size of one does not affect the other.
     let side = |count: u64, number: u64| {
         let seed = key(key(0x5e7, spec.seed), number);
         let images = Synthetic { count, width: spec.width, height: spec.height, seed };
@@ -268,21 +268,21 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
         Some("coarse") => Label::Coarse,
         Some(other) => {
             return Err(DataError::input(format!(
-                "data.label={other} is no label of CIFAR: give fine or coarse, or leave it out."
+                "data.label={other} is not a label of CIFAR: give fine or coarse, or leave it out."
             )));
         }
     };
     let mut paths = cifar::files(&spec.path)?;
     let is_test =
         |path: &PathBuf| path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"test"));
-    // In a folder the test images lie beside the others. Named by themselves, they are what was asked for.
+    // In a folder, test images come with the others. Named by themselves, they are the requested images.
     let is_named = |path: &PathBuf| spec.path.iter().any(|word| Path::new(word) == path);
     let (left, kept) = paths.drain(..).partition(|path| is_test(path) && !is_named(path));
     paths = kept;
     let left: Vec<PathBuf> = left;
     if let (Some(test), true) = (left.first(), spec.held_out_path.is_empty()) {
         say(OpenEvent::Note(format!(
-            "{} is left alone; data.held_out_path={} evaluates on it",
+            "{} is not used; data.held_out_path={} evaluates on it",
             test.display(),
             test.display()
         )));
@@ -310,25 +310,25 @@ fn cifar(spec: &ImageSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, 
         )?;
         return Ok(sets("CIFAR", files, train, held_out, classes));
     }
-    let mut apart = Cifar::read(&cifar::files(&spec.held_out_path)?, label)?;
-    if usize::from(apart.most) >= labels {
+    let mut separate = Cifar::read(&cifar::files(&spec.held_out_path)?, label)?;
+    if usize::from(separate.most) >= labels {
         return Err(DataError::input(format!(
             "{} has an image of class {}, and {shown} has the classes 0 to {}: give images of the same classes.",
             spec.held_out_path.join(", "),
-            apart.most,
+            separate.most,
             labels - 1
         )));
     }
-    apart.renumber(numbers);
+    separate.renumber(numbers);
     let whole = |images: Cifar| {
         let hash = images.hash;
         ImageSet::whole(Arc::new(images), hash)
     };
-    Ok(sets("CIFAR", files, whole(images), whole(apart), classes))
+    Ok(sets("CIFAR", files, whole(images), whole(separate), classes))
 }
 
-/// Classes as they were given, or else as they were found, with the class of every label: the one that has its name, or,
-/// where no name is among them, its own number. As many are given as were found, at least.
+/// The given classes, or the ones found, with the class of every label: the one with its name or, where no name matches, its
+/// own number. At least as many must be given as were found.
 fn agreed(given: &[String], found: Vec<String>, shown: &str) -> Result<(Vec<String>, Vec<u32>), DataError> {
     let own = (0..found.len() as u32).collect();
     if given.is_empty() {
@@ -348,7 +348,7 @@ fn agreed(given: &[String], found: Vec<String>, shown: &str) -> Result<(Vec<Stri
     }
     match places.iter().enumerate().find(|(at, place)| place.is_some_and(|place| place != *at)) {
         Some((at, _)) => Err(DataError::input(format!(
-            "data.classes has `{}` at another place than {shown}, and not all of its classes: name all of them.",
+            "data.classes has `{}` at another position than {shown}, and does not name all of its classes: name all of them.",
             found[at]
         ))),
         None => Ok((given.to_vec(), own)),
@@ -359,8 +359,8 @@ fn hash_of_index(index: u64) -> u64 {
     key(fingerprint(b"held out"), index)
 }
 
-/// Both sides of a set: the images with the least hashes are held out, as many as the share says. Images of the same
-/// hash are on the same side.
+/// The sides of a set: the requested share of images, those with the smallest hashes, is held out. Images with equal hashes are
+/// on the same side.
 fn sides(
     whole: ImageSet,
     hashes: &[u64],
@@ -459,21 +459,24 @@ mod tests {
     }
 
     #[test]
-    fn test_images_of_a_folder_are_left_alone_until_they_are_asked_for() {
+    fn test_images_of_a_folder_are_ignored_unless_named() {
         let scratch = Scratch::new("sets-test");
         scratch.write("c/data_batch_1.bin", &cifar_file(&[0, 1, 2]));
         scratch.write("c/data_batch_2.bin", &cifar_file(&[0, 1]));
         let test = scratch.write("c/test_batch.bin", &cifar_file(&[2, 2, 1, 0]));
         let folder = scratch.path().join("c");
-        let mut said = Vec::new();
+        let mut events = Vec::new();
         let opened =
-            open(&ImageSpec { held_out: 0.2, ..spec(&folder) }, &mut |line| said.push(line)).unwrap();
+            open(&ImageSpec { held_out: 0.2, ..spec(&folder) }, &mut |line| events.push(line)).unwrap();
         assert_eq!((opened.train.count(), opened.held_out.count(), opened.description.files), (4, 1, 2));
-        assert!(matches!(&said[..], [OpenEvent::Note(note)] if note.contains("test_batch.bin")), "{said:?}");
-        let apart = ImageSpec { held_out_path: vec![test.to_str().unwrap().into()], ..spec(&folder) };
-        let apart = open(&apart, &mut |_| panic!("nothing to say")).unwrap();
-        assert_eq!((apart.train.count(), apart.held_out.count()), (5, 4));
-        assert_eq!(apart.held_out.balance(3), [1, 1, 2]);
+        assert!(
+            matches!(&events[..], [OpenEvent::Note(note)] if note.contains("test_batch.bin")),
+            "{events:?}"
+        );
+        let separate = ImageSpec { held_out_path: vec![test.to_str().unwrap().into()], ..spec(&folder) };
+        let separate = open(&separate, &mut |_| panic!("nothing to say")).unwrap();
+        assert_eq!((separate.train.count(), separate.held_out.count()), (5, 4));
+        assert_eq!(separate.held_out.balance(3), [1, 1, 2]);
         let wrong = scratch.write("other.bin", &cifar_file(&[7]));
         let wrong = ImageSpec { held_out_path: vec![wrong.to_str().unwrap().into()], ..spec(&folder) };
         assert!(open(&wrong, &mut |_| {}).unwrap_err().sentence.contains("an image of class 7"));
@@ -495,11 +498,11 @@ mod tests {
         assert_eq!(classes(&["dog", "owl", "cat"]).unwrap(), [2, 0, 0, 2]);
         assert_eq!(classes(&["one", "other"]).unwrap(), [0, 1, 1, 0], "other names for the same numbers");
         let refused = classes(&["dog", "owl"]).unwrap_err().sentence;
-        assert!(refused.contains("`dog` at another place"), "{refused}");
+        assert!(refused.contains("`dog` at another position"), "{refused}");
     }
 
     #[test]
-    fn what_cannot_be_opened_is_said() {
+    fn unusable_image_sources_are_named() {
         let wrong = |spec: ImageSpec| {
             let error = open(&spec, &mut |_| {}).unwrap_err();
             assert!(error.is_input());

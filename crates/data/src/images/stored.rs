@@ -1,4 +1,4 @@
-//! The interface of a source of images: numbered images, as pixels or encoded bytes, with classes.
+//! The trait of a source of images: numbered images with classes, as pixels or encoded bytes.
 
 use super::flaw::Flaw;
 use crate::error::DataError;
@@ -11,17 +11,17 @@ pub(crate) trait Images: Send + Sync {
     /// The class of image `index`; `None` where it has none.
     fn class(&self, index: u64) -> Option<u32>;
 
-    /// Image `index` as it is stored, always the same. Bytes that have to be read or drawn first lie in `buffer`.
-    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble>;
+    /// Image `index` in its stored form, the same in every call. Bytes that are read or generated are in `buffer`.
+    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, ImageError>;
 
     fn place(&self, index: u64) -> SourceLocation;
 
-    /// Another one where files have other sizes or times; 0 where images are not read from files as they are needed.
+    /// Changes with the sizes and times of files; 0 where images are not read from files on demand.
     fn version(&self) -> u64 {
         0
     }
 
-    /// Rows and columns of every image, where all lie decoded and are of one size.
+    /// Height and width of every image, where all are decoded and of one size.
     fn size(&self) -> Option<[usize; 2]> {
         None
     }
@@ -30,11 +30,11 @@ pub(crate) trait Images: Send + Sync {
 #[derive(Debug)]
 pub(crate) enum Stored<'a> {
     Pixels(Picture<'a>),
-    /// The bytes of a JPEG, PNG or WebP file, or what pretends to be one.
+    /// The bytes of a JPEG, PNG or WebP file, not validated.
     Encoded(&'a [u8]),
 }
 
-/// Pixels, row by row from the top, red, green and blue of each together.
+/// Pixels in rows from the top, three bytes (red, green, blue) each.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Picture<'a> {
     pub width: usize,
@@ -42,17 +42,17 @@ pub(crate) struct Picture<'a> {
     pub rgb: &'a [u8],
 }
 
-/// Why there is no image.
+/// Why an image cannot be returned.
 #[derive(Debug)]
-pub(crate) enum Trouble {
-    /// The image is wrong.
-    Wrong(Flaw),
-    /// The machine could not read it.
+pub(crate) enum ImageError {
+    /// The image is invalid.
+    Invalid(Flaw),
+    /// Reading failed.
     Failed(DataError),
 }
 
-impl From<Flaw> for Trouble {
+impl From<Flaw> for ImageError {
     fn from(flaw: Flaw) -> Self {
-        Trouble::Wrong(flaw)
+        ImageError::Invalid(flaw)
     }
 }

@@ -1,12 +1,12 @@
-//! Small pictures of images, as PNG files of a bounded size.
+//! Thumbnails of images, as PNG files of a bounded size.
 
 use super::CHANNELS;
 
-/// The longer side of a picture, from the largest that is tried to one that fits four kilobytes whatever it shows.
+/// Sizes of the longer side to try, down to one that fits into four kilobytes whatever the image shows.
 const SIDES: [usize; 4] = [64, 48, 40, 32];
 
-/// A picture of an image of these rows and columns, whose file has at most `most` bytes where the smallest size allows it. Images that
-/// are smaller stay as they are.
+/// A thumbnail of an image of this height and width, whose file has at most `most` bytes where the smallest size allows it.
+/// Smaller images keep their size.
 pub fn png([height, width]: [usize; 2], rgb: &[u8], most: usize) -> Vec<u8> {
     assert_eq!(rgb.len(), height * width * CHANNELS, "three bytes a pixel");
     let mut file = vec![];
@@ -22,7 +22,7 @@ pub fn png([height, width]: [usize; 2], rgb: &[u8], most: usize) -> Vec<u8> {
     file
 }
 
-/// The means of the rectangles that the pixels of a smaller image stand for.
+/// Downscales by averaging rectangles.
 fn reduced([height, width]: [usize; 2], rgb: &[u8], [rows, columns]: [usize; 2]) -> Vec<u8> {
     let span = |at: usize, of: usize, length: usize| at * length / of..((at + 1) * length).div_ceil(of);
     let mut small = Vec::with_capacity(rows * columns * CHANNELS);
@@ -76,7 +76,7 @@ mod tests {
         assert!(file.len() <= 4096, "{} bytes", file.len());
         let [height, width] = read(&file).0;
         assert!(SIDES.contains(&height) && width == height * 200 / 320, "{height} x {width}");
-        // Noise of the smallest size fits although it does not shrink at all.
+        // Noise of the smallest size fits although it does not compress.
         assert!(png([32, 32], &noise[..32 * 32 * 3], 4096).len() <= 4096);
         let halves: Vec<u8> = (0..128 * 64).flat_map(|i| [if i < 64 * 64 { 0 } else { 200 }; 3]).collect();
         let (size, pixels) = read(&png([128, 64], &halves, 4096));

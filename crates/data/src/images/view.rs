@@ -1,46 +1,44 @@
-//! Which part of an image is seen, at what size.
+//! The crop of an image, and its size.
 
 use super::augment::Changes;
 use super::filter::Filter;
 use super::resample::Region;
 use crate::random::Uniform;
 
-/// How pixels are made of an image: equal views, seeds and samples give equal bytes.
+/// Determines the pixels of an image: equal views, seeds and samples give equal bytes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct View {
     pub height: usize,
     pub width: usize,
     pub augment: Augment,
-    /// The filter that it is scaled with.
+    /// The filter for resizing.
     pub filter: Filter,
 }
 
-/// How the part of an image that is seen is chosen. It fills the view, and is stretched where its sides are in another
-/// ratio than the view's.
+/// The choice of the crop of an image, which is resized to the view without keeping its aspect ratio.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Augment {
-    /// The middle: of the largest part that has the view's ratio, this share of both sides. 0.875 is what scaling the
-    /// shorter side to 256 and cutting out 224 gives; 1 leaves out nothing but what the ratio forces.
+    /// A centre crop: of the largest part with the view's aspect ratio, this share of both sides. 0.875 corresponds to resizing
+    /// the shorter side to 256 and cropping 224; with 1 only the aspect ratio is enforced.
     Centre { share: f64 },
-    /// The middle, as image processors of published models make it: the image is scaled as a whole, and the view is cut out
-    /// of the result, whole pixels from its edges.
+    /// A centre crop as image processors of published models do it: the whole image is resized, and the view is cropped from
+    /// the result at whole pixels.
     Resized(Scaled),
-    /// Another part for every sample: of an area drawn evenly from `scale` (shares of the whole), of a ratio of width
-    /// to height whose logarithm is drawn evenly from `ratio`, anywhere; mirrored left to right with probability `flip`,
-    /// and changed.
+    /// A random crop for every sample: its area is uniform in `scale` (shares of the whole), the logarithm of its aspect ratio
+    /// uniform in `ratio`, its position uniform. It is mirrored with probability `flip`, and then changed.
     Train { scale: (f64, f64), ratio: (f64, f64), flip: f64, changes: Changes },
 }
 
-/// The size that an image is scaled to before its middle is cut out.
+/// The size that an image is resized to before the centre crop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scaled {
-    /// The shorter side has this many pixels, and the other keeps the ratio, rounded down.
+    /// The shorter side has this many pixels, and the other keeps the aspect ratio, rounded down.
     Shorter(usize),
-    /// Both sides are given, whatever the ratio was.
+    /// Both sides are given, whatever the aspect ratio was.
     Both { height: usize, width: usize },
 }
 
-/// A part of an image, in whole pixels, never empty and never beyond the image.
+/// A part of an image in whole pixels, not empty and inside the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Crop {
     pub left: usize,
@@ -50,16 +48,16 @@ pub(crate) struct Crop {
     pub is_flipped: bool,
 }
 
-/// How often an area and a ratio are drawn until a part fits.
+/// Number of attempts to draw a crop that fits.
 const TRIES: usize = 10;
 
 impl View {
-    /// The crop that the sample of `key` takes of an image of this size.
+    /// The crop of an image of this size for the sample with this `key`.
     pub(crate) fn crop(&self, width: usize, height: usize, key: u64) -> Crop {
         match self.augment {
             Augment::Centre { share } => self.centre(width, height, share),
             Augment::Resized(to) => {
-                let part = self.left_of(width, height, to);
+                let part = self.resized_region(width, height, to);
                 middle(width, height, part.width, part.height)
             }
             Augment::Train { scale, ratio, flip, .. } => {
@@ -71,7 +69,7 @@ impl View {
         }
     }
 
-    /// The changes that are made to what is seen.
+    /// The changes that are made after resizing.
     pub(super) fn changes(&self) -> Changes {
         match self.augment {
             Augment::Train { changes, .. } => changes,
@@ -79,8 +77,8 @@ impl View {
         }
     }
 
-    /// The view of an image that is scaled as a whole and cut, in pixels of the original image.
-    pub(super) fn left_of(&self, width: usize, height: usize, to: Scaled) -> Region {
+    /// The crop of an image that is resized as a whole, in pixels of the original image.
+    pub(super) fn resized_region(&self, width: usize, height: usize, to: Scaled) -> Region {
         let (w, h) = match to {
             Scaled::Both { height, width } => (width, height),
             Scaled::Shorter(side) if width <= height => (side, side * height / width),
@@ -88,7 +86,7 @@ impl View {
         };
         let across = width as f64 / w as f64;
         let down = height as f64 / h as f64;
-        let before = |there: usize, seen: usize| (there.saturating_sub(seen) / 2) as f64;
+        let before = |side: usize, seen: usize| (side.saturating_sub(seen) / 2) as f64;
         Region {
             left: before(w, self.width) * across,
             top: before(h, self.height) * down,
@@ -106,7 +104,7 @@ impl View {
     }
 }
 
-/// A part of a drawn area and ratio at a drawn place; `None` where none of the draws fits into the image.
+/// A random crop; `None` where no attempt fits into the image.
 fn drawn(
     width: usize,
     height: usize,
@@ -131,7 +129,7 @@ fn drawn(
     None
 }
 
-/// The largest part in the middle whose ratio is allowed.
+/// The largest centred crop with an allowed aspect ratio.
 fn widest(width: usize, height: usize, ratio: (f64, f64)) -> Crop {
     let (w, h) = (width as f64, height as f64);
     let own = w / h;
@@ -146,7 +144,7 @@ fn widest(width: usize, height: usize, ratio: (f64, f64)) -> Crop {
 }
 
 fn middle(width: usize, height: usize, w: f64, h: f64) -> Crop {
-    let fitted = |wanted: f64, there: usize| (wanted.round() as usize).clamp(1, there);
+    let fitted = |wanted: f64, side: usize| (wanted.round() as usize).clamp(1, side);
     let (w, h) = (fitted(w, width), fitted(h, height));
     Crop { left: (width - w) / 2, top: (height - h) / 2, width: w, height: h, is_flipped: false }
 }
@@ -163,13 +161,13 @@ mod tests {
     }
 
     #[test]
-    fn a_part_of_a_scaled_image_lies_on_its_pixels() {
+    fn a_crop_of_a_resized_image_aligns_with_its_pixels() {
         let region = |view: View, width, height, to| {
-            let part = view.left_of(width, height, to);
+            let part = view.resized_region(width, height, to);
             [part.left, part.top, part.width, part.height]
         };
         let square = view(224, 224, Augment::Centre { share: 1.0 });
-        // 341 x 256, of which 58 columns are left out before the middle and 59 behind it.
+        // 341 x 256, with 58 columns cut off before the centre and 59 after it.
         let scale = 500.0 / 341.0;
         let wanted = [58.0 * scale, 16.0 * 375.0 / 256.0, 224.0 * scale, 224.0 * 375.0 / 256.0];
         assert_eq!(region(square, 500, 375, Scaled::Shorter(256)), wanted);
@@ -177,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_is_what_scaling_and_cutting_sees() {
+    fn the_centre_crop_matches_resizing_and_cropping() {
         let square = |share| view(224, 224, Augment::Centre { share });
         let crop = |left, top, width, height| Crop { left, top, width, height, is_flipped: false };
         assert_eq!(square(1.0).crop(32, 32, 7), crop(0, 0, 32, 32));

@@ -1,4 +1,4 @@
-//! The interface of a source of documents: numbered documents, as tokens.
+//! The trait of a source of documents: numbered documents, as tokens.
 
 use std::time::Duration;
 
@@ -7,48 +7,49 @@ use crate::error::DataError;
 
 /// Numbered documents: a source, or one side (training or held-out) of it.
 pub(crate) trait Documents: Send + Sync {
-    /// The documents by blocks, where they have no numbers because nobody has read them all. Then none is asked for by its
-    /// number, and the counts below are estimates.
+    /// The documents in blocks, for a source whose documents have no numbers because they were not all read. Such a source is
+    /// never indexed by number, and its counts below are estimates.
     fn in_blocks(&self) -> Option<&dyn InBlocks> {
         None
     }
 
-    /// How many there are; `None` for a source without end, whose documents are all alike and need no shuffling.
+    /// Number of documents; `None` for an endless source, whose documents are all alike and need no shuffling.
     fn count(&self) -> Option<u64>;
 
-    /// Tokens of all documents together, without their frames; `None` for a source without end.
+    /// Tokens of all documents together, without their frames; `None` for an endless source.
     fn tokens(&self) -> Option<TokenCount>;
 
-    /// Whether documents are tokenised each time they are asked for.
+    /// Whether documents are tokenised anew each time they are read.
     fn is_tokenised_as_read(&self) -> bool {
         false
     }
 
-    /// Appends the tokens of document `index`: no `<bos>`, no `<eos>`, always the same ones. None at all is allowed.
-    /// Room is reserved exactly, with one token to spare: the buffer of a long document must not be twice its size.
+    /// Appends the tokens of document `index`, without `<bos>` and `<eos>`: the same in every call, and possibly none. Reserves
+    /// exactly their number and one more, so that the buffer of a long document does not double.
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError>;
 }
 
-/// Documents that come one after another from blocks. A stream takes its blocks in the order that is given to it.
+/// Documents that come one after another from blocks. A stream reads its blocks in the order it is given.
 pub(crate) trait InBlocks {
-    /// How many blocks there are, some of which may have no documents.
+    /// Number of blocks, some of which may have no documents.
     fn blocks(&self) -> u64;
 
-    /// Whether blocks with documents are too few to be dealt to the streams: each would read the same ones as its neighbours, and
-    /// pass over them at another time. Then every stream passes all of them, and takes its share of the documents.
+    /// Whether there are too few blocks with documents to deal blocks to streams: each stream would then read the same blocks
+    /// as its neighbours, and complete them at different times. In that case every stream reads all blocks and takes its share
+    /// of the documents in each.
     fn are_few(&self) -> bool;
 
-    /// The documents of a stream from a position on.
+    /// The documents of a stream, from a position on.
     fn walk(&self, places: Places, from: StreamPosition) -> Box<dyn Walk>;
 
-    /// Sentences about documents that were left out since this was last asked.
+    /// Sentences about documents that were skipped since the last call.
     fn take_left_out(&self) -> Vec<String>;
 }
 
 /// The documents of one stream, one after another.
 pub(crate) trait Walk: Send {
-    /// Appends the tokens of the next document, of which none at all is allowed, and says in `position` which it is; false behind
-    /// the last one.
+    /// Appends the tokens of the next document, possibly none, and stores its position in `position`. Returns false after the
+    /// last document.
     fn next(
         &mut self,
         position: &mut StreamPosition,
@@ -57,7 +58,7 @@ pub(crate) trait Walk: Send {
     ) -> Result<bool, DataError>;
 }
 
-/// How many tokens there are: counted, or estimated from a sample where counting would mean tokenising everything.
+/// A number of tokens: counted, or estimated from a sample where counting would mean tokenising everything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenCount {
     pub tokens: u64,
@@ -77,7 +78,7 @@ impl std::ops::Add for TokenCount {
     }
 }
 
-/// Time that went into documents or images.
+/// Time spent on documents or images.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Spent {
     pub reading: Duration,
@@ -85,14 +86,13 @@ pub(crate) struct Spent {
     pub decoding: Duration,
 }
 
-/// The tokens of one document, at most: what a stream holds of one is bounded by it. Longer texts are cut into several
-/// documents.
+/// Most tokens of one document, which bounds the memory of a stream. Longer texts are cut into several documents.
 pub(crate) const MAX_DOCUMENT_TOKENS: usize = 1 << 20;
 
-/// Tokenised documents in memory, two bytes a token where the vocabulary allows it.
+/// Tokenised documents in memory, with two bytes per token where the vocabulary allows it.
 pub(crate) struct TokenTable {
     tokens: Tokens,
-    /// Where each document ends in `tokens`.
+    /// End of each document in `tokens`.
     ends: Vec<usize>,
 }
 

@@ -1,66 +1,67 @@
-//! Lanes: which samples of an update a rank computes, and in which order.
+//! Lanes: the samples of an update that a rank computes, and their order.
 //!
-//! The samples of an update are dealt to lanes one after another, and lanes are summed apart. So the sums of a lane do not depend
-//! on how many ranks the lanes lie on. A rank has lanes that follow one another; where several ranks add up their gradients after
-//! every micro-batch, they compute neighbouring lanes at a time, and as many micro-batches as the one that has most.
+//! The samples of an update are dealt to lanes in turn, and each lane has a sum of its own, so a lane's sum does not depend on
+//! how many ranks share the lanes. A rank has consecutive lanes. Where several ranks add up their gradients after every
+//! micro-batch, they compute neighbouring lanes at the same time, and each runs as many micro-batches as the rank that has
+//! most.
 
 use super::pack::STREAMS;
 
 /// The lanes of one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Lanes {
-    /// The first of this rank, and how many it has.
+    /// The first lane of this rank, and the number of its lanes.
     pub first: usize,
     pub count: usize,
-    /// Of all ranks together.
+    /// Lanes of all ranks together.
     pub of: usize,
-    /// How many ranks add up their gradients after every micro-batch, and so have lanes that are as many apart; 1 where each sums
-    /// its own.
+    /// Number of ranks that add up their gradients after every micro-batch, which is also the distance between lanes of a rank;
+    /// 1 where each rank sums its own gradients.
     pub together: usize,
-    /// Samples of an update. Every cursor that training saves is a multiple of it.
+    /// Samples per update. Every cursor that training saves is a multiple of it.
     pub batch: usize,
 }
 
 impl Lanes {
-    /// One lane that has every sample.
+    /// A single lane that has every sample.
     pub const ONE: Lanes = Lanes { first: 0, count: 1, of: 1, together: 1, batch: 1 };
 
-    /// The number among this rank's lanes of the one that has a unit of an update, by the unit's place; `None` where it is
-    /// another rank's.
+    /// Index, among this rank's lanes, of the lane that unit `place` of an update belongs to; `None` where it belongs to
+    /// another rank.
     pub fn of_unit(&self, place: usize) -> Option<usize> {
-        let behind = (place % self.of).checked_sub(self.first)?;
-        let lane = behind / self.together;
-        (behind.is_multiple_of(self.together) && lane < self.count).then_some(lane)
+        let offset = (place % self.of).checked_sub(self.first)?;
+        let lane = offset / self.together;
+        (offset.is_multiple_of(self.together) && lane < self.count).then_some(lane)
     }
 
-    /// Whether ranks run each micro-batch together, so that all have as many of them as the one that has most.
+    /// Whether ranks run every micro-batch together, so that each runs as many as the rank that has most.
     pub fn are_in_step(&self) -> bool {
         self.together > 1
     }
 
-    /// The lanes of all ranks that are computed at the time of one of this rank's.
+    /// The lanes of all ranks that are computed at the same time as lane `lane` of this rank.
     pub fn at_the_time_of(&self, lane: usize) -> impl Iterator<Item = usize> {
         let Lanes { together, count, .. } = *self;
         (0..self.of).filter(move |other| other / together % count == lane)
     }
 
-    /// The same of a sample, by its place in the series of all samples.
+    /// As [`Self::of_unit`], for a sample given by its global index.
     pub fn of_sample(&self, sample: u64) -> Option<usize> {
         self.of_unit((sample % self.batch as u64) as usize)
     }
 
-    /// The streams of text that hold rows of these lanes, in order. Which lane a row has goes on as it was after every multiple of
-    /// both the streams and the rows of an update.
+    /// The streams of text that hold rows of these lanes, in order. The lanes of rows repeat after a common multiple of the
+    /// number of streams and the rows of an update.
     pub fn streams(&self) -> Vec<usize> {
-        let mut holds_own = [false; STREAMS];
-        self.own_of_a_period().for_each(|row| holds_own[row % STREAMS] = true);
-        (0..STREAMS).filter(|stream| holds_own[*stream]).collect()
+        let mut has_own_rows = [false; STREAMS];
+        self.own_rows_of_a_period().for_each(|row| has_own_rows[row % STREAMS] = true);
+        (0..STREAMS).filter(|stream| has_own_rows[*stream]).collect()
     }
 
-    /// Rows of those streams for one row of these lanes: 1 where no stream is shared with another rank.
+    /// Rows that those streams pack per row of these lanes: 1 where no stream is shared with another rank.
     pub fn packed_for_one(&self) -> f64 {
         let of_streams = self.period() / STREAMS * self.streams().len();
-        of_streams as f64 / self.own_of_a_period().count() as f64
+        of_streams as f64 / self.own_rows_of_a_period().count() as f64
     }
 
     fn period(&self) -> usize {
@@ -69,12 +70,13 @@ impl Lanes {
         STREAMS / common.expect("1 divides everything") * self.batch
     }
 
-    fn own_of_a_period(&self) -> impl Iterator<Item = usize> {
+    fn own_rows_of_a_period(&self) -> impl Iterator<Item = usize> {
         (0..self.period()).filter(|row| self.of_sample(*row as u64).is_some())
     }
 
-    /// The places of an update's own samples lane by lane, each lane in portions of at most `most` with its number. Where ranks
-    /// are in step, a lane with fewer portions than others of its time ends with empty ones.
+    /// Splits this rank's samples of an update, given by their indices, into portions of at most `most`, lane by lane. Each
+    /// portion comes with its lane. Where ranks run in step, a lane with fewer portions than the lanes computed at the same
+    /// time ends with empty ones.
     pub fn portions(&self, samples: &[u64], most: usize) -> Vec<(usize, Vec<usize>)> {
         let of_lane = |lane: usize| -> Vec<usize> {
             let is_own = |place: &usize| self.of_sample(samples[*place]) == Some(lane);

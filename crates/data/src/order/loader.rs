@@ -1,12 +1,12 @@
 //! Training rows in their global order, packed ahead of time by threads.
 //!
 //! Global row `i` is the next row of stream `i % STREAMS` and goes to the rank that has its lane. Thread `t` of `n` owns every
-//! `n`-th of the streams and packs their rows in global order into its own bounded queue, so the reader knows
-//! which queue holds the next row, and neither order nor contents depend on how many threads there are.
+//! `n`-th stream and packs its rows in global order into a bounded queue of its own. The reader therefore knows which queue
+//! holds the next row, and neither order nor contents depend on the number of threads.
 //!
-//! A rank walks the streams that hold rows of its lanes and no others. Where other ranks have rows of a stream too, all of them
-//! pack every row of it and each keeps its own. So a rank knows the positions of its streams; the cursors of all ranks together
-//! have every position.
+//! A rank walks only the streams that hold rows of its lanes. Where other ranks have rows of a stream too, each of them packs
+//! every row of the stream and keeps its own. A rank therefore knows the positions of its own streams only; the cursors of all
+//! ranks together have every position.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -22,26 +22,25 @@ use super::permutation::Order;
 use super::stall::{Gauge, Waited};
 use crate::error::DataError;
 
-/// Where training goes on: all that has to be saved. Restoring reads one document a stream again.
+/// State from which training resumes. Restoring reads at most one document per stream.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cursor {
     /// The global index of the next row.
     pub row: u64,
-    /// `None` of a stream that other ranks walk.
+    /// Position of each stream; `None` for a stream that only other ranks walk.
     pub streams: [Option<StreamPosition>; STREAMS],
-    /// The hash of what the positions refer to: data, tokeniser and seed. Other data has another mark and refuses the
-    /// cursor.
+    /// Hash of everything the positions refer to: data, tokeniser and seed. A cursor is refused where the hash differs.
     pub data: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Of this rank.
+    /// The lanes of this rank.
     pub lanes: Lanes,
-    /// Packing threads; from 1 to the number of streams that hold rows of the lanes are of use.
+    /// Packing threads. More than the number of streams that hold rows of the lanes are of no use.
     pub threads: usize,
-    /// Bytes of packed rows that may wait, all queues together. Each queue holds one row at least. Beside them are a
-    /// row in the hands of each thread and of the reader and a document in each stream, and nothing else.
+    /// Most bytes of packed rows in all queues together; each queue holds at least one row. Further memory is one row per thread,
+    /// one row in the reader, and one document per stream.
     pub queue_bytes: usize,
 }
 
@@ -56,20 +55,20 @@ impl Default for LoaderOptions {
 pub struct Rows {
     pub context: usize,
     pub tokens: Vec<i32>,
-    /// The token to predict; -1 where there is none.
+    /// Token to predict; -1 where there is none.
     pub targets: Vec<i32>,
-    /// The weight of the prediction in the loss: 1, or 0 where there is no target.
+    /// Weight of the prediction in the loss: 1, or 0 where there is no target.
     pub weights: Vec<f32>,
-    /// The position within the segment.
+    /// Position within the segment.
     pub positions: Vec<i32>,
-    /// Segments of row `r`, in order, covering the row: one, or with the document mask one a document.
+    /// Segments of each row, in order, covering the row: one per document with the document mask, otherwise a single one.
     pub segments: Vec<Vec<Segment>>,
-    /// The global index of each row.
+    /// Global index of each row.
     pub sample: Vec<u64>,
-    /// How many times the training text has been read, after these rows; 0 for a source without end. Where tokens are not
-    /// counted beforehand, it is read off the streams that are walked here.
+    /// Passes over the training text after these rows; 0 for an endless source. Where tokens are not counted beforehand, it is
+    /// estimated from the streams that this rank walks.
     pub epoch: f64,
-    /// How long the caller stood still for want of packed rows, and why.
+    /// Time the caller waited for packed rows, by cause.
     pub waited: Waited,
 }
 
@@ -78,7 +77,7 @@ impl Rows {
         self.sample.len()
     }
 
-    /// Some of these rows, by their places.
+    /// A subset of these rows, by index.
     pub fn picked(&self, places: &[usize]) -> Rows {
         let context = self.context;
         let of = |values: &[i32]| -> Vec<i32> {
@@ -116,9 +115,9 @@ pub struct Loader {
     epoch: Epoch,
     gauge: Arc<Gauge>,
     waited: Waited,
-    /// One a thread. Dropped first, which ends the threads.
+    /// One per thread. Dropped first, which ends the threads.
     queues: Vec<Receiver<Result<Packed, DataError>>>,
-    /// The queue that has the rows of each stream; `None` of a stream that is not walked here.
+    /// The queue that has the rows of each stream; `None` for a stream that is not walked here.
     queue_of: [Option<usize>; STREAMS],
     threads: Vec<JoinHandle<()>>,
     failed: Option<DataError>,
@@ -127,22 +126,22 @@ pub struct Loader {
 /// The unit that one pass through the data is measured in.
 #[derive(Debug, Clone, Copy)]
 enum Epoch {
-    /// Frames included.
+    /// Tokens, frames included.
     Tokens(u64),
-    /// Where tokens are not counted beforehand.
+    /// Documents, where tokens are not counted beforehand.
     Documents(u64),
-    /// Where documents are not counted either: as many as all streams together pass.
+    /// Blocks, where documents are not counted either: as many as all streams read in one pass.
     Blocks(u64),
     Endless,
 }
 
-/// A row made by a thread.
+/// A row as a thread sends it.
 struct Packed {
-    /// `None` where it is another rank's.
+    /// `None` where the row belongs to another rank.
     row: Option<Row>,
-    /// Where its stream goes on after it.
+    /// Position of the stream after the row.
     position: StreamPosition,
-    /// The time it cost.
+    /// Time spent on it.
     spent: Spent,
     packing: Duration,
 }
@@ -176,7 +175,7 @@ impl Loader {
             queue_of[*stream] = Some(place % thread_count);
             if cursor.streams[*stream].is_none() {
                 return Err(DataError::input(format!(
-                    "The checkpoint does not say where stream {stream} of the training text goes on: go on with another \
+                    "The checkpoint does not say where stream {stream} of the training text goes on: continue from another \
                      checkpoint, or begin a new run."
                 )));
             }
@@ -206,13 +205,13 @@ impl Loader {
         Ok(Self { documents, cursor, context, epoch, gauge, waited, queues, queue_of, threads, failed })
     }
 
-    /// Tokens of a row.
+    /// Tokens per row.
     pub fn context(&self) -> usize {
         self.context
     }
 
-    /// This rank's rows among the next `count` of all ranks. An error is final: the cursor stays before the rows that were
-    /// asked for, and every later call gives the same error.
+    /// This rank's rows among the next `count` rows of all ranks. An error is final: the cursor stays before the requested
+    /// rows, and every later call returns the same error.
     pub fn next_rows(&mut self, count: usize) -> Result<Rows, DataError> {
         if let Some(error) = &self.failed {
             return Err(error.clone());
@@ -247,8 +246,7 @@ impl Loader {
         Ok(rows)
     }
 
-    /// The sum over all streams of what each has begun. Other ranks are as far in their streams, which are as good a sample of
-    /// the documents.
+    /// Sum over all streams of what each has begun. Streams of other ranks are assumed to be as far as this rank's.
     fn begun(&self, of: impl Fn(&StreamPosition) -> u64) -> f64 {
         let walked = self.cursor.streams.iter().flatten();
         let (begun, streams) =
@@ -256,22 +254,22 @@ impl Loader {
         begun as f64 * (STREAMS as f64 / streams as f64)
     }
 
-    /// Sentences about documents that were left out while they were read, since this was last asked.
+    /// Sentences about documents that were skipped while reading, since the last call.
     pub fn take_left_out(&self) -> Vec<String> {
         self.documents.in_blocks().map(InBlocks::take_left_out).unwrap_or_default()
     }
 
-    /// Where the row after the last one given begins, as far as this rank knows it.
+    /// Position of the row after the last one returned, as far as this rank knows it.
     pub fn cursor(&self) -> &Cursor {
         &self.cursor
     }
 
-    /// How long `next_rows` has waited so far, and for what.
+    /// Total time that `next_rows` has waited, by cause.
     pub fn waited(&self) -> Waited {
         self.waited
     }
 
-    /// The most bytes that rows and documents have taken so far.
+    /// Most bytes that rows and documents have taken so far.
     pub fn peak_bytes(&self) -> usize {
         self.gauge.peak()
     }
@@ -299,7 +297,7 @@ impl Drop for Loader {
     fn drop(&mut self) {
         self.queues.clear();
         for thread in self.threads.drain(..) {
-            // A panic in a thread has been printed where it happened and reached the reader as a closed queue.
+            // A panic in a thread was printed where it happened and reached the reader as a closed queue.
             let _ = thread.join();
         }
     }
@@ -381,7 +379,7 @@ mod tests {
     fn one_two_and_seven_threads_give_the_same_rows() {
         for mask in [false, true] {
             let all = [1, 2, 7].map(|threads| {
-                // The queues hold one row, so that threads wait for the reader and the reader for threads.
+                // Each queue holds one row, so that threads wait for the reader and the reader for threads.
                 let options = LoaderOptions { threads, queue_bytes: 1, ..LoaderOptions::default() };
                 let mut loader = loader_of(documents(37), start(), options, mask);
                 let rows = (0..40).map(|_| next(&mut loader, 5)).collect::<Vec<_>>();
@@ -426,7 +424,7 @@ mod tests {
             let rows_wanted = epoch_tokens as usize * 6 / CONTEXT + 64;
             let mut loader = loader(count, start(), LoaderOptions::default());
             let rows = next(&mut loader, rows_wanted);
-            // Each stream, put together again and taken apart into documents.
+            // Joins the rows of each stream and splits them into documents again.
             let mut streams: Vec<Vec<i32>> = vec![Vec::new(); STREAMS];
             for (tokens, row) in rows.tokens.chunks(CONTEXT).zip(&rows.sample) {
                 streams[*row as usize % STREAMS].extend(tokens);
@@ -454,7 +452,7 @@ mod tests {
         }
     }
 
-    /// Every position that some rank knows; whoever knows one knows the same.
+    /// Every position that some rank knows; ranks that know the same position agree on it.
     fn together(cursors: &[Cursor]) -> Cursor {
         let mut whole = cursors[0].clone();
         for cursor in &cursors[1..] {
@@ -504,7 +502,7 @@ mod tests {
         }
     }
 
-    /// Packed rows are counted by the documents that are read for them: a document with its frame is a row here.
+    /// Packed rows are counted by the documents that are read for them: here a document with its frame is one row.
     #[test]
     fn a_rank_reads_and_packs_only_the_streams_of_its_lanes() {
         const UPDATES: usize = 50;
@@ -529,7 +527,8 @@ mod tests {
                 assert_eq!(walked, streams, "rank {rank} of {ranks}");
                 drop(loader);
                 let read = documents.read.load(std::sync::atomic::Ordering::Relaxed) as usize;
-                // The last target of a row is the first token of the next one. Beside that each thread is at most two rows ahead.
+                // The last target of a row is the first token of the next one. Besides that, each thread is at most two rows
+                // ahead.
                 let most = kept * packed_for_one + streams + 2 * 2 + 2;
                 assert!(
                     (kept * packed_for_one..=most).contains(&read),
@@ -540,8 +539,8 @@ mod tests {
     }
 
     #[test]
-    fn the_streams_of_a_rank_tell_how_often_the_text_was_read() {
-        // Tokens are not counted, so documents are.
+    fn epochs_are_measured_by_the_streams_of_a_rank() {
+        // Tokens are not counted, so epochs are measured in documents.
         let read = |ranks: usize| {
             let documents = Arc::new(Counted { length: 100, read: Default::default() });
             let lanes = Lanes { first: 0, count: 8 / ranks, of: 8, together: 1, batch: 16 };
@@ -596,7 +595,7 @@ mod tests {
     }
 
     #[test]
-    fn going_on_in_the_middle_reads_one_document_a_stream() {
+    fn resuming_in_the_middle_reads_one_document_per_stream() {
         let counted = |length| Arc::new(Counted { length, read: Default::default() });
         let read = |documents: &Arc<Counted>| documents.read.load(std::sync::atomic::Ordering::Relaxed);
         let (first, again) = (counted(100), counted(100));
@@ -607,7 +606,7 @@ mod tests {
         drop(loader);
         assert!(read(&first) > 400);
         let mut resumed = loader_of(again.clone(), cursor, options, false);
-        // As many rows as there are streams: each needs the document it stands in, and perhaps the one after.
+        // As many rows as there are streams: each needs its current document, and perhaps the next one.
         resumed.next_rows(STREAMS).unwrap();
         drop(resumed);
         let read = read(&again);
@@ -625,7 +624,7 @@ mod tests {
                 None
             }
             fn append(&self, _: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
-                // The clock is not asked: what is said to have taken long did.
+                // The durations are reported, not measured: no clock is involved.
                 spent.tokenising += Duration::from_secs(3600);
                 out.extend([2; CONTEXT]);
                 Ok(())

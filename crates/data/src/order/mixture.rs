@@ -1,8 +1,8 @@
-//! Several sources as one series of documents, in given shares of tokens.
+//! Mixes several sources into one series of documents, in given shares of tokens.
 //!
-//! Documents are drawn by a table of slots that repeats for ever. A source has as many slots as its share of the tokens
-//! divided by the mean length of its documents asks for, and slots are shuffled once. So the shares hold over every
-//! `SLOTS` documents, and the document at any position is found without walking there.
+//! Documents are drawn by a table of slots that repeats for ever. A source gets slots in proportion to its share of the tokens
+//! divided by the mean length of its documents, and the slots are shuffled once. The shares therefore hold over every `SLOTS`
+//! documents, and the document at any position is found in constant time.
 
 use std::sync::Arc;
 
@@ -10,33 +10,33 @@ use super::documents::{Documents, Spent, TokenCount};
 use super::permutation::Permutation;
 use crate::error::DataError;
 
-/// Documents after which the table repeats. The share of a source is right to one in as many.
+/// Number of documents after which the table repeats. Shares are accurate to one part in this number.
 const SLOTS: usize = 1 << 16;
-/// The slots are shuffled by this, not by the run's seed: a table is part of what a mixture is.
+/// Seed of the shuffle of slots. It is not the run's seed, because the table is part of the mixture.
 const SHUFFLE: u64 = 0x6d69_7874_7572_6573;
 
-/// One source of a mixture: documents `base..base + count` of all of them.
+/// One source of a mixture: documents `base..base + count` of the joined sources.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct MixtureSource {
     pub base: u64,
     pub count: u64,
-    /// The share of the training tokens, of whatever the shares sum to.
+    /// Share of the training tokens, relative to the sum of all weights.
     pub weight: f64,
-    /// Tokens a document, frame included.
+    /// Mean tokens per document, frame included.
     pub mean_tokens: f64,
 }
 
 #[derive(Debug, PartialEq)]
 pub(crate) struct Mixture {
     pub parts: Vec<MixtureSource>,
-    /// For each slot its source, and how many slots of that source come before it.
+    /// For each slot, its source and the number of earlier slots of that source.
     slots: Vec<(u16, u32)>,
-    /// Slots of each source.
+    /// Number of slots of each source.
     turns: Vec<u32>,
 }
 
 impl Mixture {
-    /// Weights are above 0, there are no more parts than slots, and every part has a document.
+    /// Requires weights above 0, at most as many parts as slots, and a document in every part.
     pub(crate) fn new(parts: Vec<MixtureSource>) -> Self {
         let rates: Vec<f64> = parts.iter().map(|part| part.weight / part.mean_tokens).collect();
         let turns = apportion(&rates, SLOTS as u32);
@@ -56,7 +56,7 @@ impl Mixture {
         Self { parts, slots, turns }
     }
 
-    /// The source of a position, and how many documents of that source come before it.
+    /// The source at a position, and the number of earlier documents of that source.
     pub(crate) fn place(&self, position: u64) -> (usize, u64) {
         let (round, slot) = (position / SLOTS as u64, (position % SLOTS as u64) as usize);
         let (source, before) = self.slots[slot];
@@ -64,12 +64,12 @@ impl Mixture {
         (source, round * u64::from(self.turns[source]) + u64::from(before))
     }
 
-    /// The share of the documents that are drawn from a source.
+    /// Share of the documents that are drawn from a source.
     pub(crate) fn share(&self, source: usize) -> f64 {
         f64::from(self.turns[source]) / SLOTS as f64
     }
 
-    /// The mean tokens of a document that is drawn.
+    /// Mean tokens of a drawn document.
     pub(crate) fn mean_tokens(&self) -> f64 {
         let tokens =
             self.parts.iter().zip(&self.turns).map(|(part, turns)| part.mean_tokens * f64::from(*turns));
@@ -77,8 +77,7 @@ impl Mixture {
     }
 }
 
-/// Whole numbers in proportion to `rates` that sum to `total`, each at least 1: those with the largest remainders are
-/// rounded up.
+/// Whole numbers in proportion to `rates` that sum to `total`, each at least 1. The largest remainders are rounded up.
 fn apportion(rates: &[f64], total: u32) -> Vec<u32> {
     let free = f64::from(total) - rates.len() as f64;
     let sum: f64 = rates.iter().sum();
@@ -93,25 +92,25 @@ fn apportion(rates: &[f64], total: u32) -> Vec<u32> {
     whole
 }
 
-/// Sources one after another.
+/// Several sources concatenated.
 pub(crate) struct Joined {
     sources: Vec<Arc<dyn Documents>>,
-    /// Where each source begins.
+    /// Number of the first document of each source.
     bases: Vec<u64>,
     count: u64,
     tokens: TokenCount,
 }
 
 impl Joined {
-    /// All sources have an end.
+    /// Requires every source to be finite.
     pub(crate) fn new(sources: Vec<Arc<dyn Documents>>) -> Self {
         let mut bases = Vec::new();
         let mut count = 0;
         let mut tokens = TokenCount::exact(0);
         for source in &sources {
             bases.push(count);
-            count += source.count().expect("a source with an end");
-            tokens = tokens + source.tokens().expect("a source with an end");
+            count += source.count().expect("a finite source");
+            tokens = tokens + source.tokens().expect("a finite source");
         }
         Self { sources, bases, count, tokens }
     }
@@ -131,7 +130,7 @@ impl Documents for Joined {
     }
 
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
-        // The last source that begins at or before the index: empty ones begin where the next one does.
+        // The last source that begins at or before the index: an empty source begins where the next one does.
         let source = self.bases.partition_point(|base| *base <= index) - 1;
         self.sources[source].append(index - self.bases[source], out, spent)
     }
@@ -185,7 +184,7 @@ mod tests {
     fn every_epoch_of_a_source_names_each_of_its_documents_once() {
         let order = Order::mixed(Arc::new(mixture(&[(40, 1.0, 10.0), (7, 3.0, 10.0)])), 5);
         let mut seen: HashMap<u64, u64> = HashMap::new();
-        // 7 documents at three quarters: many epochs, whose number is the same for each of the seven within one.
+        // 7 documents at three quarters of the tokens: many epochs, in each of which every document is drawn once.
         (0..2000).for_each(|position| *seen.entry(order.document(position)).or_default() += 1);
         for (from, to) in [(0, 40), (40, 47)] {
             let counts: Vec<u64> = (from..to).map(|document| seen[&document]).collect();
@@ -193,7 +192,7 @@ mod tests {
             assert!(most - least <= 1 && *least > 5, "{counts:?}");
         }
         assert_eq!(seen.len(), 47);
-        // Neighbours in the series are spread over the eight streams.
+        // Consecutive documents are spread over the eight streams.
         let streams = (0..8).map(|lane| {
             (0..1000).filter(|place| order.document(place * 8 + lane) < 40).count() as f64 / 1000.0
         });

@@ -1,4 +1,4 @@
-//! Which documents come when: held-out sides, permutations, mixtures, rows, and the loader that resumes exactly.
+//! The order of documents: held-out sides, permutations, mixtures, rows, and the loader that resumes exactly.
 //!
 //! ```text
 //! documents   numbered documents, whatever they come from

@@ -1,4 +1,4 @@
-//! Documents to rows: streams of `<bos> document <eos>`, one after another, cut every `context` tokens.
+//! Packs documents into rows: streams of `<bos> document <eos>`, concatenated and cut every `context` tokens.
 
 use std::sync::Arc;
 
@@ -8,11 +8,11 @@ use super::documents::{Documents, InBlocks, Spent, Walk};
 use super::permutation::Order;
 use crate::error::DataError;
 
-/// Rows come from this many streams in turn, always: this many threads can pack at once, and nothing depends on how
-/// many do.
+/// Number of streams that rows come from in turn. It is fixed, so that results do not depend on the number of threads, and it
+/// bounds how many threads can pack at once.
 pub const STREAMS: usize = 8;
 
-/// The shape of a row, and what the documents in it may see.
+/// The shape of a row, and which tokens of it may attend to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Packing {
     pub context: usize,
@@ -20,8 +20,8 @@ pub(crate) struct Packing {
     pub frame: Frame,
 }
 
-/// The tokens that packing puts around every document. A vocabulary with one token for both ends puts it at the end
-/// only. Without an end, what follows a document is not its continuation, and its last token predicts nothing.
+/// The tokens that packing puts around every document. A vocabulary with one token for both ends puts it at the end only.
+/// Without an end token, the last token of a document predicts nothing, because what follows is not its continuation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Frame {
     pub bos: Option<u32>,
@@ -38,15 +38,15 @@ impl Frame {
     }
 }
 
-/// Tokens `start..start + len` of a row that may see each other.
+/// Tokens `start..start + len` of a row, which may attend to each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Segment {
     pub start: u32,
     pub len: u32,
 }
 
-/// More segments than this never stand in a row: the shortest document has two tokens with its frame, and one more may
-/// be cut off at either end.
+/// Upper bound on the segments of a row: the shortest document has two tokens with its frame, and one more document may be cut
+/// off at either end.
 pub const fn max_segments(context: usize) -> usize {
     context / 2 + 2
 }
@@ -66,9 +66,8 @@ impl Row {
     }
 }
 
-/// Where a stream goes on: at token `offset` of the document at its place `document`. The stream's first document
-/// is at place 0; the frame's tokens count. Where documents come in blocks, places are those of blocks, and documents are
-/// counted within one.
+/// Position of a stream: token `offset` of its document number `document`, counted from 0; the tokens of the frame count. Where
+/// documents come in blocks, `block` counts the blocks of the stream and `document` the documents within the block.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamPosition {
     #[serde(default, skip_serializing_if = "is_zero")]
@@ -89,7 +88,7 @@ pub(crate) struct Places {
     lanes: u64,
     /// The place after the last; `None` for a stream that never ends.
     end: Option<u64>,
-    /// Of few blocks, which every stream passes: the share of their documents that this one takes.
+    /// Where every stream reads all of few blocks: the residue of the documents that this stream takes.
     share: Option<u64>,
 }
 
@@ -103,8 +102,8 @@ impl Places {
         place * self.lanes + self.lane
     }
 
-    /// Whether a document of the block at a place is one of this stream. Shares turn from place to place, so that a block with
-    /// fewer documents than there are streams leaves none empty for good.
+    /// Whether a document of the block at a place belongs to this stream. The residue rotates from place to place, so that
+    /// blocks with fewer documents than there are streams do not leave a stream empty for ever.
     pub(crate) fn takes(&self, place: u64, document: u64) -> bool {
         self.share.is_none_or(|share| (place + document) % STREAMS as u64 == share)
     }
@@ -115,29 +114,29 @@ impl Places {
     }
 }
 
-/// The documents at the places of a stream as one series of tokens.
+/// The documents at the places of a stream, as one series of tokens.
 pub(crate) struct Stream {
     documents: Arc<dyn Documents>,
     places: Places,
-    /// Where documents come in blocks.
+    /// Present where documents come in blocks.
     walk: Option<Box<dyn Walk>>,
     packing: Packing,
     position: StreamPosition,
     /// The document at `position`, framed; empty until it is needed.
     current: Vec<u32>,
-    /// The time documents have cost since `take_spent`.
+    /// Time spent on documents since the last `take_spent`.
     spent: Spent,
 }
 
-/// A buffer that held a larger document than this is given back after it: one long document must not be paid for in
-/// every stream until the end.
+/// A buffer with a larger capacity than this is shrunk after its document, so that one long document does not cost memory in
+/// every stream for the rest of the run.
 const KEPT_TOKENS: usize = 64 << 10;
 
-/// Documents without any token one after another, where it is not known how many there are.
+/// Most consecutive documents without tokens, where the number of documents is not known.
 const MOST_EMPTY: u64 = 1 << 20;
 
 impl Stream {
-    /// Stream `lane` of the training rows, going on at `position`.
+    /// Stream `lane` of the training rows, starting at `position`.
     pub(crate) fn training(
         documents: Arc<dyn Documents>,
         order: Order,
@@ -174,20 +173,20 @@ impl Stream {
         self.position
     }
 
-    /// Bytes of the document in hand.
+    /// Bytes of the current document.
     pub(crate) fn held_bytes(&self) -> usize {
         self.current.capacity() * size_of::<u32>()
     }
 
-    /// The time documents have cost since this was last asked.
+    /// Time spent on documents since the last call.
     pub(crate) fn take_spent(&mut self) -> Spent {
         std::mem::take(&mut self.spent)
     }
 
-    /// The next row, or `None` where nothing is left to predict. The target of a token is the token that follows it in
-    /// the stream, the last one's included, so that every token of the stream but the first is predicted once. With
-    /// the document mask, positions begin again with each segment, and an `<eos>` predicts nothing: what follows it is
-    /// another document. A row that the end of the documents leaves short is filled with `<eos>` that predict nothing.
+    /// The next row, or `None` where nothing is left to predict. The target of a token is the token that follows it in the
+    /// stream, also across rows, so that every token of the stream but the first is predicted once. With the document mask,
+    /// positions restart with each segment, and an `<eos>` predicts nothing, because another document follows. A last row that
+    /// the documents do not fill is padded with `<eos>` without targets.
     pub(crate) fn row(&mut self) -> Result<Option<Row>, DataError> {
         let Packing { context, document_mask, frame } = self.packing;
         let mut tokens: Vec<i32> = Vec::with_capacity(context);
@@ -224,8 +223,7 @@ impl Stream {
         Ok(Some(Row { tokens, targets, positions, segments }))
     }
 
-    /// Makes `position` name a token of `current`; false after the last document. Documents without tokens are passed
-    /// over.
+    /// Makes `position` refer to a token of `current`; false after the last document. Skips documents without tokens.
     fn load(&mut self) -> Result<bool, DataError> {
         let mut empty = 0;
         loop {
@@ -252,7 +250,7 @@ impl Stream {
                 }
             }
             if self.current.len() > before {
-                // Growing by one would otherwise double the buffer of a long document.
+                // Pushing one token would otherwise double the buffer of a long document.
                 self.current.reserve_exact(1);
                 self.current.extend(eos);
                 continue;
@@ -261,7 +259,7 @@ impl Stream {
             let most = self.documents.count().filter(|_| self.walk.is_none()).unwrap_or(MOST_EMPTY);
             if empty > most {
                 return Err(DataError::input(
-                    "No document gives any token: check the tokeniser, or the field that is read.",
+                    "None of the documents has any token: check the tokeniser and data.field.",
                 ));
             }
             self.advance();
@@ -345,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_goes_on_from_any_position() {
+    fn a_stream_resumes_from_any_position() {
         let documents: Vec<Vec<u32>> =
             (0..13).map(|index| vec![10 + index; 1 + index as usize % 5]).collect();
         let documents: Vec<&[u32]> = documents.iter().map(Vec::as_slice).collect();

@@ -1,12 +1,12 @@
-//! The order of documents: one permutation per epoch, computed by index, never stored.
+//! The order of documents: one permutation per epoch, computed by index and never stored.
 
 use std::sync::Arc;
 
 use super::mixture::{Mixture, MixtureSource};
 use crate::random::{key, mix};
 
-/// Which document stands at each position of the series of all epochs. Each source has epochs of its own, and each of
-/// its epochs names every document of it once. The order is a function of counts, weights, seed and position only.
+/// The document at each position of the series of all epochs. Each source has its own epochs, and each of them visits every
+/// document of the source once. The order is a function of counts, weights, seed and position only.
 #[derive(Debug, Clone)]
 pub(crate) struct Order {
     series: Series,
@@ -15,7 +15,7 @@ pub(crate) struct Order {
 
 #[derive(Debug, Clone)]
 enum Series {
-    /// Taken as it comes.
+    /// An endless source, in its own order.
     Endless,
     /// Position `g` belongs to epoch `g / count`.
     One(u64),
@@ -23,7 +23,7 @@ enum Series {
 }
 
 impl Order {
-    /// A count of `None` is a source without end, taken as it comes.
+    /// A count of `None` is an endless source, read in its own order.
     pub(crate) fn new(count: Option<u64>, seed: u64) -> Self {
         assert!(count != Some(0), "there is nothing to order");
         Self { series: count.map_or(Series::Endless, Series::One), seed }
@@ -48,7 +48,7 @@ impl Order {
             Series::Mixed(mixture) => {
                 let (source, position) = mixture.place(position);
                 let MixtureSource { base, count, .. } = mixture.parts[source];
-                // Sources of equal size would otherwise be read in the same order.
+                // Without a key per source, sources of equal size would be read in the same order.
                 base + permuted(count, key(self.seed, source as u64 + 1), position)
             }
         }
@@ -59,8 +59,8 @@ fn permuted(count: u64, seed: u64, position: u64) -> u64 {
     Permutation::new(count, key(seed, position / count)).at(position % count)
 }
 
-/// A bijection on `0..count`: a Feistel network over the next even number of bits, walked on until it lands inside.
-/// The network covers less than four times `count`, so a walk takes under four rounds on average.
+/// A bijection on `0..count`: a Feistel network over the next even number of bits, iterated until the value is in range (cycle
+/// walking). The network covers less than four times `count`, so this takes under four rounds on average.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Permutation {
     count: u64,

@@ -1,7 +1,7 @@
-//! Splits documents into training and held-out ones by the hash of their content alone.
+//! Splits documents into training and held-out ones by a hash of their content alone.
 //!
-//! A document that occurs twice is on the same side twice, and neither the seed, nor the names of the files, nor the
-//! format they are stored in, nor documents added later move one to the other side.
+//! A document that occurs twice is on the same side twice. The seed, the names and the format of the files, and documents added
+//! later do not change the side of a document.
 
 use std::sync::Arc;
 
@@ -9,12 +9,12 @@ use super::documents::{Documents, Spent, TokenCount};
 use crate::error::DataError;
 use crate::random::key;
 
-/// Some documents of a source, by their index in it.
+/// A subset of the documents of a source, by index.
 #[derive(Debug, Clone)]
 pub(crate) enum Selection {
-    /// These, in ascending order.
+    /// These indices, in ascending order.
     Only(Arc<Vec<u64>>),
-    /// All of `count` but these, which are in ascending order.
+    /// All of `count` documents but these, which are in ascending order.
     AllBut { count: u64, left_out: Arc<Vec<u64>> },
 }
 
@@ -26,12 +26,12 @@ impl Selection {
         }
     }
 
-    /// The index in the source of the selection's document `place`.
+    /// Index in the source of the selection's document number `place`.
     pub(crate) fn at(&self, place: u64) -> u64 {
         match self {
             Selection::Only(these) => these[place as usize],
             Selection::AllBut { left_out, .. } => {
-                // How many that are left out come before it: the first `n` for which place + n is free.
+                // Number of excluded documents before it: the smallest `n` for which place + n is not excluded.
                 let (mut low, mut high) = (0, left_out.len());
                 while low < high {
                     let middle = (low + high) / 2;
@@ -47,21 +47,21 @@ impl Selection {
     }
 }
 
-/// A share as a bound of hashes: a document whose hash is below it is held out.
+/// A share as a bound on hashes: documents whose hash is below it are held out.
 pub(crate) fn threshold(held_out: f64) -> u64 {
     (held_out * 2f64.powi(64)) as u64
 }
 
-/// The documents of a source on their two sides.
+/// The documents of a source, split into training and held-out ones.
 #[derive(Debug, Clone)]
 pub(crate) struct Split {
     pub train: Selection,
     pub held_out: Selection,
-    /// Differs when the content or the order of the documents differs.
+    /// Hash that changes with the content and the order of the documents.
     pub content: u64,
 }
 
-/// Takes the hashes of a source's documents in order. Only what is held out is remembered.
+/// Takes the hashes of a source's documents in order. Remembers held-out and unusable documents only.
 pub(crate) struct Splitter {
     threshold: u64,
     count: u64,
@@ -72,7 +72,7 @@ pub(crate) struct Splitter {
     content: u64,
 }
 
-/// The documents with the least or the largest hash.
+/// The documents with the smallest or the largest hash.
 #[derive(Default)]
 struct Extreme {
     hash: Option<u64>,
@@ -104,7 +104,7 @@ impl Splitter {
         }
     }
 
-    /// The next document; `None` is one that cannot be used, on neither side.
+    /// Takes the hash of the next document; `None` for an unusable one, which is on neither side.
     pub(crate) fn push(&mut self, hash: Option<u64>) {
         let document = self.count;
         self.count += 1;
@@ -117,13 +117,13 @@ impl Splitter {
         }
     }
 
-    /// Both sides. Unless nothing is to be held out, at least one document is, and at least one is left to train on.
-    /// `shown` names the source where that cannot be.
+    /// The split. Where a share above 0 is held out, each side gets at least one document. `shown` names the source in the
+    /// error where that is impossible.
     pub(crate) fn finish(self, shown: &str) -> Result<Split, DataError> {
         let usable = self.count - self.unusable.len() as u64;
         if usable == 0 {
             return Err(DataError::input(format!(
-                "There is no text in {shown}: data.path needs some to learn from."
+                "There is no text in {shown}: name files with text in data.path."
             )));
         }
         let mut held_out = self.held_out;
@@ -150,16 +150,16 @@ impl Splitter {
     }
 }
 
-/// A source on its two sides.
+/// A source as its training and its held-out side.
 pub(crate) struct Sides {
     pub train: Arc<dyn Documents>,
     pub held_out: Arc<dyn Documents>,
-    /// Differs when the content or the order of the documents differs.
+    /// Hash that changes with the content and the order of the documents.
     pub content: u64,
 }
 
 impl Sides {
-    /// Both sides of documents whose lengths are known.
+    /// Both sides of a source whose documents have known lengths.
     pub(crate) fn counted(
         documents: impl Documents + 'static,
         split: Split,
@@ -179,7 +179,7 @@ impl Sides {
     }
 }
 
-/// One side of a source.
+/// The training or the held-out side of a source.
 pub(crate) struct Side {
     pub documents: Arc<dyn Documents>,
     pub selection: Selection,
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn sides_share_nothing_and_leave_out_only_what_cannot_be_used() {
+    fn sides_are_disjoint_and_omit_only_unusable_documents() {
         for count in [2u64, 5, 100, 1000] {
             for held_out in [0.0, 1e-9, 0.05, 0.5, 0.999_999_999] {
                 let unusable = |document: u64| document % 7 == 3;
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn too_little_to_split_is_said() {
+    fn too_few_documents_are_an_error() {
         assert!(split(&[], 0.0).unwrap_err().sentence.contains("no text in a.txt"));
         assert!(split(&[None], 0.5).unwrap_err().sentence.contains("no text in a.txt"));
         assert!(split(&[Some(3), Some(3)], 0.5).unwrap_err().sentence.contains("data.held_out=0"));

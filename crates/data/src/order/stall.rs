@@ -1,4 +1,4 @@
-//! The time a trainer waited for its loader, by what the loader did meanwhile, and the memory a loader holds.
+//! The time a trainer waited for its loader, by cause, and the memory that a loader holds.
 
 use std::ops::AddAssign;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,25 +6,25 @@ use std::time::Duration;
 
 use super::documents::Spent;
 
-/// Time spent waiting for rows or images, by what the loader's thread did in that time. The parts sum to `total`.
+/// Time spent waiting for rows or images, by what the loader's thread did meanwhile. The parts sum to `total`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Waited {
     pub total: Duration,
-    /// Bytes from files.
+    /// Reading bytes from files.
     pub reading: Duration,
-    /// Text to tokens.
+    /// Turning text into tokens.
     pub tokenising: Duration,
-    /// Images to pixels of the size that is fed.
+    /// Decoding images and resizing them.
     pub decoding: Duration,
-    /// Tokens to rows.
+    /// Packing tokens into rows.
     pub packing: Duration,
-    /// The thread did not run: more threads than cores, or it was only just started.
+    /// The loader's thread was not running: more threads than cores, or it had only just started.
     pub scheduling: Duration,
 }
 
 impl Waited {
-    /// Divides a wait of `total` by cause, when the row that was waited for cost `spent` and `packing`. Whatever exceeds
-    /// the cost is time in which the thread did not run.
+    /// Divides a wait of `total` by cause, where the awaited row cost `spent` and `packing`. The part of the wait that exceeds
+    /// this cost counts as scheduling.
     pub(crate) fn new(total: Duration, spent: Spent, packing: Duration) -> Self {
         let cost = spent.reading + spent.tokenising + spent.decoding + packing;
         let working = total.min(cost);
@@ -37,13 +37,13 @@ impl Waited {
         };
         let (reading, tokenising, decoding) =
             (share(spent.reading), share(spent.tokenising), share(spent.decoding));
-        // The remainder, not one more share: rounding must not make the parts differ from the whole.
+        // Packing takes the remainder, so that rounding does not make the parts differ from the total.
         let packing = working.saturating_sub(reading + tokenising + decoding);
         let scheduling = total.saturating_sub(reading + tokenising + decoding + packing);
         Self { total, reading, tokenising, decoding, packing, scheduling }
     }
 
-    /// The time waited since it was `before`.
+    /// The time waited since an earlier value `before`.
     pub fn since(self, before: Self) -> Self {
         Self {
             total: self.total - before.total,
@@ -55,7 +55,7 @@ impl Waited {
         }
     }
 
-    /// The largest part, in words; `None` where nothing was waited for.
+    /// The largest part, in words; `None` where there was no wait.
     pub fn cause(&self) -> Option<&'static str> {
         let parts = [
             (self.reading, "reading"),
@@ -83,7 +83,7 @@ impl AddAssign for Waited {
     }
 }
 
-/// Bytes of rows that wait and of documents in hand, now and at most.
+/// Bytes of queued rows and of current documents, now and at the peak.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
     now: AtomicUsize,

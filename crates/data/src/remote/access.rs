@@ -1,18 +1,18 @@
-//! The hub's address and the user's token, as the variables that all of its tools read give them.
+//! The hub's endpoint and the user's token, from the environment variables of the Hugging Face tools.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The hub as this user reaches it.
+/// Access to the hub for this user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Access {
-    /// Where it answers, without a slash at the end; `HF_ENDPOINT`.
+    /// The hub's URL without a trailing slash; `HF_ENDPOINT`.
     pub endpoint: String,
     /// The user's token; `HF_TOKEN`, or the file `token` in `HF_HOME`.
     pub token: Option<String>,
-    /// Whether nothing may be asked for; `HF_HUB_OFFLINE`.
+    /// Whether requests are forbidden; `HF_HUB_OFFLINE`.
     pub offline: bool,
-    /// The folder of the hub's tools; `HF_HOME`. `None` where the user has no home.
+    /// The folder of the Hugging Face tools; `HF_HOME`. `None` where the user has no home folder.
     pub home: Option<PathBuf>,
 }
 
@@ -38,7 +38,7 @@ impl Access {
     }
 }
 
-/// A variable of the environment that has a value.
+/// An environment variable, if it is not empty.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.trim().is_empty())
 }

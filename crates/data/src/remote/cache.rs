@@ -1,7 +1,7 @@
-//! Pieces of files on servers, kept on disk up to a bound: what was read longest ago goes first.
+//! An on-disk LRU cache of pieces of remote files, with a bound on its size.
 //!
-//! A piece is a file of its own, renamed into place whole, with a hash behind its bytes. Damage, or a disk that cannot be
-//! written, costs a request and nothing else. Processes may share the folder.
+//! A piece is a file of its own, renamed into place when complete, with a hash after its bytes. A damaged piece, or a disk that
+//! cannot be written, costs a request and nothing else. Processes may share the folder.
 
 use std::fs;
 use std::io;
@@ -12,13 +12,13 @@ use std::time::SystemTime;
 use super::object::Object;
 use crate::random::{fingerprint, key};
 
-/// Bytes of a piece. Pieces begin at multiples of it.
+/// Size of a piece. Pieces begin at multiples of it.
 const PIECE_BYTES: u64 = 1 << 20;
 const HASH_BYTES: usize = 8;
-/// How much of the bound is made free at once: the folder is listed for it.
-const FREED: f64 = 0.1;
-/// How much of the bound a process writes before it counts again: other processes write into the folder, too.
-const UNCOUNTED: f64 = 1.0 / 64.0;
+/// Share of the bound that an eviction frees, because it has to list the folder.
+const EVICTED_SHARE: f64 = 0.1;
+/// Share of the bound that a process may write before it lists the folder again: other processes write into it, too.
+const RECOUNT_SHARE: f64 = 1.0 / 64.0;
 
 pub(crate) struct Cache {
     folder: PathBuf,
@@ -26,7 +26,8 @@ pub(crate) struct Cache {
     held: Mutex<CacheUsage>,
 }
 
-/// Bytes in the folder as they were counted last, those that this process has written since, and those that its threads are writing.
+/// Bytes in the folder when it was last listed, bytes written by this process since then, and bytes that its threads are
+/// writing.
 struct CacheUsage {
     bytes: u64,
     since: u64,
@@ -49,7 +50,7 @@ impl Cache {
         }
     }
 
-    /// Bytes of a file, from the pieces that are here and from the server.
+    /// Bytes of a file, from cached pieces and from the server.
     pub fn read(&self, object: &Object, at: u64, len: usize) -> io::Result<Vec<u8>> {
         let Some(tag) = object.tag() else { return object.fetch(at, len) };
         let (size, end) = (object.bytes(), at + len as u64);
@@ -64,12 +65,12 @@ impl Cache {
         let mut piece = at / PIECE_BYTES;
         while piece * PIECE_BYTES < end {
             let (start, stop) = extent(piece);
-            if let Some(bytes) = kept(&path(piece), (stop - start) as usize) {
+            if let Some(bytes) = cached_piece(&path(piece), (stop - start) as usize) {
                 take(&mut out, &bytes, start);
                 piece += 1;
                 continue;
             }
-            // Neighbours that are missing too come with the same request.
+            // Adjacent missing pieces are fetched with the same request.
             let first = piece;
             piece += 1;
             while piece * PIECE_BYTES < end && !path(piece).exists() {
@@ -80,13 +81,13 @@ impl Cache {
             take(&mut out, &bytes, start);
             for number in first..piece {
                 let (from, to) = extent(number);
-                self.keep(&path(number), &bytes[(from - start) as usize..(to - start) as usize]);
+                self.store(&path(number), &bytes[(from - start) as usize..(to - start) as usize]);
             }
         }
         Ok(out)
     }
 
-    fn keep(&self, path: &Path, bytes: &[u8]) {
+    fn store(&self, path: &Path, bytes: &[u8]) {
         let size = (bytes.len() + HASH_BYTES) as u64;
         if !self.make_room(size) {
             return;
@@ -103,19 +104,19 @@ impl Cache {
         }
     }
 
-    /// Removes what was read longest ago until there is room, which is then this thread's to write; false where there can be none.
+    /// Evicts pieces until there is room, and reserves it for this thread; false where that is impossible.
     fn make_room(&self, bytes: u64) -> bool {
         let mut held = self.held.lock().expect("no reader panics");
-        let has_room = self.frees(&mut held, bytes);
+        let has_room = self.evict(&mut held, bytes);
         if has_room {
             held.writing += bytes;
         }
         has_room
     }
 
-    fn frees(&self, held: &mut CacheUsage, bytes: u64) -> bool {
+    fn evict(&self, held: &mut CacheUsage, bytes: u64) -> bool {
         let has_room = held.all() + bytes <= self.most_bytes;
-        if has_room && held.since <= (self.most_bytes as f64 * UNCOUNTED) as u64 {
+        if has_room && held.since <= (self.most_bytes as f64 * RECOUNT_SHARE) as u64 {
             return true;
         }
         let mut all = pieces(&self.folder);
@@ -124,7 +125,7 @@ impl Cache {
             return true;
         }
         all.sort_by_key(|piece| piece.read);
-        let wanted = (self.most_bytes as f64 * (1.0 - FREED)) as u64;
+        let wanted = (self.most_bytes as f64 * (1.0 - EVICTED_SHARE)) as u64;
         for piece in all {
             if held.all() + bytes <= wanted {
                 break;
@@ -137,8 +138,8 @@ impl Cache {
     }
 }
 
-/// A piece that is here whole.
-fn kept(path: &Path, len: usize) -> Option<Vec<u8>> {
+/// A complete cached piece.
+fn cached_piece(path: &Path, len: usize) -> Option<Vec<u8>> {
     let mut bytes = fs::read(path).ok()?;
     let hash = bytes.split_off(bytes.len().checked_sub(HASH_BYTES)?);
     if bytes.len() != len || fingerprint(&bytes).to_le_bytes() != hash[..] {
@@ -162,7 +163,7 @@ fn pieces(folder: &Path) -> Vec<CachedBlock> {
         let name = entry.file_name();
         let (file, number) = name.to_str()?.split_once('-')?;
         let is_hex = |part: &str| part.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        // Whatever else lies there is somebody else's.
+        // Other files in the folder are left alone.
         if file.len() != 16 || !is_hex(file) || !is_hex(number) {
             return None;
         }

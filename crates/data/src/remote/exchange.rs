@@ -1,4 +1,4 @@
-//! HTTP as the servers of tests speak it: one request a connection, whose answer may break off anywhere.
+//! A minimal HTTP server for tests: one request per connection, with replies that may break off anywhere.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub struct Request {
     pub method: String,
     pub path: String,
-    /// By their names in small letters.
+    /// Header values by lower-case name.
     pub headers: BTreeMap<String, String>,
 }
 
@@ -38,7 +38,7 @@ pub struct Reply {
     pub status: u16,
     pub headers: Vec<(&'static str, String)>,
     pub body: Vec<u8>,
-    /// How much of the body is sent before the connection breaks.
+    /// Number of bytes of the body that are sent before the connection breaks.
     pub sent: usize,
 }
 
@@ -53,7 +53,7 @@ impl Reply {
             format!("HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n", body.len());
         headers.iter().for_each(|(name, value)| head += &format!("{name}: {value}\r\n"));
         let body = if to.method == "HEAD" { &[][..] } else { &body[..*sent] };
-        // Whoever went away does not want the rest.
+        // Sending fails only where the client is gone.
         let _ = stream
             .write_all(head.as_bytes())
             .and_then(|()| stream.write_all(b"\r\n"))
@@ -61,8 +61,8 @@ impl Reply {
     }
 }
 
-/// Answers every request on a thread of its own, for as long as the process lives, and gives the address, which the answers are made
-/// with too.
+/// Answers every request on a thread of its own until the process ends. Returns the server's address, which `answer` receives
+/// too.
 pub fn listen(answer: impl Fn(&Request, &str) -> Reply + Send + Sync + 'static) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = format!("http://{}", listener.local_addr().expect("an address"));

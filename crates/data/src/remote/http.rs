@@ -1,4 +1,4 @@
-//! One pool of connections, redirections, and the headers that ranges need.
+//! The HTTP connection pool, redirects, and the headers of range requests.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use ureq::{Agent, Body};
 
 use crate::error::DataError;
 
-/// Redirections that are followed.
+/// Limit on redirects.
 pub const HOPS: usize = 8;
 
-/// Connections to a host that are kept for the next request: as many as read from it at once, and some more.
+/// Idle connections per host: slightly more than the number of concurrent readers.
 const CONNECTIONS: usize = 16;
 
-/// Connections that count as broken where no byte comes, or none is taken, for as long as `silence`. Redirections are left to the caller, who knows
-/// which host may be told who asks; an answer of any status is an answer.
+/// A client whose connections fail after `silence` without a byte sent or received. Redirects are left to the caller, who knows
+/// which hosts may see the token. Responses of any status are not errors.
 pub fn agent(silence: Duration) -> Result<Agent, DataError> {
     let tls = TlsConfig::builder().root_certs(root_certificates()?).build();
     let config = Agent::config_builder()
@@ -34,14 +34,13 @@ pub fn agent(silence: Duration) -> Result<Agent, DataError> {
     Ok(Agent::new_with_config(config))
 }
 
-/// Certificates that servers are verified by: the authorities that are built in, or those of a file the user names, as networks that
-/// open connections on their way need it.
+/// Root certificates: the built-in ones, or those of a file that the user names, as networks with intercepting proxies need.
 fn root_certificates() -> Result<RootCerts, DataError> {
     let named = |name: &&str| std::env::var_os(name).is_some_and(|path| !path.is_empty());
     let Some(name) = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"].into_iter().find(named) else {
         return Ok(RootCerts::WebPki);
     };
-    let path = PathBuf::from(std::env::var_os(name).expect("it was just there"));
+    let path = PathBuf::from(std::env::var_os(name).expect("the variable was just found"));
     let text = std::fs::read(&path).map_err(|error| {
         DataError::input(format!("{name} names {}, which cannot be read: {error}", path.display()))
     })?;
@@ -62,18 +61,18 @@ pub fn header<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     headers.get(name).and_then(|value| value.to_str().ok())
 }
 
-/// A header that names a version of a file, without the marks around it.
+/// A header with a version of a file (an ETag or a date), without `W/` and quotes.
 pub fn tag<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
     let tag = header(headers, name)?.trim_start_matches("W/").trim_matches('"');
     (!tag.is_empty()).then_some(tag)
 }
 
-/// The part of a file that an answer holds: `bytes 5-9/10`.
+/// The range of a partial response: `bytes 5-9/10`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContentRange {
     pub first: u64,
     pub last: u64,
-    /// Of the whole file, where the server says it.
+    /// Size of the whole file, where the server states it.
     pub bytes: Option<u64>,
 }
 
@@ -90,7 +89,7 @@ impl ContentRange {
     }
 }
 
-/// Where an answer redirects to.
+/// The target of a redirect.
 pub fn location(url: &str, response: &Response<Body>) -> Option<String> {
     if !response.status().is_redirection() {
         return None;
@@ -102,7 +101,7 @@ pub fn location(url: &str, response: &Response<Body>) -> Option<String> {
     next.starts_with('/').then(|| format!("{}{next}", host(url)))
 }
 
-/// The part of an address before its path.
+/// The part of a URL before its path.
 pub fn host(url: &str) -> &str {
     let after = url.find("://").map_or(0, |at| at + 3);
     url[after..].find('/').map_or(url, |slash| &url[..after + slash])
@@ -112,7 +111,7 @@ pub fn same_host(one: &str, other: &str) -> bool {
     host(one) == host(other)
 }
 
-/// The page behind this one in a listing that comes in pages: `<https://...>; rel="next"`.
+/// The next page of a paginated listing: `<https://...>; rel="next"`.
 pub fn next_page(headers: &HeaderMap) -> Option<String> {
     let links = header(headers, "link")?.split(',');
     let mut next = links.filter(|link| link.contains("rel=\"next\""));
@@ -123,7 +122,7 @@ pub fn next_page(headers: &HeaderMap) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// The system takes a few megabytes for a server that reads nothing; behind them the sender would wait for ever.
+    /// The system buffers a few megabytes for a server that does not read; after that the sender would wait for ever.
     #[test]
     fn a_server_that_reads_nothing_is_a_broken_connection() {
         let deaf = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -1,7 +1,7 @@
-//! A data set of the hub at one commit: which files belong to what was asked for.
+//! The files of a data set on the Hugging Face hub at one commit.
 //!
-//! The card of a set may name configurations and the files of their splits. Where it does not, files are told apart as the
-//! hub's own library does it: a configuration is a folder, and a split is a word in the names of folders and files.
+//! The card of a data set may name configurations and the files of their splits. Otherwise files are assigned as the `datasets`
+//! library does it: a configuration is a folder, and a split is a word in the names of folders and files.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use super::location::{SetName, is_commit};
 use super::object::{Client, Object};
 use crate::error::DataError;
 
-/// Pages of a listing that are followed; the hub gives a thousand files a page.
+/// Limit on the pages of a listing; the hub returns a thousand files per page.
 const MOST_PAGES: usize = 10_000;
-/// The words by which splits are known in names of files and folders.
+/// Words that identify splits in names of files and folders.
 const SPLITS: [(&str, &[&str]); 3] = [
     ("train", &["train", "training"]),
     ("validation", &["validation", "valid", "dev", "val"]),
@@ -25,31 +25,31 @@ const SPLITS: [(&str, &[&str]); 3] = [
 /// A file of a data set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct SetFile {
-    /// Its path within the set.
+    /// Path in the repository.
     pub path: String,
     pub object: Object,
 }
 
-/// A file as the hub lists it.
+/// A file in a listing of the hub.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Listed {
+struct ListedFile {
     path: String,
     bytes: u64,
     tag: Option<String>,
 }
 
-/// A configuration as the card has it: patterns of files by split.
+/// A configuration from the card: patterns of files by split.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Configuration {
     name: String,
     is_default: bool,
     /// Patterns by split.
     files: Vec<(String, Vec<String>)>,
-    /// A folder in place of patterns, whose files are told apart by their names.
+    /// A folder in place of patterns, whose files are assigned to splits by their names.
     folder: Option<String>,
 }
 
-/// The word of a data set with the commit that its revision is now. Words that name no data set stay as they are.
+/// Pins the name of a data set to the commit of its revision. Other entries of `data.path` stay as they are.
 pub fn pinned(word: &str) -> Result<String, DataError> {
     if !super::location::is_of_hub(word) {
         return Ok(word.to_string());
@@ -62,7 +62,7 @@ pub fn pinned(word: &str) -> Result<String, DataError> {
     Ok(name.at(&card(&client, &name)?.0).to_string())
 }
 
-/// The files that a name stands for, in order, at one commit. `is_data` tells the files that could be read.
+/// The files of a name, in order, at one commit. `is_data` selects files that could be read.
 pub(crate) fn files(
     client: &Arc<Client>,
     name: &SetName,
@@ -70,13 +70,13 @@ pub(crate) fn files(
 ) -> Result<(SetName, Vec<SetFile>), DataError> {
     let (commit, configurations) = card(client, name)?;
     let pinned = name.at(&commit);
-    let wanted = Wanted::of(name, &configurations)?;
+    let wanted = RequestedFiles::of(name, &configurations)?;
     let listed = tree(client, &pinned, &wanted.folder())?;
     let mut chosen = wanted.choose(name, listed.into_iter().filter(|file| is_data(&file.path)).collect())?;
-    // As the files of a folder are sorted, whose names are compared part by part.
+    // Sorted like the files of a folder, component by component.
     chosen.sort_by(|one, other| one.path.split('/').cmp(other.path.split('/')));
     let endpoint = &client.access.endpoint;
-    let file = |Listed { path, bytes, tag }: Listed| {
+    let file = |ListedFile { path, bytes, tag }: ListedFile| {
         let url = format!("{endpoint}/datasets/{}/resolve/{commit}/{}", name.repo, encoded(&path));
         SetFile { object: Object::of_hub(client.clone(), url, bytes, tag, pinned.clone()), path }
     };
@@ -86,13 +86,13 @@ pub(crate) fn files(
 fn refuse_offline(client: &Client, name: &SetName) -> Result<(), DataError> {
     match client.access.offline {
         true => Err(DataError::input(format!(
-            "{name} is read over the network, which HF_HUB_OFFLINE forbids: give files of this machine."
+            "{name} is read over the network, which HF_HUB_OFFLINE forbids: give local files."
         ))),
         false => Ok(()),
     }
 }
 
-/// The commit that a revision is now, and the configurations of the set's card.
+/// The commit of a revision, and the configurations of the data set's card.
 fn card(client: &Client, name: &SetName) -> Result<(String, Vec<Configuration>), DataError> {
     refuse_offline(client, name)?;
     let revision = name.revision().replace('/', "%2F");
@@ -109,8 +109,8 @@ fn card(client: &Client, name: &SetName) -> Result<(String, Vec<Configuration>),
     Ok((commit.to_string(), configurations(&info["cardData"]["configs"])))
 }
 
-/// The files below a folder of a set, over all pages of the listing.
-fn tree(client: &Client, name: &SetName, folder: &str) -> Result<Vec<Listed>, DataError> {
+/// The files below a folder of a data set, from all pages of the listing.
+fn tree(client: &Client, name: &SetName, folder: &str) -> Result<Vec<ListedFile>, DataError> {
     let below = if folder.is_empty() { String::new() } else { format!("/{}", encoded(folder)) };
     let (endpoint, commit) = (&client.access.endpoint, name.revision());
     let mut url = format!("{endpoint}/api/datasets/{}/tree/{commit}{below}?recursive=true", name.repo);
@@ -123,24 +123,24 @@ fn tree(client: &Client, name: &SetName, folder: &str) -> Result<Vec<Listed>, Da
         }
         match next {
             None => return Ok(files),
-            // A mirror may pass on the hub's own address: the listing goes on where it began.
+            // A mirror may return the hub's own URL: the listing continues on the host on which it began.
             Some(next) => url = format!("{endpoint}{}", &next[http::host(&next).len()..]),
         }
     }
-    Err(DataError::input(format!("The listing of {name} has no end on {endpoint}.")))
+    Err(DataError::input(format!("The listing of {name} has too many pages on {endpoint}.")))
 }
 
-fn listed(entry: &Value) -> Option<Listed> {
+fn listed(entry: &Value) -> Option<ListedFile> {
     let path = entry["path"].as_str()?.to_string();
     let is_below = path.split('/').all(|name| !name.is_empty() && name != "." && name != "..");
     let stored = &entry["lfs"];
     let bytes = stored["size"].as_u64().or(entry["size"].as_u64())?;
     let tag = stored["oid"].as_str().or(entry["oid"].as_str());
-    is_below.then(|| Listed { path, bytes, tag: tag.map(String::from) })
+    is_below.then(|| ListedFile { path, bytes, tag: tag.map(String::from) })
 }
 
 fn json(client: &Client, url: &str, name: &SetName) -> Result<(Value, Option<String>), DataError> {
-    let answered = client.patiently(|| {
+    let answered = client.with_retries(|| {
         let mut answer = client.get(url, &[])?;
         if !answer.response.status().is_success() {
             return Err(client.refusal(&answer.response, Some(name)));
@@ -154,19 +154,19 @@ fn json(client: &Client, url: &str, name: &SetName) -> Result<(Value, Option<Str
         DataError::input(match why.contains(&name.repo) {
             true => format!("{why}."),
             false => format!(
-                "{} cannot be asked for {name}: {why}; where there is no network, give files of this machine.",
+                "{} cannot be reached for {name}: {why}; without a network, give local files.",
                 client.access.endpoint
             ),
         })
     })
 }
 
-/// The most bytes of one page of a listing.
+/// Most bytes of a page of a listing.
 const LISTING_BYTES: u64 = 64 << 20;
 
 fn not_the_hub(client: &Client) -> DataError {
     DataError::input(format!(
-        "{} does not answer as the hub does: HF_ENDPOINT names another place.",
+        "{} does not answer like the Hugging Face hub: check HF_ENDPOINT.",
         client.access.endpoint
     ))
 }
@@ -185,7 +185,7 @@ fn configurations(configs: &Value) -> Vec<Configuration> {
         let by_split: Vec<_> = by_split
             .map(|entry| (entry["split"].as_str().unwrap_or("train").to_string(), strings(&entry["path"])))
             .collect();
-        // Files without a split are those of training.
+        // Files without a split are training files.
         if by_split.is_empty() { vec![("train".into(), strings(value))] } else { by_split }
     };
     let configs = configs.as_array().map(Vec::as_slice).unwrap_or_default().iter();
@@ -205,22 +205,22 @@ fn configurations(configs: &Value) -> Vec<Configuration> {
         .collect()
 }
 
-/// The files that are asked for.
+/// The requested files.
 #[derive(Debug, PartialEq)]
-enum Wanted {
-    /// Those that match.
+enum RequestedFiles {
+    /// Files that match a pattern.
     Patterns(Vec<String>),
-    /// Those below a folder that are of a split, by their names.
+    /// Files of a split below a folder, by their names.
     Below { folder: String, split: String },
 }
 
-impl Wanted {
+impl RequestedFiles {
     fn of(name: &SetName, configurations: &[Configuration]) -> Result<Self, DataError> {
         let split = name.split.as_deref().unwrap_or("train");
-        let below = |folder: &str| Wanted::Below { folder: folder.into(), split: split.into() };
+        let below = |folder: &str| RequestedFiles::Below { folder: folder.into(), split: split.into() };
         let of_split = |configuration: &Configuration| {
             let found = configuration.files.iter().find(|(named, _)| named == split);
-            found.map(|(_, patterns)| Wanted::Patterns(patterns.clone()))
+            found.map(|(_, patterns)| RequestedFiles::Patterns(patterns.clone()))
         };
         let of_card = |configuration: &Configuration| match (&configuration.folder, of_split(configuration)) {
             (Some(folder), _) => Ok(below(folder)),
@@ -228,7 +228,7 @@ impl Wanted {
             (None, None) => {
                 let splits: Vec<&str> = configuration.files.iter().map(|(split, _)| split.as_str()).collect();
                 Err(DataError::input(format!(
-                    "The configuration {} of hf://{} has no split `{split}`: it has {}, which is written behind a colon as in \
+                    "The configuration {} of hf://{} has no split `{split}`: it has {}, which is written after a colon as in \
                      hf://{}/{}:{}.",
                     configuration.name,
                     name.repo,
@@ -240,7 +240,7 @@ impl Wanted {
             }
         };
         match &name.within {
-            Some(within) if within.contains(['*', '[']) => Ok(Wanted::Patterns(vec![within.clone()])),
+            Some(within) if within.contains(['*', '[']) => Ok(RequestedFiles::Patterns(vec![within.clone()])),
             Some(within) => match configurations.iter().find(|one| one.name == *within) {
                 Some(configuration) => of_card(configuration),
                 None => Ok(below(within)),
@@ -268,16 +268,16 @@ impl Wanted {
         }
     }
 
-    /// The folder that all of them lie in, so that no more of a large set is listed.
+    /// The common folder of the files, so that less of a large data set is listed.
     fn folder(&self) -> String {
         match self {
-            // The word may name a file: its folder has it for certain.
-            Wanted::Below { folder, .. } => match folder.rsplit_once('/') {
+            // The path may be that of a file, which its folder contains in any case.
+            RequestedFiles::Below { folder, .. } => match folder.rsplit_once('/') {
                 Some((parent, last)) if last.contains('.') => parent.to_string(),
                 None if folder.contains('.') => String::new(),
                 _ => folder.clone(),
             },
-            Wanted::Patterns(patterns) => {
+            RequestedFiles::Patterns(patterns) => {
                 let plain = |pattern: &String| {
                     let parts: Vec<&str> = pattern.split('/').collect();
                     let folders = parts[..parts.len() - 1].iter();
@@ -294,14 +294,14 @@ impl Wanted {
         }
     }
 
-    fn choose(&self, name: &SetName, files: Vec<Listed>) -> Result<Vec<Listed>, DataError> {
+    fn choose(&self, name: &SetName, files: Vec<ListedFile>) -> Result<Vec<ListedFile>, DataError> {
         const BY_FOLDERS: MatchOptions = MatchOptions {
             case_sensitive: true,
             require_literal_separator: true,
             require_literal_leading_dot: true,
         };
-        let chosen: Vec<Listed> = match self {
-            Wanted::Patterns(patterns) => {
+        let chosen: Vec<ListedFile> = match self {
+            RequestedFiles::Patterns(patterns) => {
                 let read = |pattern: &String| {
                     Pattern::new(pattern).map_err(|error| {
                         DataError::input(format!(
@@ -315,17 +315,17 @@ impl Wanted {
                     |path: &str| patterns.iter().any(|pattern| pattern.matches_with(path, BY_FOLDERS));
                 files.into_iter().filter(|file| is_wanted(&file.path)).collect()
             }
-            Wanted::Below { folder, split } => {
+            RequestedFiles::Below { folder, split } => {
                 let is_below = |path: &str| {
                     folder.is_empty()
                         || path == folder
                         || path.strip_prefix(folder.as_str()).is_some_and(|rest| rest.starts_with('/'))
                 };
-                let below: Vec<Listed> = files.into_iter().filter(|file| is_below(&file.path)).collect();
-                // Only what lies below the folder tells a split: the set itself may be called `train`.
-                let within = |file: &Listed| file.path[folder.len()..].to_string();
+                let below: Vec<ListedFile> = files.into_iter().filter(|file| is_below(&file.path)).collect();
+                // Only components below the folder count: the data set itself may be called `train`.
+                let within = |file: &ListedFile| file.path[folder.len()..].to_string();
                 let has_splits = below.iter().any(|file| split_of(&within(file)).is_some());
-                let is_wanted = |file: &Listed| match split_of(&within(file)) {
+                let is_wanted = |file: &ListedFile| match split_of(&within(file)) {
                     Some(found) => found == canonical(split),
                     None => !has_splits && canonical(split) == "train",
                 };
@@ -338,9 +338,10 @@ impl Wanted {
                 "{name} has no files of parquet, JSONL, CSV or text {}: check the configuration and the split \
                  (hf://owner/set/config:split), or name files as in hf://{}/data/*.parquet.",
                 match self {
-                    Wanted::Patterns(patterns) => format!("that match {}", patterns.join(", ")),
-                    Wanted::Below { folder, split } if folder.is_empty() => format!("of the split {split}"),
-                    Wanted::Below { folder, split } => format!("of the split {split} below {folder}"),
+                    RequestedFiles::Patterns(patterns) => format!("that match {}", patterns.join(", ")),
+                    RequestedFiles::Below { folder, split } if folder.is_empty() =>
+                        format!("of the split {split}"),
+                    RequestedFiles::Below { folder, split } => format!("of the split {split} below {folder}"),
                 },
                 name.repo
             )));
@@ -354,7 +355,7 @@ fn canonical(word: &str) -> &str {
     SPLITS.iter().find(|(_, words)| words.contains(&word)).map_or(word, |(split, _)| split)
 }
 
-/// The split that the name of a file tells, or else that of a folder it lies in.
+/// The split in the name of a file, or else in that of an enclosing folder.
 fn split_of(path: &str) -> Option<&'static str> {
     let of_part = |part: &str| {
         let mut words = part.split(|c: char| !c.is_ascii_alphabetic());
@@ -363,7 +364,7 @@ fn split_of(path: &str) -> Option<&'static str> {
     path.rsplit('/').find_map(of_part)
 }
 
-/// A path as a part of an address.
+/// Percent-encodes a path.
 fn encoded(path: &str) -> String {
     let mut out = String::new();
     for byte in path.bytes() {
@@ -382,19 +383,19 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn listing(paths: &[&str]) -> Vec<Listed> {
-        paths.iter().map(|path| Listed { path: path.to_string(), bytes: 1, tag: None }).collect()
+    fn listing(paths: &[&str]) -> Vec<ListedFile> {
+        paths.iter().map(|path| ListedFile { path: path.to_string(), bytes: 1, tag: None }).collect()
     }
 
     fn chosen(word: &str, configs: &Value, paths: &[&str]) -> Result<Vec<String>, String> {
         let name = SetName::parse(word).unwrap();
-        let of = || Wanted::of(&name, &configurations(configs))?.choose(&name, listing(paths));
-        let files: Result<Vec<Listed>, DataError> = of();
+        let of = || RequestedFiles::of(&name, &configurations(configs))?.choose(&name, listing(paths));
+        let files: Result<Vec<ListedFile>, DataError> = of();
         files.map(|files| files.into_iter().map(|file| file.path).collect()).map_err(|error| error.sentence)
     }
 
     #[test]
-    fn cards_say_which_files_are_whose() {
+    fn cards_assign_files_to_configurations() {
         let configs = json!([
             { "config_name": "en", "data_files": [
                 { "split": "train", "path": ["en/a-*.parquet", "en/b.parquet"] },
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn names_say_it_where_cards_do_not() {
+    fn names_assign_files_without_a_card() {
         let none = Value::Null;
         let paths = ["data/train-00000-of-00002.parquet", "data/validation-0.parquet", "data/test.parquet"];
         assert_eq!(chosen("hf://o/s", &none, &paths).unwrap(), ["data/train-00000-of-00002.parquet"]);
@@ -439,16 +440,20 @@ mod tests {
 
     #[test]
     fn only_the_folder_that_is_wanted_is_listed() {
-        let folder =
-            |patterns: &[&str]| Wanted::Patterns(patterns.iter().map(|p| p.to_string()).collect()).folder();
+        let folder = |patterns: &[&str]| {
+            RequestedFiles::Patterns(patterns.iter().map(|p| p.to_string()).collect()).folder()
+        };
         assert_eq!(folder(&["sample/10BT/*"]), "sample/10BT");
         assert_eq!(folder(&["data/*/a.parquet", "data/*/b.parquet"]), "data");
         assert_eq!(folder(&["a/*", "b/*"]), "");
-        assert_eq!(Wanted::Below { folder: "data/x.parquet".into(), split: "train".into() }.folder(), "data");
+        assert_eq!(
+            RequestedFiles::Below { folder: "data/x.parquet".into(), split: "train".into() }.folder(),
+            "data"
+        );
     }
 
     #[test]
-    fn listings_that_lie_are_not_read() {
+    fn false_listings_are_refused() {
         assert!(listed(&json!({ "type": "file", "path": "a/b", "size": 3, "oid": "x" })).is_some());
         for wrong in [json!({ "path": "../a", "size": 3 }), json!({ "path": "a" }), json!({ "size": 3 })] {
             assert_eq!(listed(&wrong), None, "{wrong}");

@@ -1,8 +1,8 @@
-//! Words of `data.path` that name no file of this machine: `hf://owner/set@revision/config:split` and addresses of HTTP.
+//! Parses remote entries of `data.path`: `hf://owner/set@revision/config:split` and URLs.
 
 use crate::error::DataError;
 
-/// A data set of the hub, as it is written: `hf://owner/set[@revision][/within][:split]`.
+/// The name of a data set on the hub: `hf://owner/set[@revision][/within][:split]`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SetName {
     /// `owner/set`.
@@ -15,15 +15,15 @@ pub struct SetName {
 }
 
 const HUB: &str = "hf://";
-/// Addresses of object stores by their own names, which no plain request can read.
+/// URL schemes of object stores, which plain HTTP cannot read.
 const STORES: [&str; 5] = ["s3://", "gs://", "gcs://", "az://", "abfs://"];
 
-/// Whether a word names something that is read over the network.
+/// Whether an entry is read over the network.
 pub fn is_remote(word: &str) -> bool {
     [HUB, "https://", "http://"].iter().chain(&STORES).any(|scheme| word.starts_with(scheme))
 }
 
-/// Whether a word names a data set of the hub.
+/// Whether an entry names a data set on the hub.
 pub fn is_of_hub(word: &str) -> bool {
     word.starts_with(HUB)
 }
@@ -32,7 +32,7 @@ impl SetName {
     pub fn parse(word: &str) -> Result<Self, DataError> {
         let wrong = || {
             DataError::input(format!(
-                "{word} names no data set: write hf://owner/set, and behind it where wanted @revision, /config and :split, as \
+                "{word} does not name a data set: write hf://owner/set, optionally followed by @revision, /config and :split, as \
                  in hf://owner/set@main/en:train."
             ))
         };
@@ -49,7 +49,7 @@ impl SetName {
             Some((name, revision)) => (name, Some(revision.replace("%2F", "/"))),
             None => (name, None),
         };
-        // Pull requests and converted files are revisions with slashes, which the hub's tools also write plainly.
+        // Revisions of pull requests and conversions contain slashes, which the hub's tools also write unescaped.
         if revision.as_deref() == Some("refs")
             && let Some(rest) = within.take()
         {
@@ -82,12 +82,12 @@ impl SetName {
         Ok(Self { repo: format!("{owner}/{name}"), revision, within, split })
     }
 
-    /// The same at one commit.
+    /// The same name, pinned to a commit.
     pub fn at(&self, commit: &str) -> Self {
         Self { revision: Some(commit.to_string()), ..self.clone() }
     }
 
-    /// The commit, where one is given and not a branch or a tag.
+    /// The commit, unless the revision is a branch or a tag.
     pub fn commit(&self) -> Option<&str> {
         self.revision.as_deref().filter(|revision| is_commit(revision))
     }
@@ -110,7 +110,7 @@ pub fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.chars().all(|c| c.is_ascii_hexdigit())
 }
 
-/// The addresses behind a word: itself, or one for each number where it has `{000..146}`.
+/// The URLs of an entry: itself, or one for each number where it has `{000..146}`.
 pub(crate) fn addresses(word: &str) -> Result<Vec<String>, DataError> {
     if let Some(scheme) = STORES.iter().find(|scheme| word.starts_with(**scheme)) {
         let (bucket, key) = word[scheme.len()..].split_once('/').unwrap_or((&word[scheme.len()..], ""));
@@ -151,13 +151,13 @@ pub(crate) fn addresses(word: &str) -> Result<Vec<String>, DataError> {
     };
     let Some((numbers, width, after)) = numbers() else {
         return Err(DataError::input(format!(
-            "The braces of {word} do not read: write numbers as in {{00000..00146}}, in one pair of braces."
+            "The braces of {word} cannot be parsed: write numbers as in {{00000..00146}}, in one pair of braces."
         )));
     };
     Ok(numbers.map(|number| format!("{before}{number:0width$}{after}")).collect())
 }
 
-/// More files than this are a mistake.
+/// Limit on numbered files: a larger number is a mistake.
 const MOST_NUMBERED: u64 = 1_000_000;
 
 #[cfg(test)]

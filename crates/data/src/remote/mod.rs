@@ -1,16 +1,16 @@
-//! Files that are read over HTTP: data sets of the Hugging Face hub, and objects of any server that answers ranges.
+//! Files that are read over HTTP: data sets of the Hugging Face hub, and objects of any server that supports range requests.
 //!
 //! ```text
-//! access     who asks the hub, and where it answers: the variables that all of its tools read
-//! http       one connection pool, redirections, the headers that ranges need
-//! location   `hf://owner/set@revision/config:split` and `https://host/path-{000..146}.parquet`, read
-//! hub        a data set at one commit: its files, found as its card or its folders say
-//! object     a file on a server: any range of it, whatever breaks off, and an error where it changed
-//! ranged     reads at any place of such a file by requests of some megabytes
-//! cache      pieces of such files kept on disk, up to a bound
+//! access     the hub's endpoint and the user's token, from the environment
+//! http       the connection pool, redirects, the headers of range requests
+//! location   parses `hf://owner/set@revision/config:split` and `https://host/path-{000..146}.parquet`
+//! hub        the files of a data set at one commit, by its card or its folders
+//! object     a remote file: reads ranges, resumes interrupted transfers, detects changes
+//! ranged     random access to a remote file with buffered range requests
+//! cache      an on-disk cache of pieces of remote files, of bounded size
 //! ```
 //!
-//! Nothing is written to disk unless a cache is asked for.
+//! Nothing is written to disk unless a cache is configured.
 
 pub mod access;
 pub(crate) mod cache;

@@ -1,4 +1,4 @@
-//! A file on a server: any range of it, taken up again where a transfer breaks off, and an error where the file changed.
+//! A remote file: reads any range, resumes interrupted transfers, and fails where the file has changed.
 
 use std::io::{self, Read};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -14,31 +14,31 @@ use super::http::{self, ContentRange, HOPS};
 use super::location::SetName;
 use crate::error::DataError;
 
-/// Without a byte for this long a connection counts as broken.
+/// A connection without a byte for this long counts as broken.
 const SILENCE: Duration = Duration::from_secs(30);
-/// The longest wait that a server may ask for.
+/// Longest wait that a server may request.
 const LONGEST_WAIT: Duration = Duration::from_secs(120);
-/// A transfer that brought this much is no failure to count: a long file over a bad line is read in the end.
+/// An attempt that transfers this much does not count as a failure, so a long file is read even over a bad connection.
 const PROGRESS_BYTES: usize = 64 << 10;
-/// The hub redirects to a store by an address that is signed for an hour or so: it is asked again before that.
+/// Maximum age of a redirect: the hub redirects to signed URLs that are valid for about an hour.
 const ROUTE_AGE: Duration = Duration::from_secs(10 * 60);
 
-/// How often what breaks off is taken up again, and the pause before the third attempt, which doubles from then on.
+/// Number of attempts, and the pause before the third one, which doubles from then on.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Patience {
+pub(crate) struct RetryPolicy {
     pub attempts: u32,
     pub pause: Duration,
     pub longest_pause: Duration,
 }
 
-impl Default for Patience {
-    /// Some two minutes altogether.
+impl Default for RetryPolicy {
+    /// About two minutes in total.
     fn default() -> Self {
         Self { attempts: 10, pause: Duration::from_secs(1), longest_pause: Duration::from_secs(30) }
     }
 }
 
-impl Patience {
+impl RetryPolicy {
     fn pause(&self, failures: u32) -> Duration {
         match failures {
             0 | 1 => Duration::ZERO,
@@ -47,51 +47,51 @@ impl Patience {
     }
 }
 
-/// Connections to servers, and who asks.
+/// An HTTP client with the user's access to the hub.
 pub(crate) struct Client {
     agent: Agent,
     pub access: Access,
-    pub patience: Patience,
+    pub retries: RetryPolicy,
 }
 
-/// Why an answer is not what was asked for.
+/// Why a request failed.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// It may be given later; the server may say when.
+    /// A retry may succeed; the server may say when.
     Later(String, Option<Duration>),
-    /// It will not be given: a sentence without its full stop.
+    /// A retry is pointless: a sentence without a full stop.
     Never(String),
 }
 
-/// An answer behind redirections.
+/// A response after redirects.
 pub(crate) struct Answer {
     pub url: String,
     pub response: Response<Body>,
-    /// The version and size that the hub states of a file that lies elsewhere.
+    /// ETag and size that the hub states for a file stored elsewhere.
     pub linked_tag: Option<String>,
     pub linked_bytes: Option<u64>,
 }
 
 impl Client {
-    pub fn new(access: Access, silence: Duration, patience: Patience) -> Result<Self, DataError> {
-        Ok(Self { agent: http::agent(silence)?, access, patience })
+    pub fn new(access: Access, silence: Duration, retries: RetryPolicy) -> Result<Self, DataError> {
+        Ok(Self { agent: http::agent(silence)?, access, retries })
     }
 
-    /// The client of this process, with what the environment says.
+    /// The client of this process, configured by the environment.
     pub fn shared() -> Result<Arc<Self>, DataError> {
         static SHARED: OnceLock<Arc<Client>> = OnceLock::new();
         if let Some(client) = SHARED.get() {
             return Ok(client.clone());
         }
-        let client = Self::new(Access::from_environment(), SILENCE, Patience::default())?;
+        let client = Self::new(Access::from_environment(), SILENCE, RetryPolicy::default())?;
         Ok(SHARED.get_or_init(|| Arc::new(client)).clone())
     }
 
-    /// Asks and follows redirections. The token goes to the hub alone.
+    /// Sends a GET request and follows redirects. The token is sent to the hub only.
     pub fn get(&self, url: &str, headers: &[(&str, String)]) -> Result<Answer, Refusal> {
         let (mut url, mut linked_tag, mut linked_bytes) = (url.to_string(), None, None);
         for _ in 0..HOPS {
-            // Lengths and ranges are a file's own only where nothing was compressed on the way.
+            // Sizes and ranges refer to the file only without content encoding.
             let mut request = self.agent.get(&url).header("accept-encoding", "identity");
             if let Some(token) = self.access.token.as_ref().filter(|_| self.is_hub(&url)) {
                 request = request.header("authorization", format!("Bearer {token}"));
@@ -109,21 +109,21 @@ impl Client {
             };
             if url.starts_with("https://") && !next.starts_with("https://") {
                 return Err(Refusal::Never(format!(
-                    "{} redirects to an address without encryption",
+                    "{} redirects to a URL without encryption",
                     http::host(&url)
                 )));
             }
             url = next;
         }
-        Err(Refusal::Never(format!("{} redirects without end", http::host(&url))))
+        Err(Refusal::Never(format!("{} redirects too often", http::host(&url))))
     }
 
     fn is_hub(&self, url: &str) -> bool {
         http::same_host(url, &self.access.endpoint)
     }
 
-    /// Tries until there is an answer, or none is to be expected.
-    pub fn patiently<T>(&self, mut attempt: impl FnMut() -> Result<T, Refusal>) -> Result<T, String> {
+    /// Retries until an attempt succeeds or a retry is pointless.
+    pub fn with_retries<T>(&self, mut attempt: impl FnMut() -> Result<T, Refusal>) -> Result<T, String> {
         let _wait = waits::begin("waiting for a server", Unit::Nothing, None);
         let mut failures = 0;
         loop {
@@ -132,16 +132,16 @@ impl Client {
                 Err(Refusal::Never(sentence)) => return Err(sentence),
                 Err(Refusal::Later(why, wait)) => {
                     failures += 1;
-                    if failures >= self.patience.attempts {
-                        return Err(format!("{why}, and so in each of {failures} attempts"));
+                    if failures >= self.retries.attempts {
+                        return Err(format!("{why}, in each of {failures} attempts"));
                     }
-                    std::thread::sleep(wait.unwrap_or_else(|| self.patience.pause(failures)));
+                    std::thread::sleep(wait.unwrap_or_else(|| self.retries.pause(failures)));
                 }
             }
         }
     }
 
-    /// The refusal of an answer that is no success; `set` is the data set it is about.
+    /// The refusal for an unsuccessful response; `set` is the data set of the request.
     pub fn refusal(&self, response: &Response<Body>, set: Option<&SetName>) -> Refusal {
         let endpoint = &self.access.endpoint;
         let code = http::header(response.headers(), "x-error-code").unwrap_or_default();
@@ -170,9 +170,7 @@ impl Client {
                 format!("{set} has no such file or folder on {endpoint}: check the configuration or the path")
             }
             (401 | 403, ..) => {
-                format!(
-                    "the server gives it only to some (status {status}): sign the address, or make it public"
-                )
+                format!("the server denies access (status {status}): sign the URL, or make the file public")
             }
             (404 | 410, ..) => format!("there is no such file (status {status})"),
             _ => format!("the server answered {}", response.status()),
@@ -180,13 +178,13 @@ impl Client {
     }
 }
 
-/// How long a server asks to wait.
+/// The wait that a server requests.
 fn wait(response: &Response<Body>) -> Option<Duration> {
     let seconds: u64 = http::header(response.headers(), "retry-after")?.trim().parse().ok()?;
     Some(LONGEST_WAIT.min(Duration::from_secs(seconds)))
 }
 
-/// A file on a server, at one version.
+/// A remote file at one version.
 #[derive(Clone)]
 pub struct Object {
     file: Arc<File>,
@@ -197,19 +195,19 @@ struct File {
     client: Arc<Client>,
     url: String,
     bytes: u64,
-    /// The version: that of the hub's listing, or the ETag of the first answer.
+    /// The version: from the hub's listing, or the ETag of the first response.
     tag: Option<String>,
-    /// The data set of the hub that it is of.
+    /// The data set on the hub that the file belongs to.
     set: Option<SetName>,
     route: Mutex<Route>,
 }
 
-/// How a file is reached, found out on the way.
+/// State of the route to a file.
 #[derive(Default)]
 struct Route {
-    /// The address behind the redirections, since when.
+    /// The URL after redirects, and when it was obtained.
     place: Option<(String, Instant)>,
-    /// The ETag that a host gives it.
+    /// A host, and the ETag it returns for the file.
     tag: Option<(String, String)>,
 }
 
@@ -229,7 +227,7 @@ impl std::fmt::Debug for Object {
 }
 
 impl Object {
-    /// A file of a data set, as the hub lists it.
+    /// A file of a data set, from the hub's listing.
     pub(crate) fn of_hub(
         client: Arc<Client>,
         url: String,
@@ -241,14 +239,14 @@ impl Object {
         Self { file: Arc::new(file), cache: None }
     }
 
-    /// Any file, and its first bytes: at most `head_bytes`.
+    /// Any file, with its first bytes: at most `head_bytes`.
     pub(crate) fn open(
         client: Arc<Client>,
         url: &str,
         head_bytes: usize,
     ) -> Result<(Self, Vec<u8>), DataError> {
         let range = [("range", format!("bytes=0-{}", head_bytes.max(1) - 1))];
-        let opened = client.patiently(|| {
+        let opened = client.with_retries(|| {
             let mut answer = client.get(url, &range)?;
             let headers = answer.response.headers();
             let tag = http::tag(headers, "etag").or(http::tag(headers, "last-modified")).map(String::from);
@@ -256,7 +254,7 @@ impl Object {
                 206 => {
                     let range = ContentRange::of(headers).filter(|range| range.first == 0);
                     let Some(bytes) = range.and_then(|range| range.bytes) else {
-                        return Err(Refusal::Never("the server does not say how large the file is".into()));
+                        return Err(Refusal::Never("the server does not state the size of the file".into()));
                     };
                     let mut head = Vec::new();
                     let body = answer.response.body_mut().with_config().limit(u64::MAX).reader();
@@ -268,7 +266,7 @@ impl Object {
                         Err(error) => Err(Refusal::Later(error.to_string(), None)),
                     }
                 }
-                // Nothing can be taken from a file without bytes.
+                // An empty file has no satisfiable range.
                 416 if http::header(headers, "content-range") == Some("bytes */0") => {
                     Ok((0, tag, Vec::new()))
                 }
@@ -283,8 +281,8 @@ impl Object {
         Ok((Self { file: Arc::new(file), cache: None }, head))
     }
 
-    /// The same, with pieces of it kept on disk.
-    pub(crate) fn kept_in(&self, cache: Arc<Cache>) -> Self {
+    /// The same file, with a cache of its pieces.
+    pub(crate) fn cached_in(&self, cache: Arc<Cache>) -> Self {
         Self { cache: Some(cache), ..self.clone() }
     }
 
@@ -301,7 +299,7 @@ impl Object {
         &self.file.url
     }
 
-    /// Bytes `at..at + len`, all of which the file has.
+    /// Bytes `at..at + len`, which must be inside the file.
     pub(crate) fn read(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
         match &self.cache {
             Some(cache) => cache.read(self, at, len),
@@ -309,7 +307,7 @@ impl Object {
         }
     }
 
-    /// The same from the server.
+    /// As [`Self::read`], always from the server.
     pub(crate) fn fetch(&self, at: u64, len: usize) -> io::Result<Vec<u8>> {
         assert!(at + len as u64 <= self.file.bytes, "only bytes that the file has are asked for");
         let mut got = Vec::with_capacity(len);
@@ -317,13 +315,13 @@ impl Object {
             return Ok(got);
         }
         let mut counted = 0;
-        let fetched = self.file.client.patiently(|| {
+        let fetched = self.file.client.with_retries(|| {
             loop {
                 let before = got.len();
                 match self.file.receive(at, len, &mut got) {
                     Ok(()) => return Ok(()),
                     Err(Refusal::Later(..)) if got.len() - counted >= PROGRESS_BYTES => counted = got.len(),
-                    // Another address may do at once: what was signed is not for ever.
+                    // A signed URL may have expired, so the next attempt obtains a new one at once.
                     Err(Refusal::Later(_, None)) if got.len() == before && self.file.forget_place() => {}
                     Err(refusal) => return Err(refusal),
                 }
@@ -333,13 +331,13 @@ impl Object {
     }
 }
 
-const NO_RANGES: &str = "the server sends the whole file where a part is asked for, so it cannot be read as it is trained on: \
+const NO_RANGES: &str = "the server sends the whole file when a part is requested, so it cannot be read during training: \
                          download it, and give data.path its files";
 const CHANGED: &str = "the file changed on the server since the run began to read it: give the version that it began with, or \
                        begin a new run";
 
 impl File {
-    /// One transfer: as much as comes of the rest is added to `got`.
+    /// A single transfer, which appends the received part of the rest to `got`.
     fn receive(&self, at: u64, len: usize, got: &mut Vec<u8>) -> Result<(), Refusal> {
         let first = at + got.len() as u64;
         let last = at + len as u64 - 1;
@@ -358,7 +356,7 @@ impl File {
             return Err(Refusal::Never(CHANGED.into()));
         }
         let tag = http::tag(own, "etag").map(String::from);
-        // Weak tags do not tell versions apart byte by byte.
+        // Weak ETags do not identify exact bytes.
         let is_strong = http::header(own, "etag").is_some_and(|tag| tag.starts_with('"'));
         let host = http::host(&answer.url).to_string();
         let is_other = |tag: &String| match (&self.set, &self.tag, &known) {
@@ -385,7 +383,7 @@ impl File {
             200 if first == 0 && last + 1 == self.bytes => {}
             200 => return Err(Refusal::Never(NO_RANGES.into())),
             412 | 416 => return Err(Refusal::Never(CHANGED.into())),
-            // An address that was signed is good for a while only.
+            // A signed URL may have expired.
             400 | 401 | 403 | 404 | 410 if place != self.url => {
                 return Err(Refusal::Later(format!("the store answered {status}"), None));
             }
@@ -408,20 +406,20 @@ impl File {
         }
     }
 
-    /// Where it is asked for.
+    /// The URL to request: that after redirects, if it is known and recent.
     fn place(&self) -> String {
         let route = self.route.lock().expect("no reader panics");
         let recent = route.place.as_ref().filter(|(_, since)| since.elapsed() < ROUTE_AGE);
         recent.map_or_else(|| self.url.clone(), |(url, _)| url.clone())
     }
 
-    /// Asks the server itself the next time; false where that was done already.
+    /// Forgets the URL after redirects; false if there was none.
     fn forget_place(&self) -> bool {
         self.route.lock().expect("no reader panics").place.take().is_some()
     }
 }
 
-/// An address without what is signed into it, which is a secret for as long as it is good.
+/// A URL without its query, which may contain a secret signature.
 pub fn shown(url: &str) -> &str {
     url.split('?').next().unwrap_or(url)
 }

@@ -1,4 +1,4 @@
-//! Reads at any place of a file on a server, by requests of some megabytes.
+//! Random access to a remote file with buffered range requests.
 
 use std::collections::VecDeque;
 use std::io::{self, Read};
@@ -6,15 +6,15 @@ use std::sync::Mutex;
 
 use super::object::Object;
 
-/// Bytes of a request where as many follow that will be wanted.
+/// Size of a request where as many bytes will be needed.
 const REQUEST_BYTES: u64 = 2 << 20;
-/// The end of a file is asked for at once: parquet's footer is there, and mostly smaller than this.
+/// The end of a file is fetched at once: it has parquet's footer, which is usually smaller than this.
 const TAIL_BYTES: u64 = 256 << 10;
 
-/// A file on a server with the parts of it that were read last.
+/// A remote file with its most recent ranges in memory.
 pub(crate) struct Ranged {
     object: Object,
-    /// The latest first.
+    /// Most recent first.
     held: Mutex<VecDeque<BufferedRange>>,
     most_held: usize,
 }
@@ -31,7 +31,7 @@ impl BufferedRange {
 }
 
 impl Ranged {
-    /// `most_held` is how many places of the file are read in turns.
+    /// `most_held` is the number of positions that are read in turn.
     pub fn new(object: Object, most_held: usize) -> Self {
         Self { object, held: Mutex::default(), most_held }
     }
@@ -40,7 +40,7 @@ impl Ranged {
         self.object.bytes()
     }
 
-    /// Fills `out` with the bytes at `at`. The bytes behind them up to `until` are expected to be wanted next.
+    /// Fills `out` with the bytes at `at`. Hints that bytes up to `until` will be read next.
     pub fn read_exact_at(&self, out: &mut [u8], at: u64, until: u64) -> io::Result<()> {
         let (mut filled, size) = (0, self.len());
         if at + out.len() as u64 > size {
@@ -50,7 +50,7 @@ impl Ranged {
         while filled < out.len() {
             let next = at + filled as u64;
             if let Some(found) = held.iter().position(|held| (held.at..held.end()).contains(&next)) {
-                let part = held.remove(found).expect("it was just found");
+                let part = held.remove(found).expect("the range was just found");
                 let from = (next - part.at) as usize;
                 let count = (part.bytes.len() - from).min(out.len() - filled);
                 out[filled..filled + count].copy_from_slice(&part.bytes[from..from + count]);
@@ -72,11 +72,11 @@ impl Ranged {
     }
 }
 
-/// The bytes of such a file from a place on, one after another.
+/// Sequential reads of a remote file from an offset on.
 pub(crate) struct Sequential {
     ranged: Ranged,
     at: u64,
-    /// Where reading is expected to end; it may go on.
+    /// Expected end of reading, which may be exceeded.
     until: u64,
 }
 
@@ -93,7 +93,7 @@ impl Read for Sequential {
         if count == 0 {
             return Ok(0);
         }
-        // Behind the expected end little is wanted: the rest of a line.
+        // Past the expected end, only the rest of a line is needed.
         let until = if self.at < self.until { self.until } else { self.at };
         let count = if self.at < until { count.min((until - self.at) as usize) } else { count.min(TAIL) };
         self.ranged.read_exact_at(&mut out[..count], self.at, until)?;
@@ -102,5 +102,5 @@ impl Read for Sequential {
     }
 }
 
-/// Bytes of a request behind the expected end.
+/// Size of a request past the expected end.
 const TAIL: usize = 64 << 10;

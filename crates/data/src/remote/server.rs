@@ -1,5 +1,5 @@
-//! A server for tests that speaks the hub's protocol for data sets, on this machine: cards, listings in pages, files by commit,
-//! redirections to a store, ranges of bytes, and whatever a server may do wrong.
+//! A local server for tests that speaks the hub's protocol for data sets: cards, paginated listings, files by commit, redirects
+//! to a store, range requests, and faults.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -10,20 +10,20 @@ use super::exchange::{self, Reply, Request, reply};
 /// The commit of `main` when a server starts.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// Something that the store does wrong, once.
+/// A fault of the store, which occurs once.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// Half of the body comes, then the connection closes.
+    /// Sends half of the body, then closes the connection.
     Short,
-    /// A range comes that was not asked for.
+    /// Sends another range than requested.
     OtherRange,
-    /// The whole file comes where a part was asked for.
+    /// Sends the whole file in place of a range.
     Whole,
     /// Another status, with a header `Retry-After` where a number is given.
     Status(u16, Option<u64>),
-    /// Nothing comes for a while.
+    /// Sends nothing for a while.
     Hang(Duration),
-    /// The file has another ETag.
+    /// Sends another ETag.
     OtherTag,
 }
 
@@ -36,7 +36,7 @@ pub struct Content {
     pub commits: BTreeMap<String, BTreeMap<String, Vec<u8>>>,
     /// The configurations of the card, as JSON.
     pub configs: String,
-    /// Faults of the store in the order of requests.
+    /// Faults of the store, in the order of requests.
     pub faults: VecDeque<Fault>,
 }
 
@@ -56,7 +56,7 @@ pub struct SetServer {
 }
 
 impl SetServer {
-    /// Two listeners, because the store is another host than the hub. They live as long as the test's process.
+    /// Starts two listeners, because hub and store are different hosts. They live until the process ends.
     pub fn start(content: Content) -> Self {
         let (content, seen) = (Arc::new(Mutex::new(content)), Arc::new(Mutex::new(vec![])));
         let store = listen(content.clone(), seen.clone(), None);
@@ -65,7 +65,7 @@ impl SetServer {
     }
 
     /// The requests since the last call.
-    pub fn asked(&self) -> Vec<String> {
+    pub fn requests(&self) -> Vec<String> {
         std::mem::take(&mut self.seen.lock().unwrap())
     }
 
@@ -73,28 +73,28 @@ impl SetServer {
         change(&mut self.content.lock().unwrap());
     }
 
-    /// The address of a file in the store, as one that needs no hub.
+    /// The URL of a file in the store, for use without the hub.
     pub fn address(&self, file: &str) -> String {
         format!("{}/{COMMIT}/{file}", self.store)
     }
 }
 
 fn listen(content: Arc<Mutex<Content>>, seen: Arc<Mutex<Vec<String>>>, store: Option<String>) -> String {
-    exchange::listen(move |asked, own| {
-        seen.lock().unwrap().push(asked.line());
+    exchange::listen(move |request, own| {
+        seen.lock().unwrap().push(request.line());
         match &store {
-            Some(store) => of_hub(asked, &content.lock().unwrap(), own, store),
-            None => of_store(asked, &content),
+            Some(store) => of_hub(request, &content.lock().unwrap(), own, store),
+            None => of_store(request, &content),
         }
     })
 }
 
-/// Files of a page of a listing.
+/// Files per page of a listing.
 const PAGE: usize = 2;
 
-fn of_hub(asked: &Request, content: &Content, own: &str, store: &str) -> Reply {
+fn of_hub(request: &Request, content: &Content, own: &str, store: &str) -> Reply {
     let refused = |status: u16, code: &str| reply(status, vec![("X-Error-Code", code.to_string())], b"{}");
-    let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
+    let (path, query) = request.path.split_once('?').unwrap_or((&request.path, ""));
     if let Some(rest) = path.strip_prefix("/api/datasets/org/set/revision/") {
         let commit = if rest == "main" { content.main.as_str() } else { rest };
         if !content.commits.contains_key(commit) {
@@ -136,7 +136,7 @@ fn of_hub(asked: &Request, content: &Content, own: &str, store: &str) -> Reply {
     }
     match path {
         _ if path.contains("/org/gated/") => {
-            let has_token = asked.headers.contains_key("authorization");
+            let has_token = request.headers.contains_key("authorization");
             refused(if has_token { 403 } else { 401 }, "GatedRepo")
         }
         _ if path.contains("/org/private/") => refused(401, "RepoNotFound"),
@@ -144,8 +144,8 @@ fn of_hub(asked: &Request, content: &Content, own: &str, store: &str) -> Reply {
     }
 }
 
-fn of_store(asked: &Request, content: &Mutex<Content>) -> Reply {
-    let path = asked.path.split('?').next().unwrap_or_default().trim_start_matches('/');
+fn of_store(request: &Request, content: &Mutex<Content>) -> Reply {
+    let path = request.path.split('?').next().unwrap_or_default().trim_start_matches('/');
     let (found, fault) = {
         let mut content = content.lock().unwrap();
         let found = path.split_once('/').and_then(|(commit, path)| content.commits.get(commit)?.get(path));
@@ -163,10 +163,10 @@ fn of_store(asked: &Request, content: &Mutex<Content>) -> Reply {
         Some(Fault::OtherTag) => etag = "\"other\"".into(),
         _ => {}
     }
-    let range = asked.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
+    let range = request.headers.get("range").and_then(|range| range.strip_prefix("bytes=")?.split_once('-'));
     let range =
         range.and_then(|(first, last)| Some((first.parse::<usize>().ok()?, last.parse::<usize>().ok()?)));
-    let is_other = asked.headers.get("if-range").is_some_and(|tag| *tag != etag);
+    let is_other = request.headers.get("if-range").is_some_and(|tag| *tag != etag);
     let tagged = ("ETag", etag);
     let (first, last) = match range.filter(|_| !is_other && fault != Some(Fault::Whole)) {
         Some((first, last)) => (first, last.min(bytes.len().saturating_sub(1))),
@@ -186,7 +186,7 @@ fn of_store(asked: &Request, content: &Mutex<Content>) -> Reply {
     made
 }
 
-/// A name for a content.
+/// An ETag for a content.
 pub fn tag(bytes: &[u8]) -> String {
     let mix = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3);
     format!("{:016x}", bytes.iter().fold(0xcbf2_9ce4_8422_2325, mix))

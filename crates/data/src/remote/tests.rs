@@ -1,4 +1,4 @@
-//! Files on a server that answers as servers do, rightly and wrongly.
+//! Tests of remote files against a server that works correctly or fails in various ways.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::access::Access;
 use super::cache::Cache;
 use super::hub;
 use super::location::SetName;
-use super::object::{Client, Object, Patience};
+use super::object::{Client, Object, RetryPolicy};
 use super::ranged::Ranged;
 use super::server::{COMMIT, Content, Fault, SetServer};
 use crate::scratch::Scratch;
@@ -21,8 +21,8 @@ fn client(server: &SetServer, token: Option<&str>) -> Arc<Client> {
         home: None,
     };
     let pause = Duration::from_millis(1);
-    let patience = Patience { attempts: 4, pause, longest_pause: pause };
-    Arc::new(Client::new(access, Duration::from_millis(300), patience).unwrap())
+    let retries = RetryPolicy { attempts: 4, pause, longest_pause: pause };
+    Arc::new(Client::new(access, Duration::from_millis(300), retries).unwrap())
 }
 
 fn bytes(count: usize) -> Vec<u8> {
@@ -51,22 +51,22 @@ fn sets_are_listed_over_pages_at_one_commit() {
         files.into_iter().map(|file| file.path).collect::<Vec<_>>()
     };
     assert_eq!(files("hf://org/set"), ["data/a/z.jsonl", "data/a-b.jsonl", "data/b.jsonl", "other/c.jsonl"]);
-    let asked = server.asked();
+    let asked = server.requests();
     assert_eq!(asked.iter().filter(|line| line.contains("/tree/")).count(), 3, "{asked:?}");
     assert_eq!(files("hf://org/set/other"), ["other/c.jsonl"]);
     let object = only(&client, "hf://org/set/other").unwrap();
-    server.asked();
+    server.requests();
     assert_eq!(object.read(2, 3).unwrap(), b"her");
-    // The user's token goes to the hub and not to the store, which is asked alone from then on.
-    let [hub, store] = &server.asked()[..] else { panic!("two requests") };
+    // The token is sent to the hub and not to the store, to which later requests go directly.
+    let [hub, store] = &server.requests()[..] else { panic!("two requests") };
     assert!(hub.contains("/resolve/") && hub.contains("auth=Bearer secret"), "{hub}");
     assert!(store.contains("range=bytes=2-4 auth=-"), "{store}");
     assert_eq!(object.read(0, 2).unwrap(), b"ot");
-    assert_eq!(server.asked().len(), 1);
+    assert_eq!(server.requests().len(), 1);
 }
 
 #[test]
-fn servers_that_refuse_are_named_with_what_to_do() {
+fn refusals_of_servers_have_remedies() {
     let server = SetServer::start(content(&[("a.jsonl", bytes(10))]));
     let refused = |word: &str, token| only(&client(&server, token), word).unwrap_err();
     for (word, token, said) in [
@@ -81,13 +81,13 @@ fn servers_that_refuse_are_named_with_what_to_do() {
         assert!(sentence.contains(said) && sentence.ends_with('.'), "{word}: {sentence}");
     }
     let nobody = Access { endpoint: "http://127.0.0.1:9".into(), token: None, offline: false, home: None };
-    let patience = Patience { attempts: 2, pause: Duration::ZERO, longest_pause: Duration::ZERO };
-    let nobody = Arc::new(Client::new(nobody, Duration::from_millis(300), patience).unwrap());
-    assert!(only(&nobody, "hf://org/set").unwrap_err().contains("cannot be asked for hf://org/set"));
+    let retries = RetryPolicy { attempts: 2, pause: Duration::ZERO, longest_pause: Duration::ZERO };
+    let nobody = Arc::new(Client::new(nobody, Duration::from_millis(300), retries).unwrap());
+    assert!(only(&nobody, "hf://org/set").unwrap_err().contains("cannot be reached for hf://org/set"));
 }
 
 #[test]
-fn what_breaks_off_is_taken_up_again() {
+fn interrupted_transfers_are_resumed() {
     let whole = bytes(300_000);
     let server = SetServer::start(content(&[("a.jsonl", whole.clone())]));
     let client = client(&server, None);
@@ -101,11 +101,11 @@ fn what_breaks_off_is_taken_up_again() {
         server.change(|content| content.faults = VecDeque::from(faults.clone()));
         assert_eq!(object.read(1000, 250_000).unwrap(), whole[1000..251_000], "{faults:?}");
     }
-    // The rest is asked for, not all of it.
-    server.asked();
+    // Only the rest is requested.
+    server.requests();
     server.change(|content| content.faults = VecDeque::from([Fault::Short]));
     assert_eq!(object.read(0, 300_000).unwrap(), whole);
-    let asked = server.asked();
+    let asked = server.requests();
     assert!(asked[asked.len() - 1].contains("range=bytes=150000-299999"), "{asked:?}");
     server.change(|content| content.faults = vec![Fault::Status(503, None); 50].into());
     let error = object.read(0, 10).unwrap_err().to_string();
@@ -113,7 +113,7 @@ fn what_breaks_off_is_taken_up_again() {
 }
 
 #[test]
-fn files_that_change_or_come_whole_are_not_read() {
+fn changed_files_and_servers_without_ranges_are_refused() {
     let server = SetServer::start(content(&[("a.jsonl", bytes(5000)), ("b.jsonl", bytes(10))]));
     let client = client(&server, None);
     let object = only(&client, "hf://org/set/a.jsonl").unwrap();
@@ -125,7 +125,7 @@ fn files_that_change_or_come_whole_are_not_read() {
     };
     refused(Fault::Whole, "the whole file");
     refused(Fault::OtherTag, "changed");
-    // The hub itself says that it has another file there now.
+    // The hub itself now has another file.
     let changed = BTreeMap::from([("a.jsonl".to_string(), bytes(5001))]);
     server.change(|content| drop(content.commits.insert(COMMIT.into(), changed)));
     let fresh = only(&client, "hf://org/set/a.jsonl").unwrap();
@@ -144,7 +144,7 @@ fn addresses_are_read_where_the_server_answers_ranges() {
     let client = client(&server, Some("secret"));
     let (object, head) = Object::open(client.clone(), &server.address("a.jsonl"), 4096).unwrap();
     assert_eq!((object.bytes(), head), (9000, bytes(4096)));
-    assert!(server.asked().iter().all(|line| line.ends_with("auth=-")));
+    assert!(server.requests().iter().all(|line| line.ends_with("auth=-")));
     let (empty, head) = Object::open(client.clone(), &server.address("empty.txt"), 4096).unwrap();
     assert_eq!((empty.bytes(), head.len()), (0, 0));
     server.change(|content| content.faults = VecDeque::from([Fault::Whole]));
@@ -167,7 +167,7 @@ fn reads_at_any_place_are_few_requests() {
     let server = SetServer::start(content(&[("a.jsonl", whole.clone())]));
     let client = client(&server, None);
     let ranged = Ranged::new(only(&client, "hf://org/set").unwrap(), 2);
-    server.asked();
+    server.requests();
     let mut state = 7u64;
     let mut drawn = |below: u64| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -181,13 +181,13 @@ fn reads_at_any_place_are_few_requests() {
         assert_eq!(out, whole[at as usize..at as usize + len]);
     }
     let ranged = Ranged::new(only(&client, "hf://org/set").unwrap(), 2);
-    server.asked();
+    server.requests();
     let mut out = vec![0; 1000];
     for at in (0..5 << 20).step_by(1000).take_while(|at| at + 1000 <= 5 << 20) {
         ranged.read_exact_at(&mut out, at, 5 << 20).unwrap();
         assert_eq!(out, whole[at as usize..at as usize + 1000]);
     }
-    let asked = server.asked();
+    let asked = server.requests();
     assert_eq!(asked.iter().filter(|line| line.contains("signed")).count(), 3, "{asked:?}");
 }
 
@@ -199,15 +199,15 @@ fn a_cache_gives_the_same_bytes_and_stays_within_its_bound() {
     let folder = scratch.path().join("pieces");
     let most = 3 << 20;
     let read = |at: usize, len: usize| {
-        let object = only(&client, "hf://org/set").unwrap().kept_in(Arc::new(Cache::new(&folder, most)));
-        server.asked();
+        let object = only(&client, "hf://org/set").unwrap().cached_in(Arc::new(Cache::new(&folder, most)));
+        server.requests();
         assert_eq!(object.read(at as u64, len).unwrap(), whole[at..at + len]);
-        server.asked().iter().filter(|line| line.contains("signed")).count()
+        server.requests().iter().filter(|line| line.contains("signed")).count()
     };
     assert_eq!((read(100, 1000), read(5000, 10)), (1, 0));
     assert_eq!(read((1 << 20) - 5, 10), 1, "the second piece is missing");
     assert_eq!(read((1 << 20) - 5, 10), 0);
-    // Damage costs a request.
+    // A damaged piece costs a request.
     for entry in std::fs::read_dir(&folder).unwrap() {
         std::fs::write(entry.unwrap().path(), b"damaged").unwrap();
     }

@@ -1,4 +1,4 @@
-//! Inspects data: how much there is, how long documents are, samples of them, and which tokens are trained on.
+//! Inspects data: the number of documents, their lengths, samples of them, and which tokens are trained on.
 
 use std::path::PathBuf;
 
@@ -18,27 +18,27 @@ use crate::order::documents::{Documents, Spent};
 use crate::order::loader::Rows;
 use crate::random::fingerprint;
 
-/// The contents of a source.
+/// Contents of a source.
 #[derive(Debug, Clone, Serialize)]
 pub struct Inspection {
     /// `text`, `shards` or `bin`.
     pub kind: &'static str,
     pub files: usize,
     pub bytes: u64,
-    /// Estimated, where only a sample was read and files tell; of the sample, where they do not.
+    /// Number of documents. Where only a sample was read, an estimate for all files if possible, otherwise that of the sample.
     pub documents: u64,
-    /// Documents of the sample, where not all were read.
+    /// Documents in the sample, where not all were read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sampled: Option<u64>,
     /// Known where the source holds tokens.
     pub tokens: Option<u64>,
     pub lengths: LengthSummary,
     pub samples: Vec<Sample>,
-    /// Documents that cannot be used, by reason: how many, and where first.
+    /// Unusable documents by reason: the reason, their number, and the place of the first.
     pub unusable: Vec<(String, u64, String)>,
 }
 
-/// How long documents are.
+/// Distribution of document lengths.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct LengthSummary {
     /// `bytes` or `tokens`.
@@ -47,7 +47,7 @@ pub struct LengthSummary {
     pub median: u64,
     pub most: u64,
     pub mean: f64,
-    /// Documents of `from` to `2 * from - 1`, for every power of two between the least and the most.
+    /// Documents of `from` to `2 * from - 1`, for every power of two between the smallest and the largest length.
     pub histogram: Vec<Bar>,
 }
 
@@ -81,20 +81,20 @@ impl LengthSummary {
     }
 }
 
-/// One document.
+/// A sample document.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Sample {
     pub place: String,
     pub text: String,
-    /// Where the source holds tokens, or a tokeniser was given.
+    /// Known where the source holds tokens, or a tokeniser was given.
     pub tokens: Option<u64>,
 }
 
-/// Looks into files. Bad documents are counted, not refused. `samples` documents are taken out, the same every time.
-/// Of the specification, what is about files is used.
+/// Inspects the files of a specification; its other fields are ignored. Bad documents are counted, not refused. Returns
+/// `samples` documents, the same ones in every call.
 pub fn inspect(spec: &Spec, samples: usize) -> Result<Inspection, DataError> {
     let read = ReadOptions { on_error: OnError::Skip, ..spec.read.clone() };
-    // Text is read here, so that packed files and standard input need no folder.
+    // Text is read here directly, so compressed files and standard input need no folder.
     let is_text =
         spec.source == SourceKind::Text || (spec.source == SourceKind::Auto && source::is_text(&spec.path));
     if is_text {
@@ -103,8 +103,8 @@ pub fn inspect(spec: &Spec, samples: usize) -> Result<Inspection, DataError> {
     match source::find(&spec.path, &Spec { read, ..spec.clone() }, &mut |_| {})? {
         FoundSource::Shards(shards) => self::shards(&shards, samples),
         FoundSource::TokenFiles(paths) => token_files(spec, &paths, samples),
-        FoundSource::Raw(_) | FoundSource::Streamed(_) | FoundSource::Packed { .. } => {
-            unreachable!("text is looked into by itself")
+        FoundSource::Raw(_) | FoundSource::Streamed(_) | FoundSource::Sequential { .. } => {
+            unreachable!("text is inspected above")
         }
     }
 }
@@ -122,7 +122,7 @@ fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, D
             (seen, None)
         }
     };
-    let InspectedDocuments { lengths, taken, skipped } = seen;
+    let DocumentStatistics { lengths, taken, skipped } = seen;
     let sample = |(_, document): (u64, formats::Document)| -> Result<Sample, DataError> {
         let tokens =
             vocabulary.as_ref().map(|vocabulary| vocabulary.encode_document(&document.text)).transpose()?;
@@ -145,16 +145,16 @@ fn text(spec: &Spec, read: &ReadOptions, samples: usize) -> Result<Inspection, D
     })
 }
 
-/// The documents that were looked at: their lengths, some of them, and what could not be used.
+/// Statistics of the documents that were read: lengths, samples, unusable ones.
 #[derive(Default)]
-struct InspectedDocuments {
+struct DocumentStatistics {
     lengths: Vec<u64>,
-    /// Those with the least hashes: a random choice that is the same every time.
+    /// The samples with the smallest hashes: a random choice that is the same every time.
     taken: Vec<(u64, formats::Document)>,
     skipped: Skipped,
 }
 
-impl InspectedDocuments {
+impl DocumentStatistics {
     fn take(&mut self, document: formats::Document, samples: usize) {
         self.lengths.push(document.text.len() as u64);
         self.taken.push((fingerprint(document.text.as_bytes()), document));
@@ -164,22 +164,22 @@ impl InspectedDocuments {
     }
 }
 
-/// All documents.
-fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<InspectedDocuments, DataError> {
+/// Reads all documents.
+fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<DocumentStatistics, DataError> {
     let wait = waits::begin("reading text", Unit::Bytes, Some(inputs.iter().map(|input| input.bytes).sum()));
     let scanned = inputs.par_iter().map(|input| {
         let mut reader = formats::read(input, read)?;
-        let mut seen = InspectedDocuments::default();
+        let mut seen = DocumentStatistics::default();
         for document in &mut reader {
             let document = document?;
             wait.add(document.text.len() as u64);
             seen.take(document, samples);
         }
         keep_least(&mut seen.taken, samples);
-        Ok(InspectedDocuments { skipped: reader.skipped().clone(), ..seen })
+        Ok(DocumentStatistics { skipped: reader.skipped().clone(), ..seen })
     });
-    let scanned: Vec<InspectedDocuments> = scanned.collect::<Result<_, DataError>>()?;
-    let mut all = InspectedDocuments::default();
+    let scanned: Vec<DocumentStatistics> = scanned.collect::<Result<_, DataError>>()?;
+    let mut all = DocumentStatistics::default();
     for seen in scanned {
         all.lengths.extend(seen.lengths);
         all.taken.extend(seen.taken);
@@ -189,19 +189,19 @@ fn whole(inputs: &[Input], read: &ReadOptions, samples: usize) -> Result<Inspect
     Ok(all)
 }
 
-/// A sample of files on servers, and how many documents there are by it, where the files tell.
-fn sampled(streamed: Streamed, samples: usize) -> Result<(InspectedDocuments, Option<u64>), DataError> {
-    let mut seen = InspectedDocuments::default();
-    let skipped = streamed.look(|document| {
+/// Reads a sample of remote files, and estimates the number of all documents where the files allow it.
+fn sampled(streamed: Streamed, samples: usize) -> Result<(DocumentStatistics, Option<u64>), DataError> {
+    let mut seen = DocumentStatistics::default();
+    let skipped = streamed.visit(|document| {
         seen.take(document, samples);
         let count = seen.lengths.len();
         Ok((count < SAMPLED).then_some(!count.is_multiple_of(SAMPLED / SAMPLED_BLOCKS)))
     })?;
     keep_least(&mut seen.taken, samples);
-    Ok((InspectedDocuments { skipped, ..seen }, streamed.estimated_documents()))
+    Ok((DocumentStatistics { skipped, ..seen }, streamed.estimated_documents()))
 }
 
-/// Documents of a sample, and the blocks that they come from at least.
+/// Documents in a sample, and the least number of blocks they come from.
 const SAMPLED: usize = 1024;
 const SAMPLED_BLOCKS: usize = 8;
 
@@ -294,18 +294,18 @@ fn spread(
     (0..samples).map(sample).collect()
 }
 
-/// Tokens of a row in a line: either all of them count in the loss, or none does.
+/// Consecutive tokens of a row, on one line, that all count in the loss or all do not.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Span {
-    /// Whether these tokens are predicted, with a weight above 0.
+    /// Whether these tokens are predicted with a weight above 0.
     pub is_trained: bool,
     pub tokens: usize,
-    /// With the ends of documents spelled out.
+    /// Text with the ends of documents spelled out.
     pub text: String,
 }
 
-/// Row `row` as the loss sees it: its tokens and the one after it, each trained or only read. The first token of a
-/// row is only read: it was predicted at the end of the row before it in its stream.
+/// Row `row` as the loss sees it: its tokens and the one after it, each marked as trained or only read. The first token of a
+/// row is only read, because the previous row of its stream predicted it.
 pub fn spans(vocabulary: &Vocabulary, rows: &Rows, row: usize) -> Vec<Span> {
     let of = row * rows.context..(row + 1) * rows.context;
     let (tokens, targets, weights) = (&rows.tokens[of.clone()], &rows.targets[of.clone()], &rows.weights[of]);

@@ -1,15 +1,15 @@
 //! Text as tokens: sources of documents, tokenisers, token shards, and a corpus behind `open`.
 //!
 //! ```text
-//! synthetic   a language of our own, with a known floor   (grammar: its words and phrases; chain: its entropies)
-//! tokenizer   text to tokens and back   (byte_level: the commonest kind, faster; sample: the text one is trained on)
-//!    -> raw         text read and tokenised when it is needed
-//!    -> streamed    text read block by block while it is trained on
-//!    -> prepare     text tokenised once, into shards   (shards: a folder of them)
-//! token_files the token files of other trainers
-//!    -> source      a path, opened as one of these
-//! corpus      all of it behind `open`, as rows of `order`
-//! inspect     how much there is, and how long documents are
+//! synthetic   a generated language with a known lowest loss   (grammar: its words and phrases; chain: its entropies)
+//! tokenizer   text to tokens and back   (byte_level: a faster path for the most common kind; sample: text to train one on)
+//!    -> raw         text files that are indexed, then read and tokenised on demand
+//!    -> streamed    text files that are read block by block during training
+//!    -> prepare     tokenises text once, into shards   (shards: a folder of them)
+//! token_files the `.bin` token files of other trainers
+//!    -> source      opens a path as one of these
+//! corpus      `open`, which puts all of it together as rows of `order`
+//! inspect     numbers and lengths of documents
 //! ```
 
 pub(crate) mod corpus;

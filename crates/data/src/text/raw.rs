@@ -1,4 +1,4 @@
-//! Text files that can be read from the middle: documents are found once, then read and tokenised when they are needed.
+//! Text files with random access: documents are indexed once, then read and tokenised on demand.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,10 +15,10 @@ use crate::order::documents::{Documents, Spent, TokenCount, TokenTable};
 use crate::order::split::{Selection, Side, Sides, Split, Splitter};
 use crate::random::{fingerprint, key};
 
-/// Sources of at most this many bytes are tokenised at the start, which takes a few seconds, and kept in memory: their
-/// tokens are counted exactly, and no epoch pays for them again.
+/// Sources of at most this many bytes are tokenised at the start, which takes a few seconds, and kept in memory: their tokens
+/// are counted exactly, and later epochs need not tokenise them again.
 pub(crate) const IN_MEMORY_BYTES: u64 = 16 << 20;
-/// Documents whose tokens are counted to estimate those of all.
+/// Number of documents whose tokens are counted to estimate the total.
 const ESTIMATED_BY: u64 = 256;
 
 /// Text files, indexed and split, but not tokenised.
@@ -29,8 +29,8 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Finds the documents; all that is wrong with any of them is found here. `cache` is where indices of sources that
-    /// are not read into memory are kept.
+    /// Indexes the documents and finds everything that is wrong with any of them. Indices of sources that are not read into
+    /// memory are kept in `cache`.
     pub(crate) fn open(
         inputs: &[Input],
         options: &ReadOptions,
@@ -67,7 +67,7 @@ impl Raw {
         sample::of_index(&self.index, &self.split.train, bytes, budget)
     }
 
-    /// Both sides, tokenised or ready to be.
+    /// Both sides, tokenised in memory or on demand.
     pub(crate) fn tokenized(self, vocabulary: &Vocabulary, in_memory_bytes: u64) -> Result<Sides, DataError> {
         let Self { index, split, bytes } = self;
         if bytes <= in_memory_bytes {
@@ -93,7 +93,7 @@ impl Raw {
     }
 }
 
-/// Documents that are read and tokenised each time they are asked for.
+/// Documents that are read and tokenised on every access.
 struct OnDemand {
     index: Index,
     vocabulary: Vocabulary,
@@ -150,8 +150,8 @@ impl Documents for OnDemand {
     }
 }
 
-/// The name an index is kept under: that of the files and what decides their documents. The index itself says which
-/// versions of the files it was made of.
+/// The file name of an index in the cache: a hash of the files' names and of the options that determine the documents. The
+/// index itself records the versions of the files.
 fn cache_name(inputs: &[Input], options: &ReadOptions) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     let hash = inputs

@@ -1,4 +1,4 @@
-//! Opens what a path names: text files, packed text, token shards, or other trainers' token files.
+//! Opens the files of a path: text files, compressed text, token shards, or token files of other trainers.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::prepare::folder::is_held;
 use super::prepare::{Preparation, SHARD_TOKENS, Tokenizer, prepare};
 use super::raw::{self, Raw};
 use super::shards::{Shards, folder_of};
-use super::streamed::{KeptPieces, Streamed};
+use super::streamed::{PieceCache, Streamed};
 use super::token_files::{BinOptions, TokenFiles};
 use super::tokenizer::Vocabulary;
 use super::tokenizer::sample;
@@ -26,14 +26,14 @@ use crate::remote::is_remote;
 choice! {
     /// The kinds of sources that rows come from.
     pub enum SourceKind {
-        /// By what the path names; made here where there is none.
+        /// By the files that the path names; synthetic where there is no path.
         Auto = "auto",
         Synthetic = "synthetic",
         /// Files: text of any of the formats, or folders of token shards and `.bin` files by their names.
         Text = "text",
         /// Folders that `data prepare` wrote.
         Shards = "shards",
-        /// Plain token files of other trainers.
+        /// Token files of other trainers.
         Bin = "bin",
     }
 }
@@ -49,16 +49,16 @@ impl SourceKind {
     }
 }
 
-/// Something a user should hear of while a source is opened.
+/// An event to report to the user while a source is opened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum OpenEvent {
-    /// How far something is that takes long, or where its result is kept.
+    /// Progress of a slow step, or the place where its result is kept.
     Note(String),
-    /// Documents that cannot be used were left out: how many, why, and where first.
+    /// Documents that cannot be used were skipped: their number, the reasons, and the first place.
     LeftOut(String),
 }
 
-/// Says that a lot is read, where it is: what follows takes seconds.
+/// Reports that a large amount of text is read, which takes seconds.
 pub(crate) fn announce(inputs: &[Input], say: &mut dyn FnMut(OpenEvent)) {
     let bytes: u64 = inputs.iter().map(|input| input.bytes).sum();
     if bytes >= ANNOUNCED_BYTES {
@@ -67,22 +67,22 @@ pub(crate) fn announce(inputs: &[Input], say: &mut dyn FnMut(OpenEvent)) {
     }
 }
 
-/// Bytes of text whose reading can be noticed.
+/// Text of at least this many bytes takes noticeable time to read.
 const ANNOUNCED_BYTES: u64 = 8 << 20;
 /// The path that stands for standard input.
 const STDIN: &str = "-";
-/// Progress of a long opening is told this often.
-const TOLD_EVERY: Duration = Duration::from_secs(5);
+/// Interval between progress reports of a slow opening.
+const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A source that has been looked at: what is wrong with its files is known, but nothing is tokenised.
+/// A source whose files were found and checked, but not tokenised.
 pub(crate) enum FoundSource {
     Shards(Vec<Shards>),
     TokenFiles(Vec<PathBuf>),
     Raw(Box<Raw>),
-    /// Text that is read block by block while it is trained on.
+    /// Text that is read block by block during training.
     Streamed(Box<Streamed>),
-    /// Text that cannot be read from the middle: it is tokenised once into shards.
-    Packed {
+    /// Text without random access, as compressed files and standard input: it is tokenised once into shards.
+    Sequential {
         patterns: Vec<String>,
         inputs: Vec<Input>,
     },
@@ -91,18 +91,18 @@ pub(crate) enum FoundSource {
 /// A source that can be trained on.
 pub(crate) struct Opened {
     pub sides: Sides,
-    /// Whether documents have no ends: what follows one is not told apart from it.
+    /// Whether documents have no end token, so that a document is not told apart from the next one.
     pub is_endless_text: bool,
 }
 
-/// Whether `auto` takes these for text.
+/// Whether `auto` reads these patterns as text.
 pub(crate) fn is_text(patterns: &[String]) -> bool {
     !patterns.iter().any(|pattern| folder_of(Path::new(pattern)).is_some()) && !patterns.iter().all(is_bin)
 }
 
-/// Whether names tell what the paths are. Recipes say `text` of everything that is read from files, so only a format
-/// makes text of what is named as tokens.
-fn goes_by_name(spec: &Spec) -> bool {
+/// Whether the kind of source follows from the names of the paths. Recipes set `text` for everything that is read from files,
+/// so only an explicit format makes token files be read as text.
+fn is_kind_from_names(spec: &Spec) -> bool {
     spec.source == SourceKind::Auto || (spec.source == SourceKind::Text && spec.read.format.is_none())
 }
 
@@ -110,7 +110,7 @@ fn is_bin(pattern: impl AsRef<str>) -> bool {
     pattern.as_ref().ends_with(".bin")
 }
 
-/// Looks at what the patterns name. `say` is told what was left out.
+/// Finds the files that the patterns name. Calls `say` with skipped documents.
 pub(crate) fn find(
     patterns: &[String],
     spec: &Spec,
@@ -128,7 +128,7 @@ pub(crate) fn find(
     let folders: Vec<Option<PathBuf>> =
         patterns.iter().map(|pattern| folder_of(Path::new(pattern))).collect();
     let kind = match spec.source {
-        given if !goes_by_name(spec) => given,
+        given if !is_kind_from_names(spec) => given,
         _ if folders.iter().all(Option::is_some) => SourceKind::Shards,
         _ if folders.iter().any(Option::is_some) => {
             return Err(DataError::input(
@@ -153,8 +153,8 @@ pub(crate) fn find(
             };
             if let Some(word) = patterns.iter().find(|word| is_remote(word)) {
                 return Err(DataError::input(format!(
-                    "{word} would be token files, which are read from this machine only: download them, or name text with \
-                     data.source=text and data.format."
+                    "{word} names token files, which are read from this machine only: download them, or set \
+                     data.source=text and data.format if it is text."
                 )));
             }
             let patterns: Vec<String> = patterns.iter().map(inside).collect();
@@ -167,12 +167,12 @@ pub(crate) fn find(
                 let kept = spec.cache.as_deref().filter(|_| spec.stream_cache_bytes > 0);
                 let kept = kept.map(|cache| cache.join("stream"));
                 let most_bytes = spec.stream_cache_bytes;
-                let kept = kept.as_deref().map(|folder| KeptPieces { folder, most_bytes });
+                let kept = kept.as_deref().map(|folder| PieceCache { folder, most_bytes });
                 let streamed = Streamed::open(inputs, &spec.read, spec.held_out, kept);
                 return Ok(FoundSource::Streamed(Box::new(streamed)));
             }
             if !inputs.iter().all(is_indexable) {
-                return Ok(FoundSource::Packed { patterns: patterns.to_vec(), inputs });
+                return Ok(FoundSource::Sequential { patterns: patterns.to_vec(), inputs });
             }
             announce(&inputs, say);
             let (held_out, cache) = (spec.held_out, spec.cache.as_deref());
@@ -186,18 +186,18 @@ pub(crate) fn find(
     }
 }
 
-/// Whether files are read block by block, as the user says or because they lie on a server.
+/// Whether files are read block by block, because the user says so or because they are on a server.
 fn is_streamed(inputs: &[Input], spec: &Spec) -> Result<bool, DataError> {
     let is_remote = inputs.iter().any(|input| input.remote.is_some());
     match spec.order {
         DocumentOrder::Shuffled if is_remote => Err(DataError::input(format!(
-            "data.order=shuffled reads any document at any time, which {} cannot give fast enough: leave it out, or download the \
+            "data.order=shuffled reads any document at any time, which {} cannot serve fast enough: leave it out, or download the \
              files.",
             raw::shown(inputs)
         ))),
         DocumentOrder::Streamed if inputs.iter().any(|input| input.path.as_os_str() == STDIN) => {
             Err(DataError::input(
-                "data.order=streamed reads files from the middle, which standard input has none of: leave it out.",
+                "data.order=streamed needs random access, which standard input does not allow: leave it out.",
             ))
         }
         DocumentOrder::Streamed => Ok(true),
@@ -205,8 +205,8 @@ fn is_streamed(inputs: &[Input], spec: &Spec) -> Result<bool, DataError> {
     }
 }
 
-/// The tokeniser of all sources: the one that is given, that of the shards, or one trained on a sample of the text.
-/// Token files alone need none: their tokens are known by their numbers.
+/// The tokeniser of all sources: the given one, that of the shards, or one trained on a sample of the text. Token files alone
+/// need none: their tokens are spelled as numbers.
 pub(crate) fn vocabulary(
     spec: &Spec,
     found: &[FoundSource],
@@ -229,7 +229,7 @@ pub(crate) fn vocabulary(
                 let end = spec.eos.unwrap_or(last);
                 if end > last {
                     return Err(DataError::input(format!(
-                        "data.eos={end} is no token of a vocabulary of {}: raise model.vocab.",
+                        "data.eos={end} is outside the vocabulary of {} tokens: raise model.vocab.",
                         spec.vocab
                     )));
                 }
@@ -260,12 +260,12 @@ impl FoundSource {
         match self {
             FoundSource::Raw(raw) => raw.bytes(),
             FoundSource::Streamed(streamed) => streamed.bytes(),
-            FoundSource::Packed { inputs, .. } => inputs.iter().map(|input| input.bytes).sum(),
+            FoundSource::Sequential { inputs, .. } => inputs.iter().map(|input| input.bytes).sum(),
             FoundSource::Shards(_) | FoundSource::TokenFiles(_) => 0,
         }
     }
 
-    /// An error where tokens are of another tokeniser.
+    /// An error where the tokens were made with another tokeniser.
     pub(crate) fn made_with(&self, vocabulary: &Vocabulary) -> Result<(), DataError> {
         match self {
             FoundSource::Shards(shards) => {
@@ -279,13 +279,13 @@ impl FoundSource {
         match self {
             FoundSource::Raw(raw) => raw.sample(budget),
             FoundSource::Streamed(streamed) => streamed.sample(budget),
-            FoundSource::Packed { patterns, .. } if patterns.iter().any(|pattern| pattern == STDIN) => {
+            FoundSource::Sequential { patterns, .. } if patterns.iter().any(|pattern| pattern == STDIN) => {
                 Err(DataError::input(
                     "Standard input can be read only once, so no tokeniser can be trained on it first: give \
                      data.tokenizer, or prepare it with `flatout data prepare -`.",
                 ))
             }
-            FoundSource::Packed { inputs, .. } => {
+            FoundSource::Sequential { inputs, .. } => {
                 sample::of_inputs(inputs, &spec.read, threshold(spec.held_out), budget)
             }
             FoundSource::Shards(_) | FoundSource::TokenFiles(_) => Ok(Vec::new()),
@@ -303,7 +303,7 @@ impl FoundSource {
             FoundSource::Raw(raw) => raw.tokenized(vocabulary, spec.in_memory_bytes)?,
             FoundSource::Streamed(streamed) => streamed.tokenized(vocabulary)?,
             FoundSource::Shards(shards) => joined(shards, spec)?,
-            FoundSource::Packed { patterns, inputs } => {
+            FoundSource::Sequential { patterns, inputs } => {
                 let folder = spool(spec, vocabulary, &patterns, &inputs, say)?;
                 joined(vec![Shards::open(&folder)?], spec)?
             }
@@ -319,7 +319,7 @@ impl FoundSource {
     }
 }
 
-/// Several folders of shards one after another.
+/// Several folders of shards, concatenated.
 fn joined(shards: Vec<Shards>, spec: &Spec) -> Result<Sides, DataError> {
     let sides =
         shards.into_iter().map(|shards| shards.split(spec.held_out)).collect::<Result<Vec<_>, _>>()?;
@@ -333,8 +333,8 @@ fn joined(shards: Vec<Shards>, spec: &Spec) -> Result<Sides, DataError> {
     })
 }
 
-/// Tokenises text that cannot be read from the middle into shards: standard input beside the run, files in the cache.
-/// Shards of an earlier run are used, and an interrupted run is completed.
+/// Tokenises text without random access into shards: standard input in the folder of the run, files in the cache. Uses complete
+/// shards of an earlier run and finishes interrupted ones.
 fn spool(
     spec: &Spec,
     vocabulary: &Vocabulary,
@@ -362,7 +362,7 @@ fn spool(
         read: spec.read.clone(),
         shard_tokens: SHARD_TOKENS,
         workers: spec.workers,
-        // The standard input of an earlier attempt cannot be had again, and is of no use without the rest.
+        // Standard input of an earlier attempt cannot be read again, so its unfinished shards are useless.
         restart: from_stdin,
         is_cache: kept.is_some(),
     };
@@ -370,10 +370,10 @@ fn spool(
         let shown = raw::shown(inputs);
         say(OpenEvent::Note(format!("another process is tokenising {shown}: waiting for it")));
     }
-    let mut told = Instant::now();
+    let mut last_report = Instant::now();
     let prepared = prepare(&preparation, &mut |progress| {
-        if told.elapsed() >= TOLD_EVERY {
-            told = Instant::now();
+        if last_report.elapsed() >= REPORT_INTERVAL {
+            last_report = Instant::now();
             say(OpenEvent::Note(format!(
                 "tokenising input {} of {}: {:.1}M tokens, {:.2}M a second",
                 progress.input,
@@ -399,7 +399,8 @@ fn spool(
     Ok(out)
 }
 
-/// Another name for other files, other versions of them, other options or another tokeniser.
+/// The name of a folder in the cache, which differs for other files, other versions of them, other options or another
+/// tokeniser.
 fn spool_name(spec: &Spec, vocabulary: &Vocabulary, inputs: &[Input]) -> String {
     let here = std::env::current_dir().unwrap_or_default();
     let mut hash = key(vocabulary.fingerprint(), fingerprint(format!("{:?}", spec.read).as_bytes()));

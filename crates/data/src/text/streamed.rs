@@ -1,11 +1,10 @@
-//! Text that is read block by block while it is trained on: nothing is indexed or counted beforehand.
+//! Text that is read block by block during training: nothing is indexed or counted beforehand.
 //!
-//! Blocks are taken in a shuffled order, one after another in each stream. Within a block documents are shuffled in windows of
-//! some megabytes. A document's own hash says on which side it is, as for every other source, so both sides are known
-//! without reading anything. A stream's position is a block and a document in it, and going on reads that block again
-//! and nothing before it.
+//! Blocks are read in a shuffled order, one after another in each stream. Within a block, documents are shuffled in windows of
+//! some megabytes. As for every other source, a document's hash determines its side, so the sides are known without reading
+//! anything. A stream's position is a block and a document in it; resuming reads that block again and nothing before it.
 //!
-//! Each stream has a thread that reads, unpacks and shuffles ahead, by two windows at most.
+//! Each stream has a thread that reads, decompresses and shuffles ahead, by two windows at most.
 
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -23,25 +22,25 @@ use crate::order::split::{Sides, threshold};
 use crate::random::{fingerprint, key};
 use crate::remote::cache::Cache;
 
-/// Text of the documents that are shuffled together.
+/// Bytes of text per window of documents that are shuffled together.
 const WINDOW_BYTES: usize = 2 << 20;
-/// Windows that wait between a thread that reads and the one that tokenises. Each has one more in hand.
+/// Windows queued between a thread that reads and the one that tokenises. Each thread has one more.
 const QUEUED_WINDOWS: usize = 1;
-/// Documents whose tokens are counted to estimate those of all, and from how many blocks at least.
+/// Number of documents whose tokens are counted to estimate the total, and the least number of blocks they come from.
 const ESTIMATED_BY: u64 = 256;
 const ESTIMATED_BLOCKS: u64 = 4;
-/// Blocks with documents below which streams share each of them: eight a stream.
+/// With fewer blocks with documents than this, eight per stream, streams share every block.
 const FEW_BLOCKS: u64 = 8 * STREAMS as u64;
-/// Documents that cannot be used, one after another, behind which nothing is expected any more.
+/// Number of unusable documents after which a sample that has found nothing useful ends.
 const MOST_USELESS: u64 = 10_000;
-/// The sample that a tokeniser is trained on comes from as many blocks at least, where there are as many.
+/// Least number of blocks that the sample for a tokeniser comes from, where there are as many.
 const SAMPLED_BLOCKS: u64 = 32;
-/// Documents of a block are shuffled by this and the run's seed.
+/// Seed of the shuffle of documents within a block, combined with the run's seed.
 const SHUFFLE: u64 = 0x7374_7265_616d_6564;
 
-/// Where pieces of files on servers may be kept, and how many bytes of them.
+/// The cache of pieces of remote files: its folder and its size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeptPieces<'a> {
+pub(crate) struct PieceCache<'a> {
     pub folder: &'a Path,
     pub most_bytes: u64,
 }
@@ -59,12 +58,12 @@ impl Streamed {
         mut inputs: Vec<Input>,
         options: &ReadOptions,
         held_out: f64,
-        kept: Option<KeptPieces<'_>>,
+        kept: Option<PieceCache<'_>>,
     ) -> Self {
-        if let Some(KeptPieces { folder, most_bytes }) = kept {
+        if let Some(PieceCache { folder, most_bytes }) = kept {
             let cache = Arc::new(Cache::new(folder, most_bytes));
             for object in inputs.iter_mut().filter_map(|input| input.remote.as_mut()) {
-                *object = object.kept_in(cache.clone());
+                *object = object.cached_in(cache.clone());
             }
         }
         let bytes = inputs.iter().map(|input| input.bytes).sum();
@@ -85,9 +84,9 @@ impl Streamed {
         self.blocks.inputs().iter().map(|input| input.bytes).sum()
     }
 
-    /// Calls `take` with documents of the training side, block by block in an order that is always the same, until it gives
-    /// false: then the next block begins, or with `None` nothing more. Gives back what could not be used.
-    pub(crate) fn look(
+    /// Calls `take` with documents of the training side, block by block in a fixed order. `take` returns `Some(true)` to
+    /// continue, `Some(false)` to go to the next block, and `None` to stop. Returns the skipped documents.
+    pub(crate) fn visit(
         &self,
         mut take: impl FnMut(Document) -> Result<Option<bool>, DataError>,
     ) -> Result<Skipped, DataError> {
@@ -100,7 +99,7 @@ impl Streamed {
             while goes_on == Some(true)
                 && let Some((bytes, document)) = reader.next_with_bytes()?
             {
-                self.blocks.see_line(bytes);
+                self.blocks.record_line(bytes);
                 if fingerprint(document.text.as_bytes()) >= self.threshold {
                     goes_on = take(document)?;
                 }
@@ -114,17 +113,17 @@ impl Streamed {
         Ok(skipped)
     }
 
-    /// How many documents there are, by those that were looked at; `None` where files do not tell.
+    /// The number of all documents, estimated from those visited so far; `None` where the files do not allow it.
     pub(crate) fn estimated_documents(&self) -> Option<u64> {
         self.blocks.estimated_documents()
     }
 
-    /// Text to train a tokeniser on: at most `budget` bytes of the training side, and a document more.
+    /// Text to train a tokeniser on: at most `budget` bytes of the training side, exceeded by at most one document.
     pub(crate) fn sample(&self, budget: u64) -> Result<Vec<String>, DataError> {
         let of_block = (budget / SAMPLED_BLOCKS.min(self.blocks.count())).max(1);
         let (mut texts, mut bytes) = (Vec::new(), 0);
         let mut of_next = of_block;
-        self.look(|document| {
+        self.visit(|document| {
             bytes += document.text.len() as u64;
             texts.push(document.text);
             let goes_on = bytes < of_next;
@@ -138,10 +137,11 @@ impl Streamed {
 
     /// Both sides, tokenised as they are read.
     pub(crate) fn tokenized(self, vocabulary: &Vocabulary) -> Result<Sides, DataError> {
-        // The estimate is the same in every life of a run, also where another one trained the tokeniser before it.
+        // Forgets earlier statistics, so that the estimate is the same after every start of a run, whether or not that start
+        // trained the tokeniser.
         self.blocks.forget();
         let (mut documents, mut tokens) = (0, 0);
-        self.look(|document| {
+        self.visit(|document| {
             tokens += encoded(vocabulary, &document)?.len() as u64;
             documents += 1;
             Ok((documents < ESTIMATED_BY).then_some(documents % (ESTIMATED_BY / ESTIMATED_BLOCKS) != 0))
@@ -184,7 +184,7 @@ fn encoded(vocabulary: &Vocabulary, document: &Document) -> Result<Vec<u32>, Dat
     tokens.map_err(|error| DataError { sentence: format!("{}: {error}", document.place), ..error })
 }
 
-/// The parts of a source that both of its sides read.
+/// State of a source that both of its sides read.
 struct Shared {
     blocks: Blocks,
     are_few: bool,
@@ -193,11 +193,11 @@ struct Shared {
     left_out: Mutex<LeftOut>,
 }
 
-/// Documents that were left out so far, and how many were told of.
+/// Skipped documents so far, and the number at the last report.
 #[derive(Default)]
 struct LeftOut {
     skipped: Skipped,
-    told: u64,
+    reported: u64,
 }
 
 struct Side {
@@ -243,11 +243,11 @@ impl InBlocks for Side {
         let (shared, is_held_out) = (self.shared.clone(), self.is_held_out);
         let work = move || {
             if let Err(error) = read_ahead(&shared, is_held_out, &places, from, &sender) {
-                // Whoever is gone does not want to know.
+                // Sending fails only where the receiver is gone.
                 let _ = sender.send(Err(error));
             }
         };
-        // It ends when nobody takes its windows any more, and is not waited for: a server may keep it.
+        // The thread ends when its receiver is gone. It is not joined, because it may be waiting for a server.
         let begun = std::thread::Builder::new().name("stream".into()).spawn(work);
         let windows = match begun {
             Ok(_) => Ok(windows),
@@ -260,11 +260,11 @@ impl InBlocks for Side {
 
     fn take_left_out(&self) -> Vec<String> {
         let mut left_out = self.shared.left_out.lock().expect("no reader panics");
-        // Told when there are twice as many as the last time.
-        if left_out.skipped.total() < (2 * left_out.told).max(1) {
+        // Reports each time the number has doubled.
+        if left_out.skipped.total() < (2 * left_out.reported).max(1) {
             return Vec::new();
         }
-        left_out.told = left_out.skipped.total();
+        left_out.reported = left_out.skipped.total();
         vec![format!("left out of {} so far: {}", shown(self.shared.blocks.inputs()), left_out.skipped)]
     }
 }
@@ -272,13 +272,13 @@ impl InBlocks for Side {
 /// Documents that were shuffled together.
 #[derive(Default)]
 struct Window {
-    /// The place of its block in the stream.
+    /// The place of the block in the stream.
     block: u64,
-    /// Each with the number of documents before it in the block.
+    /// Each document with the number of earlier documents in the block.
     documents: Vec<(u64, Document)>,
 }
 
-/// Sends the windows of a stream from a position on, until nobody wants them.
+/// Sends the windows of a stream from a position on, until the receiver is gone.
 fn read_ahead(
     shared: &Shared,
     is_held_out: bool,
@@ -318,7 +318,7 @@ fn read_ahead(
     Ok(())
 }
 
-/// The next documents of a block, of as many bytes as a window has; `None` at its end.
+/// The next documents of a block, up to the bytes of a window; `None` at the end of the block.
 fn window(reader: &mut Reader) -> Result<Option<Vec<Document>>, DataError> {
     let (mut documents, mut bytes) = (Vec::new(), 0);
     while bytes < WINDOW_BYTES {

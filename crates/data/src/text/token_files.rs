@@ -1,7 +1,7 @@
-//! The plain `.bin` token files of other trainers: numbers of 2 or 4 bytes one after another, with or without a header.
+//! The `.bin` token files of other trainers: consecutive numbers of 2 or 4 bytes, with or without a header.
 //!
-//! A header is 256 numbers of 4 bytes, of which three are used: 20240520, 1 and the count of tokens before tokens of 2
-//! bytes; 20240801, 7 and the count before tokens of 4 bytes. Without one the file is tokens from its first byte.
+//! A header is 256 numbers of 4 bytes, of which three are used: 20240520, 1 and the number of tokens, before tokens of 2 bytes;
+//! 20240801, 7 and the number, before tokens of 4 bytes. Without a header, tokens begin at the first byte.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -18,27 +18,27 @@ use crate::order::split::{Sides, Splitter};
 use crate::random::fingerprint;
 
 const HEADER_BYTES: u64 = 1024;
-/// First number, second number, bytes a token.
+/// First number, second number, bytes per token.
 const HEADERS: [(u32, u32, u32); 2] = [(20_240_520, 1, 2), (20_240_801, 7, 4)];
-/// Files are read through in pieces of this size, a multiple of every token's.
+/// Size of the chunks in which files are read, a multiple of both token sizes.
 const PIECE_BYTES: usize = 4 << 20;
-/// A file without ends of documents is cut into documents of this many tokens.
+/// Length of the documents that a file without end tokens is cut into.
 const CHUNK_TOKENS: u64 = 16 << 10;
-/// Files that stay open; see `shards`.
+/// Number of files kept open; see `shards`.
 const KEPT_OPEN: usize = 256;
 
-/// How the files are to be understood.
+/// The interpretation of the files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BinOptions {
-    /// Of a file without a header.
+    /// Bytes per token of a file without a header.
     pub token_bytes: u32,
-    /// The token that separates documents; without one a file is one long text.
+    /// The token that separates documents; without one, a file is one long text.
     pub eos: Option<u32>,
-    /// Tokens must be below it.
+    /// Every token must be below this.
     pub vocabulary: u64,
 }
 
-/// The layout by a file's first bytes and size: where tokens begin, how many there are, their width.
+/// The layout of a file, derived from its first bytes and its size: where tokens begin, their number and width.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Layout {
     start: u64,
@@ -53,7 +53,7 @@ impl Layout {
             head.get(4 * at..4 * at + 4).map(|b| u32::from_le_bytes(b.try_into().expect("four bytes")))
         };
         let known = HEADERS.iter().find(|(magic, ..)| number(0) == Some(*magic));
-        let (start, token_bytes, said) = match known {
+        let (start, token_bytes, claimed) = match known {
             None => (0, unmarked_bytes, None),
             Some((magic, version, _)) if number(1) != Some(*version) => {
                 let found = number(1).map_or("none".into(), |found| found.to_string());
@@ -74,8 +74,8 @@ impl Layout {
             ));
         }
         let tokens = rest / u64::from(token_bytes);
-        if said.is_some_and(|said| u64::from(said) != tokens) {
-            return Err(format!("its header speaks of {} tokens and it has {tokens}", said.unwrap_or(0)));
+        if claimed.is_some_and(|claimed| u64::from(claimed) != tokens) {
+            return Err(format!("its header states {} tokens and it has {tokens}", claimed.unwrap_or(0)));
         }
         if tokens == 0 {
             return Err("it has no tokens".into());
@@ -91,7 +91,7 @@ struct TokenFile {
     layout: Layout,
 }
 
-/// Files of tokens as documents.
+/// Token files as documents.
 #[derive(Debug)]
 pub(crate) struct TokenFiles {
     files: Vec<TokenFile>,
@@ -108,8 +108,8 @@ struct Extent {
 }
 
 impl TokenFiles {
-    /// Opens the files and reads them through once: documents are found, every token is below the vocabulary. Gives
-    /// both sides of the split.
+    /// Opens the files and reads them once, to find the documents and to check that every token is below the vocabulary.
+    /// Returns both sides of the split.
     pub(crate) fn open(paths: &[PathBuf], options: BinOptions, held_out: f64) -> Result<Sides, DataError> {
         let mut splitter = Splitter::new(held_out);
         let mut opened = Self { files: Vec::new(), documents: Vec::new(), tokens: 0 };
@@ -131,8 +131,7 @@ impl TokenFiles {
     }
 }
 
-/// The documents of a file with their hashes. A file in which the end of a document does not occur is cut like one
-/// whose documents have no ends.
+/// The documents of a file with their hashes. A file in which the end token does not occur is cut like one without end tokens.
 fn scan(
     path: &Path,
     number: usize,
@@ -154,7 +153,7 @@ fn scan(
 }
 
 impl TokenFile {
-    /// The documents; `None` where there is an end to be found and it does not occur.
+    /// The documents; `None` where an end token is expected and does not occur.
     fn documents(
         &self,
         number: u32,
@@ -196,7 +195,7 @@ impl TokenFile {
                 let is_end = eos == Some(*token);
                 let is_full = match eos {
                     Some(_) => document.len() == MAX_DOCUMENT_TOKENS,
-                    // The last one takes what is left, so that none is too short to predict anything.
+                    // The last chunk takes the remainder, so that none is too short to predict anything.
                     None => document.len() as u64 == CHUNK_TOKENS && count - place >= CHUNK_TOKENS,
                 };
                 if is_end || is_full {
@@ -265,9 +264,9 @@ mod tests {
         tokens.iter().flat_map(|token| token.to_le_bytes().into_iter().take(token_bytes)).collect()
     }
 
-    fn headed(magic: u32, version: u32, said: u32, tokens: &[u32], token_bytes: usize) -> Vec<u8> {
+    fn headed(magic: u32, version: u32, claimed: u32, tokens: &[u32], token_bytes: usize) -> Vec<u8> {
         let mut numbers = vec![0; 256];
-        numbers[..3].copy_from_slice(&[magic, version, said]);
+        numbers[..3].copy_from_slice(&[magic, version, claimed]);
         [raw(&numbers, 4), raw(tokens, token_bytes)].concat()
     }
 
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn one_long_text_is_cut_and_none_of_it_is_lost() {
+    fn one_long_text_is_cut_without_loss() {
         let scratch = Scratch::new("bin-long");
         for count in [1, 100, CHUNK_TOKENS as u32, 2 * CHUNK_TOKENS as u32 + 1, 5 * CHUNK_TOKENS as u32 - 1] {
             let tokens: Vec<u32> = (0..count).map(|at| at * 7 % 1000).collect();
@@ -318,7 +317,7 @@ mod tests {
             ("odd.bin", vec![1, 0, 2], "no multiple of 2"),
             ("empty.bin", vec![], "no tokens"),
             ("headed.bin", headed(20_240_520, 1, 0, &[], 2), "no tokens"),
-            ("short.bin", headed(20_240_520, 1, 8, &[1, 2], 2), "speaks of 8 tokens and it has 2"),
+            ("short.bin", headed(20_240_520, 1, 8, &[1, 2], 2), "states 8 tokens and it has 2"),
             ("version.bin", headed(20_240_520, 2, 2, &[1, 2], 2), "version 2, where 1 is known"),
             ("wide.bin", headed(20_240_801, 1, 2, &[1, 2], 4), "version 1, where 7 is known"),
             ("cut.bin", headed(20_240_520, 1, 2, &[1, 2], 2)[..700].to_vec(), "fewer than its header"),

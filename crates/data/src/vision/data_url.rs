@@ -1,19 +1,20 @@
-//! Images that are written into a text: `data:image/png;base64,...`, in rows of data and in requests to a server.
+//! Data URLs of images (`data:image/png;base64,...`), in rows of data and in requests to a server.
 
 use crate::formats::Reason;
 use crate::images::Flaw;
 
-/// The beginning of such a text.
+/// The prefix of data URLs.
 const SCHEME: &str = "data:";
 
-/// Whether a text is a data URL, whatever it holds.
+/// Whether a text is a data URL, whatever its content.
 pub fn is_data_url(text: &str) -> bool {
     text.get(..SCHEME.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(SCHEME))
 }
 
-/// The bytes of a text that [`is_data_url`], which holds at most `most` of them.
+/// The bytes of a data URL, at most `most` of them.
 pub fn decode_data_url(text: &str, most: usize) -> Result<Vec<u8>, Flaw> {
-    let broken = |said: &str| Flaw::new(Reason::BrokenImage, format!("the data URL of an image {said}"));
+    let broken =
+        |sentence: &str| Flaw::new(Reason::BrokenImage, format!("the data URL of an image {sentence}"));
     let (head, body) = text[SCHEME.len()..].split_once(',').ok_or_else(|| broken("has no comma"))?;
     if !head.rsplit(';').next().is_some_and(|last| last.trim().eq_ignore_ascii_case("base64")) {
         return Err(broken("is not written in base64"));
@@ -27,28 +28,27 @@ pub fn decode_data_url(text: &str, most: usize) -> Result<Vec<u8>, Flaw> {
     base64(body.as_bytes()).ok_or_else(|| broken("has a character that base64 does not, or ends early"))
 }
 
-/// The bytes that base64 spells; `None` where it is broken. Everything that encoders write is read: both alphabets, lines of any
-/// length, the signs that fill up the end or none. Encoders leave the bits behind the last byte 0, so others mean that the
-/// end of the text is missing, which a decoder of images might not notice.
+/// Decodes base64; `None` where it is invalid. Accepts both alphabets, line breaks and missing padding. Unused bits at the end
+/// must be 0, as encoders write them: other values mean that the text is truncated, which an image decoder might not notice.
 fn base64(text: &[u8]) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3 + 3);
     let (mut held, mut digits, mut filled) = (0u32, 0, 0);
-    for sign in text.iter().filter(|sign| !sign.is_ascii_whitespace()) {
-        if *sign == b'=' {
+    for character in text.iter().filter(|character| !character.is_ascii_whitespace()) {
+        if *character == b'=' {
             filled += 1;
             continue;
         }
         if filled > 0 {
             return None;
         }
-        held = held << 6 | u32::from(digit(*sign)?);
+        held = held << 6 | u32::from(digit(*character)?);
         digits += 1;
         if digits == 4 {
             bytes.extend(&held.to_be_bytes()[1..]);
             (held, digits) = (0, 0);
         }
     }
-    // Two digits are a byte, three are two; what is left of the last one must be nothing.
+    // Two digits give one byte, three give two; the remaining bits of the last digit must be 0.
     let (count, rest) = match digits {
         0 => (0, 0),
         2 => (1, held & 0xf),
@@ -63,11 +63,11 @@ fn base64(text: &[u8]) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-fn digit(sign: u8) -> Option<u8> {
-    match sign {
-        b'A'..=b'Z' => Some(sign - b'A'),
-        b'a'..=b'z' => Some(sign - b'a' + 26),
-        b'0'..=b'9' => Some(sign - b'0' + 52),
+fn digit(character: u8) -> Option<u8> {
+    match character {
+        b'A'..=b'Z' => Some(character - b'A'),
+        b'a'..=b'z' => Some(character - b'a' + 26),
+        b'0'..=b'9' => Some(character - b'0' + 52),
         b'+' | b'-' => Some(62),
         b'/' | b'_' => Some(63),
         _ => None,
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_data_url_says_what_is_wrong_with_it() {
+    fn faults_of_data_urls_are_named() {
         let decoded = |text: &str| decode_data_url(text, 6).map_err(|flaw| flaw.said);
         assert!(is_data_url("DATA:image/png;base64,Zm8=") && !is_data_url("datum.png") && !is_data_url("ü"));
         assert_eq!(decoded("data:image/png;base64,Zm8=").unwrap(), b"fo");

@@ -1,8 +1,9 @@
-//! A cache of features: a folder in which what a tower made of images lies between runs.
+//! A cache of features: a folder with a tower's output for images, kept between runs.
 //!
-//! `features-NNNNN.bin` hold the features, each image's at a multiple of 4096 bytes; `index.json` says where. A part is written
-//! under another name, renamed when it is whole, and then named by the index, which is replaced at once. So whatever the
-//! index names is whole, and a process that was killed loses one part. One process writes at a time; any number read.
+//! `features-NNNNN.bin` contain the features, those of each image at a multiple of 4096 bytes; `index.json` has their places. A
+//! part is written under a temporary name, renamed when complete, and then added to the index, which is replaced atomically.
+//! Everything in the index is therefore complete, and a killed process loses at most one part. Only one process writes at a
+//! time; any number may read.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
@@ -18,15 +19,15 @@ use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
 
 pub(super) const LOCK: &str = "lock";
-/// An index has a few hundred bytes an image: one that is larger is none.
+/// Limit on the size of an index, which has a few hundred bytes per image.
 const MOST_INDEX_BYTES: u64 = 1 << 30;
 
-/// An image whose features are looked for.
+/// An image whose features are requested.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CachedImage {
     /// SHA-256 of its bytes, in hexadecimal digits.
     pub sha256: String,
-    /// Its file, where it has one of its own.
+    /// Its file, unless it is stored in a row.
     pub name: Option<String>,
     pub grid: Grid,
     pub tokens: usize,
@@ -43,15 +44,15 @@ impl CachedImage {
 pub struct FeatureCache {
     pub(super) folder: PathBuf,
     pub(super) index: FeatureIndex,
-    /// Part and place in it of every image, by its SHA-256.
+    /// Part and index of the entry of every image, by SHA-256.
     places: HashMap<String, (usize, usize)>,
 }
 
 impl FeatureCache {
-    /// Opens what a folder holds, which may be nothing yet. Features of another format are refused by the name of what differs.
+    /// Opens the cache in a folder, which may be empty. Refuses features of another format, naming the difference.
     pub fn open(folder: &Path, format: &FeatureFormat) -> Result<FeatureCache, DataError> {
         let path = folder.join(FILE_NAME);
-        let again = "give another data.vision_cache, or remove the folder and its features are made again";
+        let again = "give another data.vision_cache, or remove the folder to compute the features again";
         let index = match read_index(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 check_foreign(folder)?;
@@ -93,12 +94,12 @@ impl FeatureCache {
         &self.folder
     }
 
-    /// Images it has features of.
+    /// Number of images with features.
     pub fn count(&self) -> usize {
         self.places.len()
     }
 
-    /// Bytes of its parts.
+    /// Total size of its parts.
     pub fn bytes(&self) -> u64 {
         self.index.parts.iter().map(|part| part.bytes).sum()
     }
@@ -108,8 +109,7 @@ impl FeatureCache {
         Some((part, &self.index.parts[part].images[place]))
     }
 
-    /// The numbers of the images whose features are still to be made. A file whose features are there under other bytes has
-    /// changed since, which is refused.
+    /// Indices of the images without features. Refuses files that have changed since their features were computed.
     pub fn missing(&self, images: &[CachedImage]) -> Result<Vec<usize>, DataError> {
         let names = self.index.entries().filter_map(|(_, entry)| entry.name.as_deref());
         let names: HashSet<&str> = names.collect();
@@ -120,7 +120,7 @@ impl FeatureCache {
                 None if image.name.as_deref().is_some_and(|name| names.contains(name)) => {
                     return Err(DataError::input(format!(
                         "{} has other bytes than when its features were written to {}: restore the image, give another \
-                         data.vision_cache, or remove the folder and its features are made again.",
+                         data.vision_cache, or remove the folder to compute the features again.",
                         image.named(),
                         self.folder.display()
                     )));
@@ -138,7 +138,7 @@ impl FeatureCache {
         }
         Err(DataError::input(format!(
             "{} is cut into {} x {} patches of {} tokens, and its features in {} are of {} x {} and {}: give another \
-             data.vision_cache, or remove the folder and its features are made again.",
+             data.vision_cache, or remove the folder to compute the features again.",
             image.named(),
             grid[0],
             grid[1],
@@ -150,7 +150,7 @@ impl FeatureCache {
         )))
     }
 
-    /// The features of images that are all there, by number.
+    /// The features of images, by index. All of them must be present.
     pub fn features(&self, images: &[CachedImage]) -> Result<StoredFeatures, DataError> {
         let place = |image: &CachedImage| {
             let found = self.entry(&image.sha256);
@@ -185,7 +185,7 @@ fn read_index(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Refuses a folder that holds other things than features.
+/// Refuses a folder with other files than features.
 pub(super) fn check_foreign(folder: &Path) -> Result<(), DataError> {
     let is_ours = |name: &str| {
         name == LOCK
@@ -213,18 +213,18 @@ pub(super) fn cannot_write(folder: &Path, error: &io::Error) -> DataError {
     ))
 }
 
-/// Where the features of an image lie.
+/// The place of the features of an image.
 #[derive(Debug, Clone, PartialEq)]
 struct FeatureLocation {
     part: usize,
     offset: u64,
     tokens: usize,
     hash: u128,
-    /// For sentences.
+    /// The name of the image, for messages.
     name: String,
 }
 
-/// The features of the images of a set, by number, read when they are needed.
+/// The features of the images of a set, by number, read on demand.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StoredFeatures {
     folder: PathBuf,
@@ -237,8 +237,7 @@ impl StoredFeatures {
         &self.format
     }
 
-    /// The features of a micro-batch's images, [levels, rows, row_bytes] for as many rows as there is room for; nothing behind
-    /// those of the last.
+    /// The features of a micro-batch's images as [levels, rows, row_bytes], padded with zeros to the rows there is room for.
     pub fn of(&self, batch: &MicroBatch, patches_of_a_row: usize) -> Result<Vec<u8>, DataError> {
         let (rows, row) = (batch.image_room.patches / patches_of_a_row, self.format.row_bytes);
         let mut out = vec![0; self.format.levels * rows * row];
@@ -281,7 +280,7 @@ impl StoredFeatures {
             return Ok(());
         }
         Err(DataError::environment(format!(
-            "The features of {} in {} are damaged: remove the folder, and its features are made again.",
+            "The features of {} in {} are damaged: remove the folder to compute the features again.",
             place.name,
             path.display()
         )))

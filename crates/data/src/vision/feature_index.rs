@@ -1,4 +1,4 @@
-//! `index.json` of a cache of features: how they were made, and where those of each image lie.
+//! `index.json` of a cache of features: how they were computed, and the place of each image's.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -7,28 +7,28 @@ use serde::{Deserialize, Serialize};
 pub const FILE_NAME: &str = "index.json";
 /// Features of an image begin at a multiple of this.
 pub const ALIGNMENT: u64 = 4096;
-/// The version of this file.
+/// Version of the file format.
 const FORMAT: u64 = 1;
 
-/// How features are made and stored. Two caches of equal formats hold the same features of the same images.
+/// The computation and storage of features. Caches of equal formats hold equal features of equal images.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeatureFormat {
-    /// Whatever they depend on beside the bytes of the image, by name.
+    /// Everything besides the image that they depend on, by name.
     pub made_with: BTreeMap<String, String>,
-    /// Rows that each token of an image has.
+    /// Rows per token of an image.
     pub levels: usize,
-    /// Bytes of a row.
+    /// Bytes per row.
     pub row_bytes: usize,
 }
 
 impl FeatureFormat {
-    /// Bytes of an image of this number of tokens; `None` where no file is as large.
+    /// Bytes of an image with this number of tokens; `None` on overflow.
     pub fn bytes(&self, tokens: usize) -> Option<u64> {
         let rows = (tokens as u64).checked_mul(self.levels as u64)?;
         rows.checked_mul(self.row_bytes as u64).filter(|bytes| *bytes <= i64::MAX as u64)
     }
 
-    /// The first thing in which another format differs: its name, what it is here, and what it is there.
+    /// The first difference from another format: its name, the value here, and the value there.
     fn difference(&self, other: &FeatureFormat) -> Option<(String, String, String)> {
         let said =
             |of: &FeatureFormat, name: &str| of.made_with.get(name).map_or("not given", |v| v).to_string();
@@ -46,19 +46,19 @@ impl FeatureFormat {
 pub struct Entry {
     /// SHA-256 of the image's bytes, in hexadecimal digits.
     pub sha256: String,
-    /// Its file, where it has one of its own.
+    /// Its file, unless it is stored in a row.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Rows and columns of its patches.
+    /// Height and width in patches.
     pub grid: [usize; 2],
     pub tokens: usize,
-    /// Where its features begin, in bytes.
+    /// Offset of its features in bytes.
     pub offset: u64,
     /// XXH3-128 of its features, in hexadecimal digits.
     pub hash: String,
 }
 
-/// A file of features, whole.
+/// A complete file of features.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FeatureFile {
@@ -76,21 +76,21 @@ pub struct FeatureIndex {
     pub parts: Vec<FeatureFile>,
 }
 
-/// The name of a part by its number.
+/// The file name of a part.
 pub fn part_name(number: usize) -> String {
     format!("features-{number:05}.bin")
 }
 
 impl FeatureIndex {
-    /// Of a cache without any features.
+    /// The index of an empty cache.
     pub fn new(format: FeatureFormat) -> FeatureIndex {
         FeatureIndex { version: FORMAT, format, parts: vec![] }
     }
 
-    /// Reads an index that is of this format; otherwise a clause that says what is wrong with it.
+    /// Parses an index of this format; the error is a clause that says what is wrong with it.
     pub fn parse(bytes: &[u8], format: &FeatureFormat) -> Result<FeatureIndex, String> {
         let index: FeatureIndex =
-            serde_json::from_slice(bytes).map_err(|error| format!("does not read ({error})"))?;
+            serde_json::from_slice(bytes).map_err(|error| format!("cannot be parsed ({error})"))?;
         if index.version != FORMAT {
             return Err(format!(
                 "has version {} of its form, and this program reads {FORMAT}",
@@ -112,7 +112,7 @@ impl FeatureIndex {
         self.parts.iter().enumerate().flat_map(|(number, part)| part.images.iter().map(move |e| (number, e)))
     }
 
-    /// Whether features lie one behind another in their parts, and each image has them once.
+    /// Checks that features are contiguous in their parts and that images are unique.
     fn check(&self) -> Result<(), String> {
         let is_hexadecimal = |text: &str, digits: usize| {
             text.len() == digits && text.bytes().all(|b| b.is_ascii_digit() || (b'a'..=b'f').contains(&b))
@@ -126,22 +126,22 @@ impl FeatureIndex {
             for entry in &part.images {
                 let wrong = |what: &str| Err(format!("has an image in {} whose {what}", part.file));
                 if !is_hexadecimal(&entry.sha256, 64) {
-                    return wrong("sha256 is no SHA-256");
+                    return wrong("sha256 is not a SHA-256");
                 }
                 if !is_hexadecimal(&entry.hash, 32) {
-                    return wrong("hash is no hash");
+                    return wrong("hash is not a hash");
                 }
                 if !known.insert(&entry.sha256) {
                     return wrong("features are there twice");
                 }
                 let Some(bytes) = self.format.bytes(entry.tokens).filter(|_| entry.tokens > 0) else {
-                    return wrong("tokens are no number of tokens");
+                    return wrong("tokens is not a number of tokens");
                 };
                 if entry.offset % ALIGNMENT != 0 || entry.offset < end {
                     return wrong("offset is not where features may begin");
                 }
                 let Some(own_end) = entry.offset.checked_add(bytes).filter(|end| *end <= part.bytes) else {
-                    return wrong("features reach behind the end of the file");
+                    return wrong("features reach beyond the end of the file");
                 };
                 end = own_end;
             }

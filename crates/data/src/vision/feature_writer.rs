@@ -1,4 +1,4 @@
-//! Features added to a cache, a whole part at a time, by one process at a time.
+//! Adds features to a cache, part by part, one process at a time.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, Write};
@@ -13,11 +13,11 @@ use crate::durable;
 use crate::error::DataError;
 
 const PARTIAL: &str = ".partial";
-/// How often a folder that another process writes is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Interval between attempts to lock a folder that another process has locked.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// When a part is whole: with this number of bytes or of images, whichever comes first. A process that is killed loses what
-/// was computed since the last one.
+/// A part is complete with this number of bytes or of images, whichever comes first. A killed process loses what it computed
+/// since the last complete part.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartSize {
     pub bytes: u64,
@@ -30,19 +30,19 @@ impl Default for PartSize {
     }
 }
 
-/// A cache that this process alone adds to.
+/// A cache locked for writing by this process.
 pub struct CacheWriter {
     cache: FeatureCache,
     size: PartSize,
     /// The part that is being written.
     open: Option<(File, FeatureFile)>,
-    /// Held while this process writes.
+    /// The lock, held while this process writes.
     _lock: File,
 }
 
 impl CacheWriter {
-    /// Takes a folder, and makes it where it is not there. One that another process writes is waited for, which `wait` is told
-    /// once; its features are there then.
+    /// Locks a folder, creating it if needed. Where another process has locked it, calls `wait` once and waits; that process's
+    /// features are then available.
     pub fn enter(
         folder: &Path,
         format: &FeatureFormat,
@@ -61,7 +61,7 @@ impl CacheWriter {
                     if !std::mem::replace(&mut is_told, true) {
                         wait();
                     }
-                    std::thread::sleep(LOOK_AGAIN);
+                    std::thread::sleep(RETRY_INTERVAL);
                 }
                 Err(TryLockError::Error(error)) => return Err(failed(error)),
             }
@@ -69,12 +69,12 @@ impl CacheWriter {
         Ok(CacheWriter { cache: FeatureCache::open(folder, format)?, size, open: None, _lock: lock })
     }
 
-    /// The cache as far as it is whole.
+    /// The complete part of the cache.
     pub fn cache(&self) -> &FeatureCache {
         &self.cache
     }
 
-    /// Refuses features of this number of bytes where the disk has no room for them.
+    /// An error where the disk has no room for features of this size.
     pub fn check_room(&self, bytes: u64) -> Result<(), DataError> {
         let folder = &self.cache.folder;
         let Ok(disk) = rustix::fs::statvfs(folder) else { return Ok(()) };
@@ -91,7 +91,7 @@ impl CacheWriter {
         )))
     }
 
-    /// Adds the features of an image: its levels one behind another.
+    /// Adds the features of an image, level by level.
     pub fn append(&mut self, image: &CachedImage, features: &[u8]) -> Result<(), DataError> {
         let format = &self.cache.index.format;
         assert_eq!(format.bytes(image.tokens), Some(features.len() as u64), "features of {}", image.named());
@@ -108,7 +108,7 @@ impl CacheWriter {
             let partial = self.cache.folder.join(format!("{file}{PARTIAL}"));
             self.open = Some((File::create(partial)?, FeatureFile { file, bytes: 0, images: vec![] }));
         }
-        let (file, part) = self.open.as_mut().expect("it was opened");
+        let (file, part) = self.open.as_mut().expect("the part was opened above");
         let offset = part.bytes.next_multiple_of(ALIGNMENT);
         file.write_all(&vec![0; (offset - part.bytes) as usize])?;
         file.write_all(features)?;
@@ -127,7 +127,7 @@ impl CacheWriter {
         }
     }
 
-    /// Puts the open part in its place, and names it in the index.
+    /// Renames the open part into place, and adds it to the index.
     fn close(&mut self) -> io::Result<()> {
         let Some((file, part)) = &self.open else { return Ok(()) };
         let folder = &self.cache.folder;
@@ -142,7 +142,7 @@ impl CacheWriter {
         Ok(())
     }
 
-    /// Puts the last part in its place, and lets the folder go.
+    /// Completes the last part and releases the lock.
     pub fn finish(mut self) -> Result<FeatureCache, DataError> {
         match self.close() {
             Ok(()) => Ok(self.cache.clone()),
@@ -166,7 +166,7 @@ impl CacheWriter {
 }
 
 impl Drop for CacheWriter {
-    /// A part that did not become whole is of no use to anybody.
+    /// Removes an incomplete part.
     fn drop(&mut self) {
         if let Some((_, part)) = &self.open {
             let _ = fs::remove_file(self.cache.folder.join(format!("{}{PARTIAL}", part.file)));
@@ -174,7 +174,7 @@ impl Drop for CacheWriter {
     }
 }
 
-/// A folder may be made into a cache where it holds one, or nothing else.
+/// Accepts a folder that contains a cache, or nothing.
 fn check_foreign_or_index(folder: &Path) -> Result<(), DataError> {
     if folder.join(FILE_NAME).exists() { Ok(()) } else { check_foreign(folder) }
 }

@@ -1,4 +1,4 @@
-//! Frames of videos and still images, by number: where their bytes lie, and their pixels at the size of a model's images.
+//! Frames of videos and still images, by number: the places of their bytes, and their pixels at the model's image size.
 
 use std::fmt;
 use std::io;
@@ -10,13 +10,13 @@ use rayon::prelude::*;
 use crate::error::DataError;
 use crate::examples::layout::MicroBatch;
 use crate::formats::{OnError, Reason, SourceLocation, unreadable};
-use crate::images::{Augment, CHANNELS, Filter, Flaw, Member, OpenArchive, Stored, View, seen};
+use crate::images::{Augment, CHANNELS, Filter, Flaw, Member, OpenArchive, Stored, View, apply_view};
 
-/// Where the bytes of frames come from.
+/// The source of frames.
 pub(crate) enum FrameBytes {
-    /// Members of archives, encoded.
+    /// Encoded members of archives.
     Archives { archives: Vec<OpenArchive>, members: Vec<Member> },
-    /// Drawn when they are asked for: a frame of this many pixels a side, by its number.
+    /// Generated on demand: `draw` writes the frame of a number at this side length.
     Drawn { count: u32, draw: fn(u64, u32, usize, &mut [u8]), seed: u64 },
 }
 
@@ -24,7 +24,7 @@ pub(crate) enum FrameBytes {
 pub struct FrameStore {
     bytes: FrameBytes,
     side: usize,
-    /// An image whose header says that it has more pixels is not decoded.
+    /// Images with more pixels than this are not decoded.
     max_pixels: u64,
     on_error: OnError,
 }
@@ -42,7 +42,7 @@ impl fmt::Debug for FrameStore {
     }
 }
 
-/// The most bytes of an encoded frame: what a raw image of the most pixels would have, and room for headers.
+/// Limit on the size of an encoded frame: that of a raw image with the most pixels, plus room for headers.
 fn most_bytes(max_pixels: u64) -> u64 {
     max_pixels.saturating_mul(CHANNELS as u64).saturating_add(1 << 16)
 }
@@ -59,7 +59,7 @@ impl FrameStore {
         }
     }
 
-    /// Rows and columns of a frame as plans take it.
+    /// Height and width of a frame as plans take it.
     pub fn side(&self) -> usize {
         self.side
     }
@@ -78,8 +78,8 @@ impl FrameStore {
         }
     }
 
-    /// The pixels of a frame [side, side, 3]: its shorter side scaled to the size, and the middle cut out, as evaluation sees
-    /// images. A flaw is the frame's own; an error is the machine's, or of an archive that was changed.
+    /// The pixels of a frame, [side, side, 3]: resized by the shorter side and cropped at the centre, as in the evaluation of
+    /// images. The inner error is a flaw of the frame; the outer one is an I/O error or a changed archive.
     pub fn pixels(&self, number: u32, out: &mut [u8]) -> Result<Result<(), Flaw>, DataError> {
         let (archives, members) = match &self.bytes {
             FrameBytes::Archives { archives, members } => (archives, members),
@@ -104,11 +104,11 @@ impl FrameStore {
         })?;
         let augment = Augment::Centre { share: 1.0 };
         let view = View { height: self.side, width: self.side, augment, filter: Filter::Bilinear };
-        Ok(seen(Stored::Encoded(&encoded), &view, 0, self.max_pixels, &mut Vec::new(), out))
+        Ok(apply_view(Stored::Encoded(&encoded), &view, 0, self.max_pixels, &mut Vec::new(), out))
     }
 
-    /// The pixels of the images that a micro-batch shows, each once, as many as there is room for. Where a frame cannot be
-    /// decoded and that is allowed, it is grey, and nothing is learned from its example.
+    /// The pixels of the images that a micro-batch shows, each once, padded to the room there is. Where undecodable frames are
+    /// allowed, such a frame is grey, and nothing is learned from its example.
     pub fn rows(&self, batch: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
         let bytes = self.side * self.side * CHANNELS;
         let (videos, shown) = batch.videos();

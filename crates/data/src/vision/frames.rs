@@ -1,11 +1,11 @@
-//! The inputs of a tower that looks at frames, known from which image every frame of a sample is.
+//! The inputs of a tower for frames, derived from the image of every frame.
 
 use std::collections::BTreeMap;
 
-/// How many frames one run of a plan has room for.
+/// The number of frames that a plan has room for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FrameRoom {
-    /// Different images.
+    /// Distinct images.
     pub images: usize,
     pub frames: usize,
     /// Samples that have frames.
@@ -15,46 +15,46 @@ pub struct FrameRoom {
 /// The frames of a sample, which are the first rows of its part of the text.
 #[derive(Debug, Clone, Copy)]
 pub struct Video<'a> {
-    /// The row of the text that its first frame is.
+    /// The row of the text of its first frame.
     pub row: usize,
-    /// The image of every frame, by a number that is the image's own.
+    /// The number of each frame's image.
     pub images: &'a [u32],
 }
 
 /// The look whose token stands for a frame in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LookRead {
-    /// The first, which is the same for all frames of an image.
+    /// The first (coarse) look, which is the same for all frames of an image.
     Coarse,
-    /// The second, by a query of the frame's own.
+    /// The second (fine) look, with a query of the frame's own.
     Fine,
 }
 
-/// Where frames of samples lie. First looks have a row an image; the text model reads them by samples, one after another;
-/// second looks lie by images, so that those at one image are neighbours.
+/// The layout of frames. Coarse looks have one row per image. The text model reads them by sample; fine looks are grouped by
+/// image, so that those of the same image are contiguous.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FrameInputs {
-    /// The images to encode, by their own numbers, each once and in the order of their rows.
+    /// The images to encode, by number, each once, in the order of their rows.
     pub images: Vec<u32>,
-    /// The image's row of every frame, by samples; -1 is no frame.
+    /// The image row of every frame, by sample; -1 for no frame.
     pub frame_images: Vec<i32>,
-    /// The place of every frame in its sample, by samples.
+    /// The position of every frame in its sample, by sample.
     pub frame_positions: Vec<i32>,
-    /// Where the frames of every sample begin, and how many they are.
+    /// Start and number of the frames of every sample.
     pub video_start: Vec<i32>,
     pub video_len: Vec<i32>,
-    /// Where the second looks at every image begin, and how many they are.
+    /// Start and number of the fine looks at every image.
     pub look_start: Vec<i32>,
     pub look_len: Vec<i32>,
-    /// The frame before each second look, by samples, which makes its query; the number of frames that there is room for is
-    /// the query of a first frame, and -1 is no look.
+    /// For each fine look, the index by sample of the previous frame, from which its query is computed. The number of frames
+    /// there is room for means the query of a first frame; -1 means no look.
     pub previous: Vec<i32>,
-    /// The look that every row of the text is, or -1.
+    /// The look of every row of the text, or -1.
     pub seen: Vec<i32>,
 }
 
 impl FrameInputs {
-    /// Of samples in a plan of some room, whose text has `rows` rows. Panics where there is no room for them.
+    /// Lays out samples for a plan whose text has `rows` rows. Panics where they do not fit.
     pub fn new(videos: &[Video<'_>], room: FrameRoom, rows: usize, read: LookRead) -> FrameInputs {
         let videos: Vec<&Video<'_>> = videos.iter().filter(|video| !video.images.is_empty()).collect();
         let mut made = FrameInputs {
@@ -68,7 +68,7 @@ impl FrameInputs {
             previous: vec![-1; room.frames],
             seen: vec![-1; rows],
         };
-        // By images: the frame by samples, its place in its sample, and its row of the text.
+        // By image: index of the frame by sample, its position in its sample, and its row of the text.
         let mut looks: Vec<Vec<(usize, usize, usize)>> = vec![];
         let mut rows_of_images: BTreeMap<u32, usize> = BTreeMap::new();
         let mut frame = 0;
@@ -106,9 +106,9 @@ impl FrameInputs {
 mod tests {
     use super::*;
 
-    /// Two frames, a still as three, one without frames and one whose frames are the first's the other way round.
+    /// Two frames, a still image as three, a sample without frames, and one with the frames of the first in reverse order.
     #[test]
-    fn looks_lie_by_images_and_frames_by_samples() {
+    fn looks_are_ordered_by_image_and_frames_by_sample() {
         let videos = [
             Video { row: 1, images: &[7, 4] },
             Video { row: 5, images: &[9, 9, 9] },
@@ -122,7 +122,7 @@ mod tests {
         assert_eq!(made.frame_positions, [0, 1, 0, 1, 2, 0, 1, 0]);
         assert_eq!((&made.video_start[..], &made.video_len[..]), (&[0, 2, 5, 0][..], &[2, 3, 2, 0][..]));
         assert_eq!((&made.look_start[..], &made.look_len[..]), (&[0, 2, 4, 0][..], &[2, 2, 3, 0][..]));
-        // Of image 7: the first sample's first frame, the last's second. Of image 4: the first's second, the last's first.
+        // Image 7: the first sample's first frame and the last sample's second. Image 4: the first's second, the last's first.
         assert_eq!(made.previous, [8, 5, 0, 8, 8, 2, 3, -1]);
         assert_eq!(made.seen, [-1, 0, 2, -1, -1, 4, 5, 6, -1, -1, 3, 1, -1]);
         let coarse = FrameInputs::new(&videos, room, 13, LookRead::Coarse);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn without_frames_nothing_is_looked_at() {
+    fn without_frames_there_are_no_looks() {
         let room = FrameRoom { images: 1, frames: 1, videos: 1 };
         let made = FrameInputs::new(&[], room, 3, LookRead::Fine);
         assert!(made.images.is_empty());

@@ -1,30 +1,30 @@
-//! How an image lies among patches and tokens: the order of its patches, the learned positions each reads, and where the
-//! tokens of a text with images stand.
+//! The patch grid of an image: the order of its patches, their learned positions, and the positions of tokens in a text with
+//! images.
 //!
-//! Patches come in merge blocks, block by block in the order of rows, and inside a block row by row, so that the patches
-//! of a token are neighbours in memory.
+//! Patches are ordered by merge blocks, block by block in row-major order and row by row inside a block, so that the patches of
+//! a token are contiguous in memory.
 
-/// Learned positions that a patch reads.
+/// Learned positions that are interpolated for a patch.
 pub const TAPS: usize = 4;
 
-/// Patches of an image: rows and columns, whole merge blocks both ways.
+/// Height and width of an image in patches, both multiples of the merge size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
     pub rows: usize,
     pub columns: usize,
 }
 
-/// A stretch of a text.
+/// A part of a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stretch {
-    /// A number of tokens of text.
+    /// A number of text tokens.
     Text(usize),
-    /// The tokens of an image, of which these are the patches.
+    /// The tokens of an image with this grid.
     Image(Grid),
 }
 
 impl Grid {
-    /// An image that is looked at as a whole, a frame: it is one token, and counts as one patch.
+    /// An image that is encoded as a whole (a frame): it is one token, and counts as one patch.
     pub const FRAME: Grid = Grid { rows: 1, columns: 1 };
 
     pub fn patches(self) -> usize {
@@ -36,18 +36,18 @@ impl Grid {
         [self.rows / merge, self.columns / merge]
     }
 
-    /// The tokens it takes in a text.
+    /// Number of its tokens in a text.
     pub fn tokens(self, merge: usize) -> usize {
         self.merged(merge).iter().product()
     }
 
-    /// How far a merge block stands behind the first, in time, height and width.
+    /// Offset of a merge block from the first one in time, height and width.
     pub fn offset(self, block: usize, merge: usize) -> [i32; 3] {
         let [_, columns] = self.merged(merge);
         [0, (block / columns) as i32, (block % columns) as i32]
     }
 
-    /// Row and column of every patch, in their order.
+    /// Row and column of every patch, in order.
     pub fn places(self, merge: usize) -> impl Iterator<Item = [usize; 2]> {
         let [rows, columns] = self.merged(merge);
         (0..rows * columns).flat_map(move |block| {
@@ -56,8 +56,8 @@ impl Grid {
         })
     }
 
-    /// The learned positions of a square of `side` that every patch reads, in the order of patches, each with its share:
-    /// bilinear, corners on corners.
+    /// For every patch, in order, the entries of a `side` x `side` table of learned positions to interpolate, each with its
+    /// weight: bilinear, with corners aligned.
     pub fn taps(self, merge: usize, side: usize) -> impl Iterator<Item = [(usize, f32); TAPS]> {
         let along = move |place: usize, count: usize| {
             let at = (place * (side - 1)) as f64 / (count.max(2) - 1) as f64;
@@ -75,8 +75,8 @@ impl Grid {
     }
 }
 
-/// Time, height and width of every token of a text, and the position at which it goes on. Tokens of an image share a time,
-/// and the text behind it begins after its longer side.
+/// Time, height and width of every token of a text, and the next position. Tokens of an image share a time, and the text after
+/// it begins after its longer side.
 pub fn positions(text: impl IntoIterator<Item = Stretch>, merge: usize) -> (Vec<[i32; 3]>, i32) {
     let (mut all, mut next) = (vec![], 0);
     for stretch in text {
@@ -113,9 +113,9 @@ mod tests {
         assert_eq!(plain, [[0, 0], [0, 1], [0, 2], [1, 0], [1, 1], [1, 2]]);
     }
 
-    /// Two rows lie on the first and the last of a side of five, three columns on the first, the middle and the last.
+    /// Two rows align with the first and the last of a side of five, three columns with the first, the middle and the last.
     #[test]
-    fn corners_lie_on_corners() {
+    fn corners_are_aligned() {
         let taps: Vec<_> = Grid { rows: 2, columns: 3 }.taps(1, 5).collect();
         let heaviest = |taps: &[(usize, f32); TAPS]| {
             taps.iter().find(|(_, share)| *share == 1.0).expect("a whole one").0
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn between_learned_positions_shares_are_products() {
-        // Four columns on a side of three: 0, 2/3, 4/3 and 2; one row lies on the first.
+        // Four columns on a side of three: 0, 2/3, 4/3 and 2; the single row is at the first.
         let taps: Vec<_> = Grid { rows: 1, columns: 4 }.taps(1, 3).collect();
         let (a, b) = (2.0 / 3.0, 1.0 / 3.0);
         assert_eq!(taps[1].map(|(at, _)| at), [0, 1, 3, 4]);
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn text_goes_on_after_the_longer_side() {
+    fn text_continues_after_the_longer_side() {
         let text = [Stretch::Text(2), Stretch::Image(SMALL), Stretch::Text(2)];
         let (all, next) = positions(text, 2);
         assert_eq!(all[..3], [[0; 3], [1; 3], [2, 2, 2]]);

@@ -1,7 +1,7 @@
-//! Updates of examples with the rows of their images, made ready ahead of time.
+//! Loads updates of examples with the rows of their images, ahead of time.
 //!
-//! One thread lays updates out in their order, and a pool of threads decodes the images of an update, or reads their features:
-//! neither order nor bytes depend on how many there are.
+//! One thread lays out updates in order, and a pool of threads decodes the images of an update, or reads their features.
+//! Neither order nor bytes depend on the number of threads.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -18,26 +18,26 @@ use crate::examples::updates::{ExampleCursor, ExampleUpdate, Updates};
 use crate::order::documents::Spent;
 use crate::order::stall::Waited;
 
-/// An update and, for each of its micro-batches, the rows of its images: as many as the plan has room for.
+/// An update and, for each of its micro-batches, the rows of its images, padded to the room of the plan.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SeenUpdate {
     pub update: ExampleUpdate,
     pub rows: Vec<Vec<u8>>,
 }
 
-/// The rows that images enter a plan as.
+/// The form in which images enter a plan.
 #[derive(Debug, Clone)]
 pub enum ImageRows {
-    /// Patches of images of any size, decoded when they are needed.
+    /// Patches of images of any size, decoded on demand.
     Patches(Arc<ImageStore>),
-    /// Features that a tower made before. Each row is of this number of patches.
+    /// Precomputed features of a tower. Each row corresponds to this number of patches.
     Features(Arc<StoredFeatures>, usize),
     /// Whole images of one size, each once.
     Frames(Arc<FrameStore>),
 }
 
 impl ImageRows {
-    /// The rows of a micro-batch's images one after another, and nothing behind them, as many as there is room for.
+    /// The rows of a micro-batch's images in order, padded to the room there is.
     pub fn of(&self, batch: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
         match self {
             ImageRows::Patches(store) => patches(store, batch),
@@ -47,25 +47,25 @@ impl ImageRows {
     }
 }
 
-/// Updates from a cursor on, without end.
+/// Endless updates from a cursor on.
 pub struct ImageLoader {
-    queue: Receiver<Result<Made, DataError>>,
+    queue: Receiver<Result<LoadedUpdate, DataError>>,
     cursor: ExampleCursor,
     waited: Waited,
 }
 
-struct Made {
+struct LoadedUpdate {
     seen: SeenUpdate,
-    /// Where the next update begins.
+    /// Position of the next update.
     cursor: ExampleCursor,
     spent: Duration,
 }
 
-/// Updates that are ready ahead of the one that is trained on.
+/// Number of updates prepared ahead of the current one.
 const AHEAD: usize = 2;
 
 impl ImageLoader {
-    /// Goes on where the updates stand, with this many threads for images.
+    /// Continues from the position of `updates`, with this many threads for images.
     pub fn new(updates: Updates, rows: ImageRows, threads: usize) -> Result<ImageLoader, DataError> {
         let (sender, queue) = sync_channel(AHEAD);
         let cursor = updates.cursor().clone();
@@ -86,7 +86,7 @@ impl ImageLoader {
         let since = Instant::now();
         let made =
             self.queue.recv().map_err(|_| DataError::environment("The loader thread has ended."))??;
-        let Made { mut seen, cursor, spent } = made;
+        let LoadedUpdate { mut seen, cursor, spent } = made;
         let waited =
             Waited::new(since.elapsed(), Spent { decoding: spent, ..Spent::default() }, Duration::ZERO);
         self.waited += waited;
@@ -94,23 +94,23 @@ impl ImageLoader {
         Ok(seen)
     }
 
-    /// Where the update after the last one given begins.
+    /// Position of the update after the last one returned.
     pub fn cursor(&self) -> &ExampleCursor {
         &self.cursor
     }
 
-    /// How long `next_update` has taken so far.
+    /// Total time that `next_update` has taken.
     pub fn waited(&self) -> Waited {
         self.waited
     }
 }
 
-/// Makes updates until nobody takes them, or one fails.
+/// Prepares updates until the receiver is gone or one fails.
 fn make(
     mut updates: Updates,
     rows: &ImageRows,
     pool: &rayon::ThreadPool,
-    sender: &SyncSender<Result<Made, DataError>>,
+    sender: &SyncSender<Result<LoadedUpdate, DataError>>,
 ) {
     loop {
         let since = Instant::now();
@@ -118,16 +118,18 @@ fn make(
         let made = pool.install(|| update.parts.par_iter_mut().map(|part| rows.of(part)).collect());
         let made: Result<Vec<Vec<u8>>, DataError> = made;
         let (cursor, is_last) = (updates.cursor().clone(), made.is_err());
-        let made =
-            made.map(|rows| Made { seen: SeenUpdate { update, rows }, cursor, spent: since.elapsed() });
+        let made = made.map(|rows| LoadedUpdate {
+            seen: SeenUpdate { update, rows },
+            cursor,
+            spent: since.elapsed(),
+        });
         if sender.send(made).is_err() || is_last {
             return;
         }
     }
 }
 
-/// The patches of a micro-batch's images. Where a text is not shown all of an image, its tokens there are told which blocks
-/// they are.
+/// The patches of a micro-batch's images. Where a text sees only a subset of an image's blocks, sets the blocks of its tokens.
 fn patches(store: &ImageStore, batch: &mut MicroBatch) -> Result<Vec<u8>, DataError> {
     let bytes = store.patch_bytes();
     let mut out = vec![0; batch.image_room.patches * bytes];

@@ -1,18 +1,18 @@
-//! Images that stand among the tokens of a text.
+//! Images among the tokens of a text.
 //!
 //! ```text
-//! patching   how an image is scaled and cut, from its sides alone
-//!    -> grid      its patches, their order, the learned positions each reads, and where tokens of a text with images stand
-//!       -> tower     the inputs of a plan that follow from grids
-//! frames     the inputs of a plan that follow from which image every frame of a video is
-//! store      the images of a set: where their bytes lie, their sides and hashes
+//! patching   how an image is resized and cut into patches, from its size alone
+//!    -> grid      the order of its patches, their learned positions, and the positions of tokens in a text with images
+//!       -> tower     the inputs of a plan derived from grids
+//! frames     the inputs of a plan derived from the image of every frame
+//! store      the images of a set: the places of their bytes, their sizes and hashes
 //!    -> patches   the bytes of an image's patches
-//!    -> pruning   which of its blocks a text is shown, where not all
+//!    -> pruning   selects the blocks of an image that a text sees, where it does not see all
 //!    -> loader    updates of examples with the patches, features or frames of their images, ahead of time
-//! feature_cache   features of images that a tower made before, in a folder (feature_index: its index.json; feature_writer)
-//! frame_store   frames of videos: where their bytes lie, and the pixels that a plan reads of them
-//! data_url   images that are written into a text
-//!       -> scaling   a whole image at another size, byte for byte as published processors make it (scaling_avx2: its inner loops)
+//! feature_cache   precomputed features of images, in a folder (feature_index: its index.json; feature_writer)
+//! frame_store   frames of videos: the places of their bytes, and their pixels for a plan
+//! data_url   images as data URLs
+//!       -> scaling   resizes a whole image, byte for byte as published processors do (scaling_avx2: its inner loops)
 //! ```
 
 mod data_url;

@@ -1,46 +1,46 @@
-//! How an image is scaled and cut into patches, known from its sides alone.
+//! Determines, from the size of an image alone, its resized size and its patches.
 
 use super::grid::Grid;
 use crate::formats::Reason;
 use crate::images::Flaw;
 
-/// Patches of a model that sees, and the limits of an image's area.
+/// The patches of a vision model, and the limits on an image's area.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Patching {
-    /// Pixels of a patch a side.
+    /// Side of a patch in pixels.
     pub patch: usize,
-    /// Patches a side of the blocks that become one token.
+    /// Side, in patches, of the blocks that become one token.
     pub merge: usize,
-    /// Images of fewer pixels are made larger.
+    /// Images with fewer pixels are enlarged.
     pub least_pixels: u64,
-    /// Images of more pixels are made smaller.
+    /// Images with more pixels are shrunk.
     pub most_pixels: u64,
-    /// Of a hundred merge blocks of an image, how many a text is shown as tokens.
+    /// Percentage of an image's merge blocks that a text sees as tokens.
     pub shown_percent: usize,
 }
 
 impl Default for Patching {
-    /// As published with Qwen3-VL.
+    /// The values published with Qwen3-VL.
     fn default() -> Self {
         Self { patch: 16, merge: 2, least_pixels: 1 << 16, most_pixels: 1 << 24, shown_percent: 100 }
     }
 }
 
-/// How many times longer than the other a side may be.
+/// Largest aspect ratio.
 const MOST_ASPECT: usize = 200;
 
 impl Patching {
-    /// Pixels a side of the part that becomes one token.
+    /// Side, in pixels, of the area that becomes one token.
     fn block(&self) -> usize {
         self.patch * self.merge
     }
 
-    /// Pixels that become one token.
+    /// Pixels per token.
     pub fn token_pixels(&self) -> u64 {
         (self.block() * self.block()) as u64
     }
 
-    /// The tokens that an image of these patches takes in a text: the shown share of its merge blocks, and one at least.
+    /// Number of tokens of an image with these patches: the visible share of its merge blocks, at least one.
     pub fn tokens(&self, grid: Grid) -> usize {
         (grid.tokens(self.merge) * self.shown_percent).div_ceil(100).max(1)
     }
@@ -51,8 +51,8 @@ impl Patching {
         Ok(Grid { rows, columns })
     }
 
-    /// Height and width that an image is scaled to: the nearest multiples of a token's side, half to even, and within the
-    /// limits of the area.
+    /// The height and width to which an image is resized: the nearest multiples of a token's side, half to even, within the
+    /// limits on the area.
     pub fn scaled(&self, height: usize, width: usize) -> Result<[usize; 2], Flaw> {
         let (long, short) = (height.max(width), height.min(width));
         if long > MOST_ASPECT.saturating_mul(short) {

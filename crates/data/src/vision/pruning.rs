@@ -1,15 +1,16 @@
-//! The merge blocks of an image that a text is shown where it is not shown all: those that stand out, by pixels alone.
+//! Selects the merge blocks of an image that a text sees where it does not see all: the most salient ones, by pixels alone.
 //!
-//! A block's deviation is the variance within it and the mean squared distance of its mean colour from those of the blocks
-//! beside, above and below it: a flat block amid its like says least. Sums are whole numbers, so every machine chooses alike.
+//! The deviation of a block is the variance within it plus the mean squared distance of its mean colour from those of its four
+//! neighbours, so a flat block among similar ones has the lowest. Sums are integers, so the selection is the same on every
+//! machine.
 
 use super::grid::Grid;
 use super::patching::Patching;
 use crate::images::CHANNELS;
 
-/// The numbers of the `count` merge blocks that deviate most, in their order; of equal ones the first. `patches` are those of
-/// the whole image.
-pub(super) fn striking(patches: &[u8], grid: Grid, patching: &Patching, count: usize) -> Vec<u32> {
+/// The indices of the `count` merge blocks with the largest deviation, in ascending order; among equal ones the first.
+/// `patches` are those of the whole image.
+pub(super) fn most_salient(patches: &[u8], grid: Grid, patching: &Patching, count: usize) -> Vec<u32> {
     let deviations = deviations(patches, grid, patching);
     let mut order: Vec<u32> = (0..deviations.len() as u32).collect();
     order.sort_by(|a, b| deviations[*b as usize].total_cmp(&deviations[*a as usize]));
@@ -41,15 +42,15 @@ fn deviations(patches: &[u8], grid: Grid, patching: &Patching) -> Vec<f64> {
     colours.iter().enumerate().map(deviation).collect()
 }
 
-/// The colour of a block.
+/// Colour statistics of a block.
 struct Colour {
     mean: [f64; CHANNELS],
-    /// Of all channels together.
+    /// Sum over all channels.
     variance: f64,
 }
 
 impl Colour {
-    /// Of lines of pixels. `sums` and `squares` are as long as a line, and room to work in.
+    /// From rows of pixels. `sums` and `squares` are scratch memory of the length of a row.
     fn of(block: &[u8], sums: &mut [u32], squares: &mut [u32]) -> Colour {
         sums.fill(0);
         squares.fill(0);
@@ -79,7 +80,7 @@ impl Colour {
 mod tests {
     use super::*;
 
-    /// Two rows of three blocks of four pixels, each of one grey but for one that has a pixel of another.
+    /// Two rows of three blocks of four pixels. All blocks have a uniform grey, except one with a different pixel.
     #[test]
     fn blocks_that_stand_out_are_kept() {
         let patching = Patching { patch: 1, merge: 2, ..Patching::default() };
@@ -87,23 +88,24 @@ mod tests {
         let image = |greys: [[u8; 4]; 6]| -> Vec<u8> {
             greys.iter().flatten().flat_map(|grey| [*grey; CHANNELS]).collect()
         };
-        let kept = |greys, count| striking(&image(greys), grid, &patching, count);
-        // The fifth is brighter than those around it, and all of its neighbours differ from it.
+        let kept = |greys, count| most_salient(&image(greys), grid, &patching, count);
+        // The fifth block is brighter than those around it, and differs from all of its neighbours.
         let spot = [[10; 4], [10; 4], [10; 4], [10; 4], [90; 4], [10; 4]];
         assert_eq!(kept(spot, 1), [4]);
-        // Then the blocks that have it beside them: a third of what those with three neighbours see, half of two.
+        // Next come its neighbours: the difference counts a third for blocks with three neighbours, and a half for those with
+        // two.
         assert_eq!(kept(spot, 3), [3, 4, 5]);
         assert_eq!(kept(spot, 4), [1, 3, 4, 5]);
-        // Variation within a block says more than variation around it.
+        // Variation within a block counts more than variation around it.
         let mut varied = spot;
         varied[0] = [0, 255, 0, 255];
         assert_eq!(kept(varied, 1), [0]);
-        // Where nothing stands out the first are kept, in their order.
+        // Without salient blocks, the first ones are selected.
         assert_eq!(kept([[7; 4]; 6], 2), [0, 1]);
         assert_eq!(kept(varied, 6), [0, 1, 2, 3, 4, 5]);
     }
 
-    /// Per pixel 2, 4 and 6 have mean 4 and variance 8 / 3, in each of three channels.
+    /// Per pixel, 2, 4 and 6 have mean 4 and variance 8 / 3, in each of three channels.
     #[test]
     fn a_deviation_is_written_out() {
         let patching = Patching { patch: 3, merge: 1, ..Patching::default() };

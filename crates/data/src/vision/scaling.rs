@@ -1,12 +1,12 @@
-//! A whole image at another size, with the arithmetic of transformers' processors.
+//! Resizes a whole image with the arithmetic of the transformers library's processors.
 //!
 //! The filter is bicubic with antialiasing: pixel x of W is the weighted sum of the pixels i around c = (x + 1/2) w / W with
-//! weights f((i + 1/2 - c) / s), s = max(1, w / W), made to sum to 1. Rows are scaled across, rounded to bytes, and then
-//! down. Weights are whole numbers: w 2^p rounded, with the largest p at which the largest of them has 16 bits. Sums are exact,
-//! rounded once and cut off at 0 and 255. A direction whose extent stays the same is left alone.
+//! normalised weights f((i + 1/2 - c) / s), where s = max(1, w / W). The horizontal pass comes first and is rounded to bytes,
+//! then the vertical one. Weights are fixed-point: w 2^p rounded, with the largest p for which the largest weight fits 16 bits.
+//! Sums are exact, rounded once and clipped to 0 and 255. A direction whose size stays the same is skipped.
 //!
-//! Rows are scaled across a strip at a time, into a window of those that a row of the result is made of, so that they are
-//! still in the cache when they are scaled down.
+//! Rows pass horizontally in strips, into a window of the rows that an output row depends on, so that they are still in the
+//! cache for the vertical pass.
 
 use std::ops::Range;
 
@@ -14,21 +14,21 @@ use std::ops::Range;
 use super::scaling_avx2::Avx2;
 use crate::images::{CHANNELS, Filter};
 
-/// The pixels that each of the result is made of, and their weights times 2^`bits`.
+/// The source pixels of each output pixel, and their weights times 2^`bits`.
 pub(super) struct Weights {
-    /// The first pixel for each.
+    /// First source pixel of each output pixel.
     pub first: Vec<usize>,
-    /// Of each as many: those that reach less far have weights of 0.
+    /// Equally many weights per output pixel, padded with zeros.
     pub all: Vec<i16>,
     pub each: usize,
     pub bits: u32,
 }
 
-/// Bits behind the point that a weight has at most.
+/// Most fractional bits of a weight.
 const MOST_BITS: u32 = 22;
 
 impl Weights {
-    /// `to` pixels out of `from`.
+    /// For `to` pixels from `from`.
     fn new(from: usize, to: usize) -> Weights {
         let step = from as f64 / to as f64;
         let scale = step.max(1.0);
@@ -45,13 +45,13 @@ impl Weights {
         let exact: Vec<(usize, Vec<f64>)> = (0..to).map(exact).collect();
         let each = exact.iter().map(|(_, weights)| weights.len()).max().unwrap_or(1);
         let largest = exact.iter().flat_map(|(_, weights)| weights).fold(0.0, |a: f64, b| a.max(*b));
-        let is_too_fine =
+        let overflows =
             |bits: &u32| (0.5 + largest * f64::from(1u32 << (bits + 1))) as i32 > i32::from(i16::MAX);
-        let bits = (0..MOST_BITS).find(is_too_fine).unwrap_or(MOST_BITS);
+        let bits = (0..MOST_BITS).find(overflows).unwrap_or(MOST_BITS);
         let whole = |weight: &f64| (weight * f64::from(1u32 << bits)).round() as i16;
         let mut made = Weights { first: vec![], all: Vec::with_capacity(to * each), each, bits };
         for (begin, weights) in &exact {
-            // No pixel beyond the last is read, though its weight would be 0.
+            // Pixels after the last one must not be read, even with weight 0.
             let first = (*begin).min(from - each);
             made.first.push(first);
             made.all.extend(std::iter::repeat_n(0, begin - first));
@@ -70,23 +70,23 @@ impl Weights {
         (sum >> self.bits).clamp(0, 255) as u8
     }
 
-    /// A sum's beginning, by which it is rounded to the nearest.
+    /// The initial value of a sum, which makes it round to nearest.
     #[inline(always)]
     pub fn half(&self) -> i32 {
         1 << (self.bits - 1)
     }
 }
 
-/// Rows that are scaled across at once.
+/// Rows per strip of the horizontal pass.
 pub(super) const STRIP: usize = 32;
-/// Strips of which the window has room beside the rows that it must hold.
+/// Extra strips in the window, besides the rows that it must hold.
 const STRIPS: usize = 4;
 
-/// Rows of bytes, one after another.
+/// Contiguous rows of bytes.
 #[derive(Clone, Copy)]
 pub(super) struct Rows<'a> {
     pub bytes: &'a [u8],
-    /// Bytes of a row.
+    /// Bytes per row.
     pub stride: usize,
 }
 
@@ -104,16 +104,16 @@ impl<'a> Rows<'a> {
     }
 }
 
-/// The two passes, by whatever instructions: the bytes are the same.
+/// The two passes, for an instruction set. All implementations give the same bytes.
 pub(super) trait Passes {
-    /// Scales at most a strip of rows across, into rows of `out`.
+    /// Horizontal pass over at most a strip of rows, into rows of `out`.
     fn across(&mut self, weights: &Weights, rows: Rows<'_>, out: &mut [u8]);
 
-    /// Fills row `place` of the result out of the rows from the first that it is made of.
+    /// Vertical pass: fills row `place` of the output from `rows`, which begin with the first source row.
     fn down(&mut self, weights: &Weights, place: usize, rows: Rows<'_>, out: &mut [u8]);
 }
 
-/// By what the compiler makes of plain loops.
+/// The compiler's own vectorisation of plain loops.
 pub(super) struct Portable;
 
 impl Passes for Portable {
@@ -145,7 +145,7 @@ impl Passes for Portable {
     }
 }
 
-/// Scales rows of red, green and blue, and gives each row of the result with its number, from the top.
+/// Resizes an RGB image, and calls `put` with each output row and its number, from the top.
 pub(super) fn scale(rgb: &[u8], from: (usize, usize), to: (usize, usize), put: impl FnMut(usize, &[u8])) {
     #[cfg(target_arch = "x86_64")]
     if let Some(mut passes) = Avx2::try_new() {
@@ -154,7 +154,7 @@ pub(super) fn scale(rgb: &[u8], from: (usize, usize), to: (usize, usize), put: i
     scale_by(&mut Portable, rgb, from, to, put);
 }
 
-/// The same with these passes; extents are width and height.
+/// As [`scale`], with these passes; sizes are width and height.
 fn scale_by(
     passes: &mut impl Passes,
     rgb: &[u8],
@@ -167,7 +167,7 @@ fn scale_by(
     let across = (from.0 != to.0).then(|| Weights::new(from.0, to.0));
     let down = (from.1 != to.1).then(|| Weights::new(from.1, to.1));
     let (line, held) = (to.0 * CHANNELS, down.as_ref().map_or(1, |down| down.each));
-    // Rows `begin` to `end` of the image at their new width, where it is another.
+    // Rows `begin` to `end` of the image after the horizontal pass, if it is needed.
     let (mut window, mut begin, mut end) = (vec![], 0, 0);
     if across.is_some() {
         window.resize((held + STRIPS * STRIP) * line, 0);
@@ -219,7 +219,7 @@ mod tests {
         out
     }
 
-    /// Weights of a pixel sum to 1, to half of the last bit of each.
+    /// Weights of a pixel sum to 1, up to half of the last bit of each.
     #[test]
     fn weights_sum_to_one() {
         for (from, to) in [(1, 7), (7, 1), (720, 704), (45, 256), (1000, 32), (2000, 32)] {
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(scaled(&mut Portable, (9, 7), (9, 7)), noise(9, 7));
     }
 
-    /// Strips that are full and not, windows that move, counts of weights that are odd, lines of any length.
+    /// Full and partial strips, moving windows, odd numbers of weights, rows of any length.
     #[cfg(target_arch = "x86_64")]
     #[test]
     fn bytes_do_not_depend_on_instructions() {

@@ -1,8 +1,9 @@
-//! The two passes of scaling by instructions of AVX2: whole numbers, so the bytes are those of the plain loops.
+//! The two passes of resizing with AVX2. The arithmetic is integer, so the bytes are those of the portable loops.
 //!
-//! A strip of 32 rows is turned, so that the 32 bytes of a column lie side by side. Scaling across is then what scaling down
-//! is, sums of weighted runs of bytes, and the result is turned back. Two bytes and two weights of 16 bits are one instruction.
-//! There are loops and no closures around instructions, because the compiler may leave those as calls.
+//! A strip of 32 rows is transposed, so that the 32 bytes of a column are contiguous. The horizontal pass then has the same
+//! form as the vertical one, sums of weighted runs of bytes, and its result is transposed back. One instruction multiplies two
+//! bytes by two 16-bit weights and adds the products. Loops are used in place of closures, because the compiler may not inline
+//! closures into code for these instructions.
 
 use std::array::from_fn;
 
@@ -13,21 +14,21 @@ use super::scaling::{Passes, Rows, STRIP, Weights};
 use crate::images::CHANNELS;
 
 type Register = std::arch::x86_64::__m256i;
-/// Bytes of a register.
+/// Bytes per register.
 const WIDE: usize = 32;
-/// Columns that are turned at once.
+/// Columns that are transposed at once.
 const BLOCK: usize = 16;
 
 pub(super) struct Avx2 {
     with: V3,
-    /// Columns of a strip, each of its rows side by side.
+    /// Columns of a strip, with contiguous rows.
     columns: Vec<[u8; STRIP]>,
-    /// The same at their new width.
+    /// The columns after the horizontal pass.
     scaled: Vec<[u8; STRIP]>,
 }
 
 impl Avx2 {
-    /// `None` where the machine has no such instructions.
+    /// `None` where the CPU has no AVX2.
     pub fn try_new() -> Option<Avx2> {
         Some(Avx2 { with: V3::try_new()?, columns: vec![], scaled: vec![] })
     }
@@ -67,7 +68,7 @@ impl WithSimd for Across<'_> {
             for (row, half) in halves.iter_mut().enumerate() {
                 *half = cast([part(row), part(row + BLOCK)]);
             }
-            for (column, register) in columns.iter_mut().zip(turned(with, halves)) {
+            for (column, register) in columns.iter_mut().zip(transposed(with, halves)) {
                 *column = cast(register);
             }
         }
@@ -92,8 +93,8 @@ impl WithSimd for Across<'_> {
             for (register, column) in registers.iter_mut().zip(columns) {
                 *register = cast(*column);
             }
-            let turned = turned(with, registers);
-            for (row, register) in turned.into_iter().enumerate() {
+            let transposed = transposed(with, registers);
+            for (row, register) in transposed.into_iter().enumerate() {
                 let halves: [[u8; BLOCK]; 2] = cast(register);
                 for (row, half) in [row, row + BLOCK].into_iter().zip(halves) {
                     if row < rows.count() {
@@ -105,7 +106,7 @@ impl WithSimd for Across<'_> {
     }
 }
 
-/// Writes bytes of a row, as far as it goes.
+/// Writes bytes of a row, up to its end.
 #[inline(always)]
 fn put_sixteen(row: &mut [u8], at: usize, bytes: [u8; BLOCK]) {
     let rest = &mut row[at..];
@@ -115,7 +116,7 @@ fn put_sixteen(row: &mut [u8], at: usize, bytes: [u8; BLOCK]) {
     }
 }
 
-/// Sixteen bytes of a row, zeros beyond its end.
+/// Sixteen bytes of a row, with zeros past its end.
 #[inline(always)]
 fn sixteen(row: &[u8], at: usize) -> [u8; BLOCK] {
     match row[at..].first_chunk::<BLOCK>() {
@@ -124,10 +125,10 @@ fn sixteen(row: &[u8], at: usize) -> [u8; BLOCK] {
     }
 }
 
-/// Rows and columns of 16 x 16 bytes exchanged, in both halves of the registers. Bytes of registers i and i + 8 that take turns
-/// move each bit of a byte's place by one, and four times that is half way around.
+/// Transposes 16 x 16 bytes in both halves of the registers. Interleaving the bytes of registers i and i + 8 rotates the bits
+/// of a byte's index by one; four times that exchanges row and column.
 #[inline(always)]
-fn turned(with: V3, mut registers: [Register; BLOCK]) -> [Register; BLOCK] {
+fn transposed(with: V3, mut registers: [Register; BLOCK]) -> [Register; BLOCK] {
     for _ in 0..4 {
         let before = registers;
         for i in 0..BLOCK / 2 {
@@ -177,13 +178,13 @@ impl WithSimd for Down<'_> {
     }
 }
 
-/// A run of a line.
+/// A register from a row.
 #[inline(always)]
 fn register(line: &[u8], run: usize) -> Register {
     cast(line.as_chunks::<WIDE>().0[run])
 }
 
-/// Sums of 32 weighted bytes: four, and the four 16 behind them, of the first four, the second and so on.
+/// 32 sums: bytes 0 to 3 and 16 to 19, then 4 to 7 and 20 to 23, and so on.
 #[derive(Clone, Copy)]
 struct Sums {
     with: V3,
@@ -196,7 +197,7 @@ impl Sums {
         Sums { with, fours: [cast([weights.half(); 8]); 4] }
     }
 
-    /// Adds bytes of two runs with their weights.
+    /// Adds bytes of two rows with their weights.
     #[inline(always)]
     fn add(&mut self, a: Register, b: Register, by: [i16; 2]) {
         let avx2 = self.with.avx2;
@@ -220,7 +221,7 @@ impl Sums {
             *sums = avx2._mm256_sra_epi32(*sums, bits);
         }
         let [a, b, c, d] = whole;
-        // Narrowing cuts off at 0 and 255.
+        // Narrowing clips at 0 and 255.
         cast(avx2._mm256_packus_epi16(avx2._mm256_packs_epi32(a, b), avx2._mm256_packs_epi32(c, d)))
     }
 }

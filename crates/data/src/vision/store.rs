@@ -1,4 +1,4 @@
-//! The images of a set: where their bytes lie, their sides and hashes.
+//! The images of a set: the places of their bytes, their sizes and hashes.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::grid::Grid;
 use super::patches::patches;
 use super::patching::Patching;
-use super::pruning::striking;
+use super::pruning::most_salient;
 use crate::error::DataError;
 use crate::formats::Reason;
 use crate::images::{CHANNELS, Flaw, header};
@@ -19,24 +19,24 @@ use crate::images::{CHANNELS, Flaw, header};
 /// An image as a row gives it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Given<'a> {
-    /// A path under the folder of images.
+    /// A path below the folder of images.
     Path(&'a str),
     /// The bytes of a file.
     Bytes(&'a [u8]),
 }
 
-/// An encoded image that was looked into.
+/// An encoded image whose header was read.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EncodedImage {
     held: ByteSource,
     pub height: usize,
     pub width: usize,
     pub grid: Grid,
-    /// Of its bytes.
+    /// Hash of its bytes.
     pub hash: u128,
 }
 
-/// Where the bytes of an image lie.
+/// The place of an image's bytes.
 #[derive(Debug, Clone, PartialEq)]
 enum ByteSource {
     File(PathBuf),
@@ -44,7 +44,7 @@ enum ByteSource {
 }
 
 impl EncodedImage {
-    /// Its file, where it has one of its own.
+    /// Its file, unless it was stored in a row.
     pub fn path(&self) -> Option<&Path> {
         match &self.held {
             ByteSource::File(path) => Some(path),
@@ -53,12 +53,12 @@ impl EncodedImage {
     }
 }
 
-/// Looks into images as rows name them. A file that many rows name is read once, and of equal bytes one copy is held.
+/// Reads the headers of images. A file that several rows name is read once, and equal bytes are stored once.
 pub struct ImageReader {
     pub patching: Patching,
-    /// Pixels that an image may have.
+    /// Most pixels of an image.
     pub max_pixels: u64,
-    /// Bytes that a file may have.
+    /// Most bytes of a file.
     pub max_bytes: u64,
     known: Mutex<HashMap<PathBuf, Arc<EncodedImage>>>,
     held: Mutex<HashMap<u128, Arc<EncodedImage>>>,
@@ -69,7 +69,7 @@ impl ImageReader {
         ImageReader { patching, max_pixels, max_bytes, known: Mutex::default(), held: Mutex::default() }
     }
 
-    /// Looks into an image; paths begin in `root` and do not lead out of it.
+    /// Reads an image; paths are relative to `root` and must not lead out of it.
     pub fn read(&self, given: Given<'_>, root: &Path) -> Result<Arc<EncodedImage>, Flaw> {
         match given {
             Given::Bytes(bytes) => self.held(bytes),
@@ -77,12 +77,12 @@ impl ImageReader {
         }
     }
 
-    /// Looks into a file, wherever it lies.
+    /// Reads a file in any folder.
     pub fn read_file(&self, path: PathBuf) -> Result<Arc<EncodedImage>, Flaw> {
         if let Some(known) = self.known.lock().expect("no thread panics with it").get(&path) {
             return Ok(known.clone());
         }
-        let image = Arc::new(self.looked(&self.bytes(&path)?, ByteSource::File(path.clone()))?);
+        let image = Arc::new(self.read_header(&self.bytes(&path)?, ByteSource::File(path.clone()))?);
         Ok(self.known.lock().expect("no thread panics with it").entry(path).or_insert(image).clone())
     }
 
@@ -91,7 +91,7 @@ impl ImageReader {
         if let Some(held) = self.held.lock().expect("no thread panics with it").get(&hash) {
             return Ok(held.clone());
         }
-        let image = Arc::new(self.looked(bytes, ByteSource::Memory(bytes.into()))?);
+        let image = Arc::new(self.read_header(bytes, ByteSource::Memory(bytes.into()))?);
         Ok(self.held.lock().expect("no thread panics with it").entry(hash).or_insert(image).clone())
     }
 
@@ -106,7 +106,7 @@ impl ImageReader {
             _ => wrong(error),
         })?;
         if !about.is_file() {
-            return Err(Flaw::new(Reason::NoFile, format!("{} is no file of an image", path.display())));
+            return Err(Flaw::new(Reason::NoFile, format!("{} is not an image file", path.display())));
         }
         if about.len() > self.max_bytes {
             return Err(Flaw::new(
@@ -122,7 +122,7 @@ impl ImageReader {
         fs::read(path).map_err(wrong)
     }
 
-    fn looked(&self, bytes: &[u8], held: ByteSource) -> Result<EncodedImage, Flaw> {
+    fn read_header(&self, bytes: &[u8], held: ByteSource) -> Result<EncodedImage, Flaw> {
         let named = |flaw: Flaw| match &held {
             ByteSource::File(path) => Flaw::new(flaw.reason, format!("{}: {}", path.display(), flaw.said)),
             ByteSource::Memory(_) => flaw,
@@ -133,7 +133,7 @@ impl ImageReader {
     }
 }
 
-/// A path below a root, from which it must not lead out, not through a link either.
+/// A path relative to a root, out of which neither it nor a link may lead.
 fn within(path: &str, root: &Path) -> Result<PathBuf, Flaw> {
     let out = || {
         Flaw::new(
@@ -152,7 +152,7 @@ fn within(path: &str, root: &Path) -> Result<PathBuf, Flaw> {
     }
 }
 
-/// Numbered images of a set, each once.
+/// Numbered distinct images of a set.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ImageStore {
     patching: Patching,
@@ -166,7 +166,7 @@ impl ImageStore {
         ImageStore { patching, max_pixels, images: vec![], numbers: HashMap::new() }
     }
 
-    /// The number of an image; one of the same bytes has the same number.
+    /// The number of an image; equal bytes have equal numbers.
     pub fn number(&mut self, image: &Arc<EncodedImage>) -> u32 {
         let next = self.images.len() as u32;
         let number = *self.numbers.entry(image.hash).or_insert(next);
@@ -188,17 +188,17 @@ impl ImageStore {
         &self.patching
     }
 
-    /// Bytes of a patch.
+    /// Bytes per patch.
     pub fn patch_bytes(&self) -> usize {
         self.patching.patch * self.patching.patch * CHANNELS
     }
 
-    /// An image for people: its file, where it has one of its own.
+    /// The name of an image for messages: its file, unless it was stored in a row.
     fn place(&self, number: u32) -> String {
         self.get(number).path().map_or("an image".into(), |path| path.display().to_string())
     }
 
-    /// The bytes of an image, which must be those it had when it was looked into.
+    /// The bytes of an image, checked to be unchanged since it was first read.
     pub fn bytes(&self, number: u32) -> Result<Cow<'_, [u8]>, DataError> {
         let image = self.get(number);
         let path = match &image.held {
@@ -215,11 +215,11 @@ impl ImageStore {
         Ok(Cow::Owned(bytes))
     }
 
-    /// The merge blocks of an image that a text is shown, of its patches; `None` where it is shown all.
+    /// The merge blocks of an image that a text sees, selected by its patches; `None` where it sees all.
     pub fn shown(&self, number: u32, patches: &[u8]) -> Option<Vec<u32>> {
         let grid = self.get(number).grid;
         let count = self.patching.tokens(grid);
-        (count < grid.tokens(self.patching.merge)).then(|| striking(patches, grid, &self.patching, count))
+        (count < grid.tokens(self.patching.merge)).then(|| most_salient(patches, grid, &self.patching, count))
     }
 
     /// Fills `out` with the patches of an image, [P, patch patch 3] bytes.

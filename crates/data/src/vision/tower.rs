@@ -1,23 +1,23 @@
-//! The inputs of a tower that say where patches stand, known from the grids of its images alone.
+//! The inputs of a tower with the positions of patches, derived from the grids of its images.
 
 use super::grid::{Grid, TAPS};
 use crate::examples::layout::ImageRoom;
 
-/// Where the patches of images stand, in a plan of some room. Patches of no image read no learned position.
+/// The positions of the patches of images, padded to the room of a plan. Padding has no learned position.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TowerInputs {
     /// Row and column of every patch, [2, P].
     pub places: Vec<i32>,
-    /// The learned positions that every patch reads, [4, P], and their shares.
+    /// The learned positions of every patch, [4, P], and their weights.
     pub taps: Vec<i32>,
     pub tap_weights: Vec<f32>,
-    /// Where the patches of every image begin, and how many they are.
+    /// Start and number of the patches of every image.
     pub image_start: Vec<i32>,
     pub image_len: Vec<i32>,
 }
 
 impl TowerInputs {
-    /// Of images one after another, for a tower that merges `merge` patches a side and has `side` learned positions a side.
+    /// For consecutive images of a tower with merge size `merge` and `side` x `side` learned positions.
     pub fn new(
         grids: impl IntoIterator<Item = Grid>,
         room: ImageRoom,

@@ -1,7 +1,7 @@
-"""Writes what timm makes of an image by every operation of RandAugment, and where it erases: pip install timm pillow numpy; python make.py
+"""Writes the results of timm for every operation of RandAugment on an image, and the rectangles that it erases: pip install timm pillow numpy; python make.py
 
-expected.bin has the pixels of the image and of every result, red, green and blue together. expected.json says of every result
-which operation made it of which level, its argument and its filter; and of rectangles that are erased, which numbers were drawn."""
+expected.bin has the pixels of the image and of every result, three bytes (red, green, blue) each. expected.json has the operation,
+level, argument and filter of every result, and the random numbers behind every erased rectangle."""
 
 import json
 from pathlib import Path
@@ -40,7 +40,7 @@ for area, ratio in (((0.02, 1 / 3), 0.3), ((0.3, 0.9), 0.1)):
     for _ in range(12):
         drawn = [round(float(number), 5) for number in draw.random(40)]
         left = iter([0.0, *drawn])
-        # The same numbers for everything that is drawn, the first one for whether anything is erased.
+        # Fixed random numbers, of which the first decides whether anything is erased.
         random_erasing.random.random = lambda: next(left)
         random_erasing.random.uniform = lambda low, high: low + (high - low) * next(left)
         random_erasing.random.randint = lambda low, high: low + int((high - low + 1) * next(left))

@@ -1,7 +1,7 @@
 """Writes tiny files of CIFAR in their Python form, by several protocols: pip install numpy; python make.py
 
-The published files were written by Python 2, whose texts are bytes: `old` is of that kind. The others are what Python 3
-writes of the same dictionary. Image i has at place p of plane c the byte (7 p + 31 i + 50 c) mod 256."""
+The published files were written by Python 2, whose texts are bytes: `old` is of that kind. Python 3 writes the same dictionary
+to the others. Byte p of plane c of image i is (7 p + 31 i + 50 c) mod 256."""
 
 import io
 import pickle
@@ -49,7 +49,7 @@ names = [b"airplane", b"automobile", b"bird", b"cat", b"deer", b"dog", b"frog", 
 
 
 class Harm:
-    """What a pickle may do that is read in the usual way."""
+    """An object whose pickle would call a function in a usual reader."""
 
     def __reduce__(self):
         import os

@@ -1,4 +1,4 @@
-"""Writes the parquet files of this folder and what a reader must find in them (expected.json). Needs pyarrow.
+"""Writes the parquet files of this folder and their contents (expected.json). Needs pyarrow.
 
     python crates/data/tests/parquet/make.py
 """
@@ -28,7 +28,7 @@ expected = {}
 
 
 def write(name, values, kind=pa.string(), nullable=True, **options):
-    # A second column before and one behind: the reader has to find its own.
+    # Other columns before and after: the reader has to find the right one.
     fields = [pa.field("id", pa.int64()), pa.field("text", kind, nullable), pa.field("meta", pa.string())]
     count = len(values)
     columns = [pa.array(range(count)), pa.array(values, kind), pa.array(["x"] * count)]
@@ -47,7 +47,7 @@ write("required", LINES, nullable=False)
 write("groups", LINES, row_group_size=7, compression="zstd", use_dictionary=True)
 write("pages", LINES, data_page_size=64, write_batch_size=4, compression="snappy")
 write("pages-dictionary", REPEATED, data_page_size=8, write_batch_size=4, use_dictionary=True)
-# The dictionary outgrows its limit, and the pages behind are plain.
+# The dictionary exceeds its limit, so later pages are PLAIN.
 write("fallback", LINES, dictionary_pagesize_limit=200, data_page_size=200, write_batch_size=4, use_dictionary=True)
 write("v2", NULLS, data_page_version="2.0", compression="zstd")
 write("v2-dictionary", NULLS, data_page_version="2.0", compression="snappy", use_dictionary=True)
@@ -61,7 +61,7 @@ write("binary", [line.encode() for line in LINES], kind=pa.binary())
 expected["binary"] = "lines"
 write("large", ["long " * 30_000, "ß" * 50_000, "short"], compression="zstd")
 
-# What must be refused, by name.
+# Files that must be refused, by name.
 write("lz4", LINES, compression="lz4")
 write("brotli", LINES, compression="brotli")
 schema = {

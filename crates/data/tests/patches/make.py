@@ -1,11 +1,11 @@
-"""Writes odd images, and the patches that transformers' processor of Qwen3-VL makes of them and of ../pictures.
+"""Writes images of unusual sizes, and their patches and those of ../pictures by transformers' processor for Qwen3-VL.
 
     pip install torch torchvision transformers pillow numpy xxhash
     python make.py
 
-expected.json has an entry a case: the image, the limits of its area, the grid, the hash of all bytes (XXH3, 128 bits) and the
-numbers of the patches whose bytes are in expected.bin.z, one after another, all compressed as one. Bytes of a patch are row by
-row, red, green and blue of a pixel together, as the processor had them before it normalised them."""
+expected.json has one entry per case: the image, the limits of its area, the grid, the hash of all bytes (XXH3, 128 bits) and the
+indices of the patches whose bytes are concatenated in expected.bin.z. Bytes of a patch are in rows, three (red, green, blue) per
+pixel, as the processor has them before normalisation."""
 
 import json
 import zlib
@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 PICTURES = HERE.parent / "pictures"
 PATCH, MERGE = 16, 2
 PUBLISHED = (65536, 16777216)
-# Of a side of 32 pixels at least, so that small images stay small.
+# Sides of at least 32 pixels, so that small images stay small.
 SMALL = (1024, 16777216)
 SAMPLES = 4
 random = np.random.default_rng(7)
@@ -37,7 +37,7 @@ def gradient(width, height):
 
 
 def scene(width, height):
-    """Edges, waves and colours of a photograph, which compress better than one."""
+    """A synthetic photograph with edges, waves and colours, which compresses better than a real one."""
     y, x = np.mgrid[:height, :width]
     disc = ((x - width / 2) ** 2 + (y - height / 3) ** 2) < (min(width, height) / 4) ** 2
     waves = [128 + 100 * np.sin(x / 17.0), 128 + 90 * np.cos(y / 9.0 + x / 31.0), 60 + 180 * disc]
@@ -97,7 +97,7 @@ jpeg("grey-progressive", scene(301, 203).convert("L"), progressive=True)
 jpeg("noise-coarse", noise(70, 60), quality=40)
 jpeg("cmyk", scene(150, 110).convert("CMYK"))
 
-# YCCK, which nothing here writes: luminance and colours in the channels of CMYK, and Adobe's note that it is so.
+# YCCK, which Pillow does not write: luminance and chroma in the channels of CMYK, with Adobe's marker for it.
 light, blue, red = scene(150, 110).convert("YCbCr").split()
 black = Image.fromarray(np.full((110, 150), 40, np.uint8))
 stored = Image.merge("CMYK", [Image.fromarray(255 - np.asarray(part)) for part in (light, blue, red, black)])
@@ -120,7 +120,7 @@ for path in sorted([*HERE.glob("*.jpg"), *HERE.glob("*.png")]):
 def opened(path):
     image = ImageOps.exif_transpose(Image.open(path))
     if path.name in ("rgb16.png", "grey16.png"):
-        # Of 16 bits the upper 8, which the library leaves to whoever opens the file.
+        # The upper 8 of 16 bits, which the library leaves to the reader of the file.
         pixels = np.asarray(Image.open(path).convert("I")) >> 8 if path.name == "grey16.png" else np.asarray(image)
         image = Image.fromarray(pixels.astype(np.uint8))
     return image

@@ -1,7 +1,7 @@
-"""Writes the images beside this file and `expected.bin`, what Pillow decodes of them: pip install pillow numpy; python make.py
+"""Writes the images of this folder and their pixels as decoded by Pillow (`expected.bin`): pip install pillow numpy; python make.py
 
-Every image is 45 x 30 (stored; sizes that are no multiple of a block) and of the same scene, so all together stay small.
-expected.bin has, in the order of names, width and height (u16, little endian) and the pixels as red, green and blue."""
+Every stored image is 45 x 30 (not a multiple of a block) and of the same scene, so all together stay small.
+expected.bin has, by name, width and height (u16, little-endian) and the RGB pixels."""
 
 import struct
 import zlib
@@ -59,7 +59,7 @@ def chunk(kind, body):
 
 
 def raw(name, depth, colour, lines, interlace=0):
-    """A PNG that Pillow does not write: 16 bits, or in seven passes."""
+    """A PNG of a kind that Pillow does not write: 16 bits, or interlaced."""
     header = struct.pack(">IIBBBBB", W, H, depth, colour, 0, 0, interlace)
     body = zlib.compress(b"".join(b"\0" + line for line in lines), 9)
     (here / f"{name}.png").write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b""))

@@ -1,10 +1,10 @@
-"""Writes what image processors of published models make of pictures: expected.json, a case an entry, and their pixels in expected.bin.
+"""Writes the results of published image processors: expected.json with one entry per case, and their pixels in expected.bin.
 
     pip install torch torchvision transformers timm pillow numpy
     python make.py
 
-The pictures are those of ../pictures. Processors are `transformers`' own, of both of its backends, and timm's evaluation
-transform; none multiplies or normalises, so what comes out is bytes: rows from the top, red, green and blue of a pixel together."""
+The images are those of ../pictures. Processors are those of `transformers`, with both of its backends, and timm's evaluation
+transform. None rescales or normalises, so results are bytes: rows from the top, three (red, green, blue) per pixel."""
 
 import json
 from pathlib import Path
@@ -46,7 +46,7 @@ for name in FILTERS:
         CASES += [(kind, cut(made, shorter, side, name), name, [shorter], side) for kind, made in makers.items()]
 CASES += [("ViT", stretched(ViTImageProcessor, 24, "bilinear"), "bilinear", [24, 24], 24)]
 CASES += [("ViTPil", stretched(ViTImageProcessorPil, 40, "bicubic"), "bicubic", [40, 40], 40)]
-# Where an odd number of pixels is left over, timm cuts at the even place and the others at the lower: here it is even.
+# With an odd number of pixels to crop, timm cuts at the even offset and the others at the lower one: here it is even.
 CASES += [("timm", timm(20, 16, "bicubic"), "bicubic", [20], 16)]
 
 described, pixels = [], b""

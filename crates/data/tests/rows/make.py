@@ -1,5 +1,5 @@
-"""Writes parquet files with lists and structures, and their rows as a reader must give them (expected.json): fields of
-structures that are null are left out, as JSON leaves them out. Needs pyarrow.
+"""Writes parquet files with lists and structures, and their expected rows (expected.json): null fields of structures
+are omitted, as in JSON. Needs pyarrow.
 
     python crates/data/tests/rows/make.py
 """
@@ -45,7 +45,7 @@ COLUMNS = {
 
 
 def bare(value):
-    """A value as JSON has it: what is null in a structure is not there."""
+    """A value as JSON, in which null fields of structures are omitted."""
     if isinstance(value, dict):
         return {name: bare(held) for name, held in value.items() if held is not None}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""Writes parquet files whose rows hold images: bytes, structures of bytes and path, lists of them, paths. The images are
+"""Writes parquet files whose rows contain images: bytes, structures of bytes and path, lists of them, paths. The images are
 those of ../pictures. Needs pyarrow.
 
     python crates/data/tests/sighted/make.py
@@ -25,7 +25,7 @@ def message(part):
 
 
 def stored(at):
-    """As the library `datasets` stores an image: its bytes, and a name that is no path of anything."""
+    """An image as the library `datasets` stores it: its bytes, and a name that is not the path of a file."""
     return {"bytes": IMAGES[at], "path": f"elsewhere/{NAMES[at]}"}
 
 

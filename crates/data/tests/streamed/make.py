@@ -1,4 +1,4 @@
-"""Writes two parquet files of drawn sentences in small row groups, which streaming is tested on. Needs pyarrow.
+"""Writes two parquet files of random sentences in small row groups, for tests of streaming. Needs pyarrow.
 
     python crates/data/tests/streamed/make.py
 """

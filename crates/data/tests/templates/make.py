@@ -1,5 +1,5 @@
-"""Renders the templates of this folder with transformers and writes what a renderer must give (expected.json), with the
-tokeniser that the tokens are of (tokenizer.json), and the same of single snippets (snippets.txt to snippets.json). Needs
+"""Renders the templates of this folder with transformers and writes the results (expected.json) and the tokeniser of their
+tokens (tokenizer.json), and renders single snippets (snippets.txt to snippets.json). Needs
 transformers and jinja2.
 
 The templates of families (`granite`, `olmo-2`, `phi-4`, `qwen-2.5`, `smollm3` and those before them) are modelled on the constructs of each
@@ -100,7 +100,7 @@ def tokenizer():
 
 
 def snippets():
-    """Each part of snippets.txt with what transformers renders of it, or that it does not."""
+    """Each part of snippets.txt with its rendering by transformers, or the error."""
     rendered = []
     for source in (HERE / "snippets.txt").read_text().split("\n---\n"):
         case = {"source": source}

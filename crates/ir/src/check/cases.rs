@@ -1,6 +1,6 @@
-//! The cases, a line each: every operation that has a gradient, every variant of its attributes, at odd sizes.
+//! The cases, one line each: every operation that has a gradient, every variant of its attributes, at odd sizes.
 //!
-//! T tokens, H heads, HK key heads, K head size, D width. Domains are kept by building the argument: `square + 0.5`
+//! T tokens, H heads, HK key heads, K head size, D width. Arguments are built to lie in the function's domain: `square + 0.5`
 //! is positive, `Trial::x` is standard normal.
 
 use super::{Case, Trial};
@@ -20,7 +20,6 @@ use crate::ops::reduce::Fold;
 use crate::ops::rope::Pairs::{self, Half, Interleaved};
 use crate::types::DType;
 
-/// Every case there is.
 pub fn all() -> impl Iterator<Item = &'static Case> {
     [
         ELEMENTWISE,
@@ -244,10 +243,10 @@ pub const ATTENTION: &[Case] = cases! {
     "attention, lse alone" => |t| attention_and_lse(t, Mask::Causal, 3, 1, even(2, 3), even(2, 5))[1..].to_vec();
 };
 
-/// No operation of its own: attention over disjoint sets of keys, joined.
+/// Not an operation: attention over disjoint sets of keys, merged.
 pub const MERGE: &[Case] = cases! {
     "attention, merged" => |t| {
-        let (o, lse) = attention::merge(&[some_attention(t, 5), some_attention(t, 3)]);
+        let (o, lse) = attention::merge(&[small_attention(t, 5), small_attention(t, 3)]);
         vec![o, lse]
     };
     "attention, merged of three, some without keys" => |t| {
@@ -332,14 +331,13 @@ fn zip(t: &Trial, f: E) -> Vec<Tensor<'_>> {
     vec![t.x(&[3, 5]).zip(f, t.x(&[3, 5]))]
 }
 
-/// A comparison is flat; as a factor it must neither block nor add to the gradient of what it multiplies.
+/// A comparison has slope 0; as a factor it must neither block nor add to the gradient of the other factor.
 fn compare(t: &Trial, f: E) -> Vec<Tensor<'_>> {
     let (x, y) = (t.x(&[3, 5]), t.x(&[3, 5]));
     vec![x.zip(f, y) * (x + y)]
 }
 
-/// M 3, K 5, N 7.
-/// All outputs of a product through a weight.
+/// M 3, K 5, N 7. All outputs of a product with an epilogue.
 fn with_epilogue<'g>(t: &'g Trial, epilogue: Epilogue) -> Vec<Tensor<'g>> {
     let plain = product::plain(false, true, DType::F32, Compute::Full);
     let op = epilogue::with(&plain, epilogue).expect("a plain product takes any epilogue");
@@ -377,7 +375,7 @@ fn any_norm(t: &Trial, spec: NormSpec, residual: bool) -> Vec<Tensor<'_>> {
     t.b.ops(spec.op(residual), &ins)
 }
 
-/// T 5, K 6, and one row of positions an axis.
+/// T 5, K 6, and one row of positions per axis.
 fn positions<'g>(t: &'g Trial, axis_of_freq: &[u8]) -> Tensor<'g> {
     let axes = *axis_of_freq.iter().max().expect("frequencies") as usize + 1;
     t.index(&[axes, 5], &[0, 1, 2, 900, 3, 7, 7, 0, 1, 5, 2, 31, 4, 4, 0][..axes * 5])
@@ -439,19 +437,19 @@ fn dropout<'g>(t: &'g Trial, x: Tensor<'g>, p: f32) -> Tensor<'g> {
     x.dropout(p, rng, rows)
 }
 
-/// The inputs that dropout of five tokens draws from.
+/// The inputs of dropout for five tokens: rng and rows.
 fn drawn(t: &Trial) -> [Tensor<'_>; 2] {
     [t.index(&[3], &[11, -5, 3]), t.index(&[5, 2], &[0, 0, 0, 1, 4, 0, 4, 1, 4, 2])]
 }
 
-/// How the tokens of a case are cut into segments.
+/// The division of a case's tokens into segments.
 #[derive(Clone, Copy)]
 enum Cut {
     Even {
         segments: usize,
         len: usize,
     },
-    /// Start and length of each.
+    /// Start and length of each segment.
     Ragged {
         rows: usize,
         segments: &'static [[i32; 2]],
@@ -489,18 +487,18 @@ fn attention(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> Vec<
     vec![attention_of_rows(t, mask, h, hk, q, k).0]
 }
 
-/// The exponential of lse is 0 where lse is minus infinity, so that differences can be taken.
+/// exp(lse) is 0 where lse is minus infinity, so that differences can be taken.
 fn attention_and_lse(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> Vec<Tensor<'_>> {
     let (o, lse) = attention_of_rows(t, mask, h, hk, q, k);
     vec![o, lse.exp()]
 }
 
 /// Two queries of three heads over `keys` keys.
-fn some_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
+fn small_attention(t: &Trial, keys: usize) -> (Tensor<'_>, Tensor<'_>) {
     attention_of_rows(t, Mask::Full, 3, 1, even(1, 2), even(1, keys))
 }
 
-/// o and lse, K 3.
+/// o and lse for `h` query heads and `hk` key heads, K 3.
 fn attention_of_rows(t: &Trial, mask: Mask, h: usize, hk: usize, q: Cut, k: Cut) -> (Tensor<'_>, Tensor<'_>) {
     capped_attention(t, Cap::NONE, mask, [h, hk], [q, k])
 }
@@ -515,7 +513,7 @@ fn capped_attention(
     let (tq, tk) = (q.rows(), k.rows());
     let (queries, keys, values) = (t.x(&[tq, h, 3]), t.x(&[tk, hk, 3]), t.x(&[tk, hk, 3]));
     let ((q, q_bounds), (k, k_bounds)) = (q.segments(t), k.segments(t));
-    // Apart, overlapping, and (row 1) none at all.
+    // Disjoint, overlapping, and (row 1) empty intervals.
     let interval = |r: usize| if r == 1 { [0; 4] } else { [r % 3, r % 3 + 2, r, r + 2] };
     let intervals: Vec<i32> = (0..tq).flat_map(interval).map(|i| i.min(tk) as i32).collect();
     let intervals = (mask == Mask::TwoIntervals).then(|| t.index(&[tq, 4], &intervals));

@@ -1,9 +1,9 @@
-//! Products with an activation behind them, or with its slope.
+//! Products with an activation after them, or with its slope.
 //!
-//! Forward, the product adds its bias and stores both what the activation is applied to and its value. Backward, the gradient of
-//! that value is a product too, which is never there: what is written is that gradient times the slope, and beside it, where they
-//! are wanted, the value of the activation again and the sum over rows that is the gradient of the bias.
-//! They are made of products and elementwise operations behind autodiff (`passes/fuse/activated_products.rs`).
+//! Forward, the product adds its bias and stores both the activation's argument and its value. Backward, the gradient of that
+//! value is a product too, but it is never stored: the kernel writes that gradient times the slope and, where requested, the
+//! recomputed value of the activation and the sum over rows that is the gradient of the bias.
+//! `passes/fuse/activated_products.rs` creates these operations from products and elementwise operations after autodiff.
 
 use super::{arity, expect, expect_float};
 use crate::builder::{Builder, Tensor};
@@ -26,7 +26,8 @@ pub fn infer(tb: bool, bias: bool, ins: &[&TensorType]) -> Result<Vec<TensorType
     Ok(vec![h.clone(), h])
 }
 
-/// d [M, K], w and h [M, N] -> d w times the slope at h; with `again` act(h); with `sum` the sum of the first over its rows [1, N].
+/// d [M, K], w and h [M, N] -> d w times the slope at h; with `again` act(h); with `sum` the sum [1, N] of the first output
+/// over its rows.
 pub fn infer_grad(tb: bool, again: bool, sum: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 3)?;
     let dh = matrix(tb, &ins[..2])?;
@@ -41,7 +42,7 @@ fn matrix(tb: bool, ins: &[&TensorType]) -> Result<TensorType, String> {
     if c.rank() == 2 { Ok(c) } else { Err(format!("{c} is not one matrix")) }
 }
 
-/// The output that is the sum, where there is one.
+/// Index of the output that is the sum, where there is one.
 pub fn sum_at(again: bool, sum: bool) -> Option<usize> {
     sum.then_some(1 + again as usize)
 }
@@ -66,7 +67,7 @@ pub fn expand_grad<'g>(act: Act, tb: bool, again: bool, sum: bool, ins: &[Tensor
     [dh].into_iter().chain(again).chain(sum.then(|| dh.sum(0))).collect()
 }
 
-/// The part of the gradient behind its product, as the body of a region: (dy, h) -> dh, act(h), the sum.
+/// The part of the gradient after its product, as the body of a region: (dy, h) -> dh, act(h), the sum.
 pub fn region(act: Act, again: bool, sum: bool, ty: &TensorType) -> Graph {
     let mut body = Graph::default();
     let [dy, h] = ["dy", "h"].map(|path| {

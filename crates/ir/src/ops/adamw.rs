@@ -1,14 +1,15 @@
 //! AdamW with decoupled decay over a parameter or a flat region of many.
 //!
 //! g' = scale g; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2; with t applied updates, this one included:
-//! p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p). Where `is_finite` is 0 nothing changes.
-//! With `copy`, p' also in bf16: what products read, written in the same pass over memory.
+//! p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p). Where `is_finite` is 0 nothing changes. With
+//! `copy`, p' also in bf16: the copy that products read, written in the same pass over memory.
 //!
-//! Moments are of p's type or bf16. In bf16 a kernel rounds m' and v' up or down at random (`random::rounding`, by the
-//! element's number and t), after p' was made from them unrounded: at b2 = 0.999 an increment of v is often below half a
-//! step of bf16, and rounding to nearest would leave v where it is. `expand` rounds to nearest, and a kernel's moments
-//! are within a step of it. Elements are numbered from `first` on, so that cutting a region draws the same; where ranks update
-//! shares of equal size side by side, the last input says which this one is, and its elements come behind those of the others.
+//! Moments have p's type or bf16. In bf16 a kernel rounds m' and v' stochastically (`random::rounding`, by the
+//! element's index and t), after p' was computed from the unrounded values: at b2 = 0.999 an increment of v is often
+//! below half a step of bf16, and rounding to nearest would never change v. `expand` rounds to nearest, so a kernel's
+//! moments are within a step of its results. Element indices start at `first`, so that dividing a region does not
+//! change the draws. Where ranks update adjacent shares of equal size, the last input is this rank's index, and its
+//! elements are numbered after those of the ranks before it.
 
 use super::{arity, expect};
 use crate::builder::Tensor;
@@ -17,7 +18,7 @@ use crate::types::{DType, TensorType};
 
 const SCALARS: [&str; 4] = ["lr", "scale", "updates", "is_finite"];
 
-/// Checks the inputs behind `state` others: the numbers of the step, and the rank where each rank updates its share.
+/// Checks the inputs after the first `state`: the scalars of the step, and the rank where each rank updates its share.
 pub(super) fn check_step(state: usize, ins: &[&TensorType]) -> Result<(), String> {
     let step = state + SCALARS.len();
     let has_rank = ins.len() == step + 1;
@@ -71,7 +72,7 @@ pub(super) struct Constants {
     pub lr_scale: f32,
 }
 
-/// p', m' and v' of p, g, m and v in p's type, by lr, scale, updates and is_finite.
+/// p', m' and v' from p, g, m and v in p's type, by lr, scale, updates and is_finite.
 pub(super) fn updated<'g>(
     Constants { beta1, beta2, eps, weight_decay, lr_scale }: Constants,
     [p, g, m, v]: [Tensor<'g>; 4],

@@ -1,8 +1,8 @@
-//! AdamW whose moments are kept in eight bits, in blocks of 256 elements (`block8`): the formulas of `adamw`, with moments
-//! decoded before and encoded after. Inputs and outputs are dense; a last block may be short.
+//! AdamW with moments in eight bits, in blocks of 256 elements (`block8`): the formulas of `adamw`, with moments decoded before
+//! and encoded after. Inputs and outputs are dense; the last block may be short.
 //!
-//! A kernel rounds moments at random with the draws of `adamw`. `expand` rounds to nearest, and a kernel's codes are next to
-//! its; both give the same scales, and p' is made before anything is rounded.
+//! A kernel rounds moments stochastically with the draws of `adamw`. `expand` rounds to nearest, so a kernel's codes may be the
+//! neighbours of its codes; both compute the same scales, and p' is computed before anything is rounded.
 
 use super::adamw::{self, Constants};
 use super::expect;
@@ -59,7 +59,7 @@ pub fn expand<'g>(op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     outs
 }
 
-/// All elements as rows of a block, zeros behind the last.
+/// All elements as rows of one block each, padded with zeros.
 fn cut(x: Tensor<'_>, blocks: usize) -> Tensor<'_> {
     let n = x.ty().elements();
     let flat = x.reshape(&[n]);
@@ -68,14 +68,14 @@ fn cut(x: Tensor<'_>, blocks: usize) -> Tensor<'_> {
     whole.reshape(&[blocks, BLOCK])
 }
 
-/// The elements of blocks in their shape.
+/// The elements of blocks in their original shape, without padding.
 fn joined<'g>(x: Tensor<'g>, dims: &[usize]) -> Tensor<'g> {
     let all = x.dims().iter().product();
     x.reshape(&[all]).slice(0, 0, dims.iter().product()).reshape(dims)
 }
 
-/// The values that the codes of `block8` stand for, before rounding, and the scales. In f64, where a logarithm tells powers
-/// of two apart from their neighbours.
+/// The values that the codes of `block8` represent, before rounding, and the scales. In f64, whose logarithm is exact enough to
+/// tell powers of two from their neighbours.
 fn encoded<'g>(code: Code, x: Tensor<'g>, blocks: usize) -> (Tensor<'g>, Tensor<'g>) {
     let (ty, rows) = (x.ty(), cut(x.cast(DType::F64), blocks));
     let b = x.b;
@@ -84,7 +84,7 @@ fn encoded<'g>(code: Code, x: Tensor<'g>, blocks: usize) -> (Tensor<'g>, Tensor<
     let [least, most] = Code::EXPONENTS.map(f64::from);
     let bounded = largest.zip(E::Max, constant(least.exp2(), largest));
     let exponent = bounded.zip(E::Min, constant(most.exp2(), largest)).log().scale(1.0 / 2f64.ln());
-    // Rounded up: cut off above a whole number that makes it positive.
+    // Rounds up by truncating after an offset that makes the number positive.
     const POSITIVE: f64 = 1000.0;
     let above = exponent.offset(POSITIVE + 1.0 - 1e-9).cast(DType::I32).cast(DType::F64);
     let scale = above.offset(-POSITIVE - TOP as f64).scale(2f64.ln()).exp();

@@ -1,11 +1,12 @@
-//! Attention, token-major: q [Tq, H, K] over k, v [Tk, HK, K], queries and keys cut into segments that pair up in
+//! Attention, token-major: q [Tq, H, K] over k, v [Tk, HK, K], with queries and keys divided into segments that pair up in
 //! order. Grouped heads read the same keys: head h reads key head h * HK / H.
 //!
-//! Gives o and lse, the logarithm of each row's sum of exponentials. A query that may see no key gives o = 0 and
-//! lse = -inf. Rows outside every segment likewise.
+//! The outputs are o and lse, the logarithm of each row's sum of exponentials. A query that may see no key has o = 0 and lse =
+//! -inf, and so has a row outside every segment.
 //!
-//! Both may be differentiated. With p the probabilities, ds = p (do v^T - sum(do o) + d lse): a slope of lse adds p
-//! itself, so it enters the backward pass as one number a row. Where scores s are capped, ds is multiplied by 1 - (s / cap)^2.
+//! Both outputs may be differentiated. With p the probabilities, ds = p (do v^T - sum(do o) + d lse): the gradient of lse
+//! contributes p itself, so it enters the backward pass as one number per row. Where scores s are capped, ds is multiplied by
+//! 1 - (s / cap)^2.
 
 mod merge;
 
@@ -20,7 +21,7 @@ use crate::ops::reduce::Fold;
 use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
-/// Which keys of its segment a query sees. Positions count so that the last query meets the last key.
+/// The keys of its segment that a query sees. Positions are aligned so that the last query meets the last key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mask {
     Full,
@@ -30,11 +31,11 @@ pub enum Mask {
         back: usize,
         ahead: usize,
     },
-    /// An i32 input [Tq, 4]: key rows [a, b) and [c, d) of the whole key tensor.
+    /// Given by an i32 input [Tq, 4]: key rows [a, b) and [c, d) of the whole key tensor.
     TwoIntervals,
 }
 
-/// How the token axis is cut into sequences.
+/// The division of the token axis into sequences.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Segments {
     /// Equal lengths, known when the graph is built.
@@ -92,7 +93,6 @@ impl Attr for Segments {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Attend {
     pub scale: f32,
-    /// The bound on scores.
     pub cap: Cap,
     pub mask: Mask,
     pub q: Segments,
@@ -106,7 +106,7 @@ impl Attend {
     }
 }
 
-/// The tensors a mask and ragged segments need, in the order of the operation's inputs.
+/// The tensors that a mask and ragged segments need, in the order of the operation's inputs.
 #[derive(Clone, Copy, Default)]
 pub struct Masking<'g> {
     /// (start, len) of the queries' segments.
@@ -149,7 +149,7 @@ pub fn infer(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> Resul
     Ok(vec![tq.clone(), TensorType::new(tq.dtype.accumulator(), [tq.dims[0], h])])
 }
 
-/// How many segments an axis of tokens is cut into; where they are ragged, `bounds` begins with starts and lengths.
+/// Number of segments of a token axis; where they are ragged, `bounds` begins with starts and lengths.
 pub(super) fn count(
     what: &str,
     segments: Segments,
@@ -186,7 +186,7 @@ pub fn infer_grad(
     Ok(vec![ins[0].clone(), ins[1].clone(), ins[2].clone()])
 }
 
-/// Query-key pairs a head works on; an upper bound where lengths are only known on the device.
+/// Number of query-key pairs per head; an upper bound where lengths are only known on the device.
 pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize {
     let (tq, tk) = (ins[0].dims[0], ins[1].dims[0]);
     let len = |s: Segments, tokens: usize| match s {
@@ -196,11 +196,11 @@ pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize
     let (lq, lk) = (len(q, tq), len(k, tk));
     match mask {
         Mask::Full => tq * lk,
-        // Intervals are of tokens before the query: half of a segment in the mean, at most.
+        // Intervals cover tokens before the query: half of a segment on average, at most.
         Mask::TwoIntervals => tq * lk.div_ceil(2),
         Mask::Causal if lq <= lk => tq * (lk - lq) + tq * (lq + 1) / 2,
         Mask::Causal => tq * lk / 2,
-        // Where queries are the keys, those at the ends of a segment have fewer on one side.
+        // With as many keys as queries, queries at the ends of a segment have fewer keys on one side.
         Mask::Window { back, ahead } if lq == lk && lq > 0 => {
             tq * (lq + within(lq, back) + within(lq, ahead)) / lq
         }
@@ -208,7 +208,7 @@ pub fn pairs(mask: Mask, q: Segments, k: Segments, ins: &[&TensorType]) -> usize
     }
 }
 
-/// Pairs of two of `len` neighbours in a row that are at most `most` apart.
+/// Number of pairs of a row of `len` elements at a distance of at most `most`, to one side.
 fn within(len: usize, most: usize) -> usize {
     let most = most.min(len - 1);
     most * len - most * (most + 1) / 2
@@ -227,14 +227,14 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     grads
 }
 
-/// Scores in full, masked, softmax, product with v. Equal sequences are a batch axis; otherwise all tokens meet all, and
-/// 0/1 matrices match them to segments.
+/// Materialises and masks the scores; their softmax times v. Equal segments are a batch axis; otherwise scores cover all pairs
+/// of tokens, and 0/1 matrices match tokens to segments.
 pub fn expand<'g>(b: &'g Builder, attend: &Attend, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let Attend { scale, cap, mask, q: q_segments, k: k_segments } = *attend;
     let (qt, kt) = (ins[0].ty(), ins[1].ty());
     let (h, n, hk) = (qt.dims[1], qt.dims[2], kt.dims[1]);
     let wide = qt.dtype.accumulator();
-    // S sequences of TQ queries and TK keys. Intervals count the rows of all keys, so they keep them together.
+    // S sequences of TQ queries and TK keys. Intervals index the rows of all keys, so they need one sequence.
     let (tq, tk) = match (q_segments, k_segments) {
         (Segments::Uniform { len: tq }, Segments::Uniform { len: tk }) if mask != Mask::TwoIntervals => {
             (tq, tk)
@@ -265,7 +265,7 @@ pub fn expand<'g>(b: &'g Builder, attend: &Attend, ins: &[Tensor<'g>]) -> Vec<Te
     let total = p.sum(2);
     let empty = total.equal(b.fill(0.0, wide, &[s * hk, rows, 1]));
     let o = (p * (total + empty).recip()).product(v, false, false);
-    // Behind the choice, so that the slope of an empty row's logarithm is 0 and not 0/0.
+    // After the select, so that the gradient of an empty row's logarithm is 0 and not 0/0.
     let none = b.fill(f64::NEG_INFINITY, wide, &[s * hk, rows, 1]);
     let lse = empty.select(none, shift + (total + empty).log());
     let o = o.reshape(&[s, hk, h / hk, tq, n]).transpose(&[0, 3, 1, 2, 4]);
@@ -317,7 +317,7 @@ pub(super) fn allowed<'g>(
         let (one, two) = (inside(0), inside(2));
         return same * (one + two - one * two);
     }
-    // The key row a query stands at: its row, moved so that the last query meets the last key.
+    // The key row of a query: its own row, shifted so that the last query meets the last key.
     let shift = in_q.product((k_start + k_len) - (q_start + q_len), false, true);
     let stand = (b.iota(wide, &[tq, 1], 0) + shift).broadcast(&[tq, tk]);
     let key = b.iota(wide, &[tq, tk], 1);
@@ -350,7 +350,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_have_the_pairs_that_they_show() {
+    fn window_pair_counts_are_exact() {
         let q = |tokens| TensorType::new(DType::F32, [tokens, 1, 1]);
         for (len, back, ahead) in
             [(7, 3, 0), (7, 0, 0), (7, 6, 0), (7, 90, 0), (7, 2, 2), (8, 3, 90), (1, 5, 5)]

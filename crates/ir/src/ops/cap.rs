@@ -1,11 +1,11 @@
-//! A smooth bound: x becomes cap tanh(x / cap), which is x near 0 and never leaves -cap to cap. Its slope is 1 - (y / cap)^2 of
-//! the result y.
+//! A smooth bound: x becomes cap tanh(x / cap), which is close to x near 0 and stays within -cap to cap. Its slope is
+//! 1 - (y / cap)^2 for the result y.
 
 use crate::attr::Attr;
 use crate::builder::Tensor;
 use crate::ops::elementwise::Elementwise as E;
 
-/// The bound on values; none leaves them as they are.
+/// The bound on values; `None` leaves them unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Cap(pub Option<f32>);
 
@@ -34,7 +34,7 @@ impl Attr for Cap {
             _ => f32::read(text).map(|cap| Cap(Some(cap))),
         }
     }
-    fn unsaid() -> Option<Self> {
+    fn omitted() -> Option<Self> {
         Some(Cap::NONE)
     }
 }
@@ -49,6 +49,6 @@ mod tests {
             assert_eq!(Cap::read(&cap.show()), Ok(cap));
         }
         assert!(Cap::read("wide").is_err());
-        assert_eq!(Cap::unsaid(), Some(Cap::NONE));
+        assert_eq!(Cap::omitted(), Some(Cap::NONE));
     }
 }

@@ -1,8 +1,8 @@
-//! Collectives: the operations in which ranks exchange what they have, each within the group along one axis of the mesh.
+//! Collectives: the operations in which ranks exchange tensors, each within the group along one axis of the mesh.
 //!
 //! Every rank of a group runs them in the same order with the same extents. Tensors are flat: a caller slices and reshapes,
-//! which costs nothing. With one way they are the identity, plus the base. They come after autodiff, so none has a gradient,
-//! and no pass takes them into a region, a bundle or an epilogue.
+//! which costs nothing. With one rank they are the identity, plus the base. They are added after autodiff, so none has a
+//! gradient, and no pass moves them into a region, a bundle or an epilogue.
 
 use super::{arity, expect};
 use crate::attr::named;
@@ -11,22 +11,20 @@ use crate::ops::Op;
 use crate::types::{DType, TensorType};
 
 named! {
-    /// How the terms of a group become one.
     pub enum Combine { Sum = "sum", Max = "max" }
 }
 
 named! {
-    /// In which order terms are added.
     pub enum Order {
-        /// In whichever is fastest.
+        /// Whichever is fastest.
         Any = "any",
-        /// By `tree`, each sum rounded to the type.
+        /// The order of `tree`, with each sum rounded to the type.
         Tree = "tree",
     }
 }
 
 /// Adds terms by the balanced tree over them, ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), or one after the other where their
-/// number is no power of two. Tells which term goes onto which; the first has the sum in the end.
+/// number is not a power of two. Calls `add(to, from)`; at the end the first term is the sum.
 pub fn tree(terms: usize, mut add: impl FnMut(usize, usize)) {
     if !terms.is_power_of_two() {
         (1..terms).for_each(|term| add(0, term));
@@ -66,7 +64,7 @@ pub fn infer(op: &Op, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     Ok(vec![out])
 }
 
-/// With one way the value itself; a base is added behind the exchange. `None` for the exchange alone.
+/// The value itself for one rank; a base is added after the exchange. `None` for the exchange alone.
 pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
     let own = |x: Tensor<'g>| b.op(Op::Reshape { dims: x.dims() }, &[x]);
     Some(vec![match *op {
@@ -80,7 +78,8 @@ pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Option<Vec<Ten
     }])
 }
 
-/// The values of the exchange at the rank at a coordinate, from the inputs of all ranks of its group, each rounded by `round`.
+/// The values of the exchange at the rank with coordinate `at`, from the inputs of all ranks of its group, each rounded by
+/// `round`.
 pub(crate) fn evaluate(op: &Op, at: usize, terms: &[&[f64]], round: impl Fn(f64) -> f64) -> Vec<f64> {
     match *op {
         Op::Rank { .. } => vec![at as f64],
@@ -115,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn trees_are_balanced_where_they_can_be() {
+    fn sums_over_powers_of_two_are_balanced_trees() {
         let written = |terms: usize| {
             let mut sums: Vec<String> = (0..terms).map(|i| i.to_string()).collect();
             tree(terms, |onto, term| sums[onto] = format!("({}+{})", sums[onto], sums[term]));

@@ -1,12 +1,12 @@
-//! Weights in NF4 (`nf4`) as numbers.
+//! Dequantises weights in NF4 (`nf4`).
 //!
-//! (codes u8 [M, N / 2], map f32 [256], of every part (magnitudes u8 [blocks], nested f32 [blocks / 256], offset f32 [1])) ->
-//! [M, N] in f32 or bf16. A part is a named weight of so many rows, with blocks of its own; weights that are read together lie
-//! one behind the other. Without `nested` a part has its magnitudes in f32 instead, and there is no map. Counts of blocks are
-//! rounded up.
+//! (codes u8 [M, N / 2], map f32 [256], for every part (magnitudes u8 [blocks], nested f32 [blocks / 256], offset f32 [1])) ->
+//! [M, N] in f32 or bf16. A part is a named weight, given by its number of rows, with blocks of its own; weights that are read
+//! together lie one after the other. Without `nested` a part has its magnitudes in f32 instead, and there is no map. Numbers of
+//! blocks are rounded up.
 //!
 //! The codes are frozen, so nothing is differentiated through it. Values must have the same bits on every backend, so the
-//! arithmetic, `nf4`'s, is a part of the definition.
+//! arithmetic of `nf4` is part of the definition.
 
 use std::ops::Range;
 
@@ -14,17 +14,17 @@ use super::{arity, expect};
 use crate::nf4::{NESTED, blocks};
 use crate::types::{DType, TensorType};
 
-/// Inputs of a part.
+/// Number of inputs per part.
 pub fn inputs_of_a_part(nested: bool) -> usize {
     if nested { 3 } else { 1 }
 }
 
-/// Inputs before those of the first part.
+/// Number of inputs before those of the first part.
 pub fn inputs_before_parts(nested: bool) -> usize {
     1 + nested as usize
 }
 
-/// The parts: the rows of each.
+/// The row range of each part.
 pub fn parts(rows: &[usize]) -> impl Iterator<Item = Range<usize>> {
     rows.iter().scan(0, |start, rows| {
         *start += rows;

@@ -1,15 +1,15 @@
-//! Two RMS norms around a residual addition, as models have it that norm what a block gives before they add it: the row that
-//! was normed, added and normed again is in registers all the while.
+//! Two RMS norms around a residual addition, for models that norm the output of a block before they add it: the row stays in
+//! registers through norm, addition and second norm.
 //!
-//! n = norm(y), h = x + n, out = norm(h). In the backward pass h is read, or made again from x and y, which are read anyway:
-//! then it need not be kept.
+//! n = norm(y), h = x + n, out = norm(h). The backward pass reads h, or recomputes it from x and y, which it reads anyway: then
+//! h need not be kept.
 
 use super::norm::NormSpec;
 use super::{arity, expect_axes, expect_float};
 use crate::builder::{Builder, Tensor};
 use crate::types::TensorType;
 
-/// The attributes both passes share: the norm inside the addition and the one behind it.
+/// The attributes that both passes share: the norm before the addition and the one after it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DoubleNorm {
     pub inner: NormSpec,
@@ -17,7 +17,7 @@ pub struct DoubleNorm {
 }
 
 impl DoubleNorm {
-    /// Whether two norms can be one operation: of rows as they are, with a weight each and no bias.
+    /// Joins two norms, if neither centres its rows and each has a weight and no bias.
     pub fn of(inner: NormSpec, outer: NormSpec) -> Option<DoubleNorm> {
         let is_plain = |spec: &NormSpec| !spec.center && !spec.bias && spec.weight.is_some();
         let is_alike = inner.weight == outer.weight;
@@ -25,14 +25,14 @@ impl DoubleNorm {
     }
 }
 
-/// (y, x, w inner, w outer) to out and h.
+/// (y, x, w inner, w outer) -> out, h.
 pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 4)?;
     rows(ins, &ins[..2])?;
     Ok(vec![ins[0].clone(); 2])
 }
 
-/// (y, x or h, w inner, w outer, d out, dh?) to dx and dy.
+/// (y, x or h, w inner, w outer, d out, dh?) -> dx, dy.
 pub fn infer_grad(add: bool, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 5 + add as usize)?;
     rows(ins, &[&ins[..2], &ins[4..]].concat())?;

@@ -1,5 +1,5 @@
-//! Dropout, drawn by counter: the same element of the same sample of the same step draws the same number whatever
-//! the micro-batch, the schedule or the backend. The gradient is the same operation with the same key.
+//! Dropout, drawn by counter: the same element of the same sample of the same step draws the same number whatever the
+//! micro-batch, the schedule or the backend. The gradient is the same operation with the same key.
 //!
 //! rng = (seed low, seed high, step); rows[t] = (global sample index, token within the sample).
 

@@ -26,14 +26,14 @@ pub enum Elementwise {
     /// The tanh form.
     Gelu,
     GeluSlope,
-    /// The exact form: x times the share of the normal distribution below x.
+    /// The exact form: x times the standard normal distribution function at x.
     GeluExact,
     GeluExactSlope,
     /// 1 where the argument is a finite number, else 0.
     Finite,
-    /// The argument, which counts as a constant to what differentiates.
+    /// The argument, which differentiation treats as a constant.
     StopGradient,
-    /// The scale of a tensor in an 8-bit type whose largest magnitude this is: `fp8::scale`.
+    /// The scale of a tensor in an 8-bit type with this largest magnitude: `fp8::scale`.
     Fp8Scale(DType),
     Cast(DType),
     Scale(f64),
@@ -246,7 +246,7 @@ pub fn vjp<'g>(f: E, at: &Vjp<'_, 'g>) -> Grads<'g> {
                 at.needs[2].then(|| condition.select(zero, d)),
             ]
         }
-        // Steps and comparisons are flat where they are differentiable; the slopes are not differentiated twice.
+        // Steps and comparisons have slope 0 where they are differentiable; slope functions are not differentiated again.
         E::Step | E::Finite | E::StopGradient | E::Fp8Scale(_) | E::Less | E::LessEqual | E::Equal => {
             vec![None; at.ins.len()]
         }

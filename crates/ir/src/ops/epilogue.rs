@@ -1,8 +1,8 @@
 //! Epilogues of a product, applied before its result is stored: a bias, GELU or ReLU, and what their gradients need.
 //!
-//! `Bias`, `Gelu`, `BiasGelu` and `Relu` stand in forward graphs and are differentiated; `GeluGrad` is what the
-//! products of their gradients take along, so no pass over memory is left of either. A product with an epilogue is
-//! one matrix, and only the plain one adds to a base.
+//! `Bias`, `Gelu`, `BiasGelu` and `Relu` appear in forward graphs and are differentiated; `GeluGrad` fuses into the products of
+//! their gradients, so neither direction needs an extra pass over memory. A product with an epilogue is a single matrix, and
+//! only one without an epilogue can add to a base.
 
 use super::{expect, expect_float};
 use crate::attr::named;
@@ -27,11 +27,11 @@ named! {
         /// (.., h [M, N]) -> c times the slope of GELU at h.
         GeluGrad = "gelu_grad",
     }
-    unsaid None
+    omitted None
 }
 
 impl Epilogue {
-    /// Whether a third tensor is read: the bias, or h.
+    /// Whether it reads a third tensor: the bias, or h.
     pub fn takes_one(self) -> bool {
         matches!(self, Epilogue::Bias | Epilogue::BiasGelu | Epilogue::GeluGrad)
     }
@@ -49,7 +49,7 @@ impl Epilogue {
     }
 }
 
-/// The outputs of a product of type `c`, `extra` being what the epilogue reads.
+/// The outputs of a product of type `c`; `extra` are the inputs of the epilogue.
 pub fn infer(
     epilogue: Epilogue,
     c: TensorType,
@@ -73,7 +73,7 @@ pub fn infer(
 pub fn vjp<'g>(epilogue: Epilogue, at: &Vjp<'_, 'g>) -> Option<Tensor<'g>> {
     match epilogue {
         Epilogue::None | Epilogue::Bias => at.d[0],
-        // Where the result is more than 0, so was the product.
+        // The result is above 0 exactly where the product is.
         Epilogue::Relu => at.d[0].map(|dy| dy * at.outs[0].map(E::Step)),
         Epilogue::Gelu | Epilogue::BiasGelu => {
             let through = at.d[0].map(|dy| dy * at.outs[1].map(E::GeluSlope));
@@ -88,7 +88,7 @@ pub fn bias_gradient<'g>(d: Tensor<'g>, bias: Tensor<'g>) -> Tensor<'g> {
     d.sum(0).reshape(&bias.dims()).cast(bias.dtype())
 }
 
-/// The same with plain products.
+/// Expands to plain products and elementwise operations.
 pub fn expand<'g>(
     [ta, tb]: [bool; 2],
     out: DType,
@@ -114,7 +114,7 @@ pub fn expand<'g>(
     }
 }
 
-/// The operation a product becomes when it takes an epilogue on.
+/// The product `op` with an epilogue, where it can have one.
 pub fn with(op: &Op, epilogue: Epilogue) -> Option<Op> {
     match *op {
         Op::Product { ta, tb, out, base, compute, epilogue: Epilogue::None }

@@ -1,5 +1,5 @@
-//! How fast a head's pairs turn: frequency f by theta^(-2 f / K) a position, and how that is stretched for contexts
-//! longer than those a model was trained on. Everything that rotates takes its numbers from here, in f64.
+//! Frequencies of rotary embeddings: frequency f turns by theta^(-2 f / K) per position, with the scalings for contexts longer
+//! than those of training. All rotations use these numbers, in f64.
 
 use std::f64::consts::TAU;
 use std::sync::{Mutex, PoisonError};
@@ -11,28 +11,29 @@ use crate::attr::Attr;
 pub struct Frequencies {
     pub theta: f64,
     pub scaling: Scaling,
-    /// Equal runs of pairs over each of which the frequencies begin anew, as rotations of images do for rows and columns.
+    /// Number of equal runs of pairs that each use the whole range of frequencies, as rotations of images do for rows and
+    /// columns.
     pub runs: usize,
 }
 
-/// How frequencies are stretched. `original` is the context the frequencies were trained at.
+/// The scaling of frequencies. `original` is the context length that they were trained at.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scaling {
     None,
-    /// Every frequency is `factor` times slower.
+    /// Divides every frequency by `factor`.
     Linear {
         factor: f64,
     },
-    /// Pairs that turn fewer than `low` times in the original context are `factor` times slower, those that turn more
-    /// than `high` times stay, and between the two they are mixed by the number of turns.
+    /// Divides the frequencies of pairs that turn fewer than `low` times in the original context by `factor`, leaves those that
+    /// turn more than `high` times, and interpolates between the two by the number of turns.
     Llama3 {
         factor: f64,
         low: f64,
         high: f64,
         original: f64,
     },
-    /// The same idea with a mix that is linear in the index of the frequency, from the one that turns `fast` times in
-    /// the original context to the one that turns `slow` times; cosines and sines are multiplied by `amplitude`.
+    /// Likewise, but interpolates linearly in the index of the frequency, from the one that turns `fast` times in the original
+    /// context to the one that turns `slow` times; cosines and sines are multiplied by `amplitude`.
     Yarn {
         factor: f64,
         fast: f64,
@@ -40,15 +41,15 @@ pub enum Scaling {
         original: f64,
         amplitude: f64,
     },
-    /// Every frequency is slower by a factor of its own; cosines and sines are multiplied by `amplitude`.
+    /// Divides every frequency by a factor of its own; cosines and sines are multiplied by `amplitude`.
     Divided {
         factors: Factors,
         amplitude: f64,
     },
 }
 
-/// A list of numbers that is kept once for the life of the process, so that what names it is a plain value. There are as
-/// many lists as checkpoints that were opened have.
+/// A list of numbers that is stored once and never freed, so that types that contain it are `Copy`. There are only as many
+/// lists as opened checkpoints have.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Factors(&'static [f64]);
 
@@ -66,14 +67,14 @@ impl Factors {
 }
 
 impl From<f64> for Frequencies {
-    /// Unstretched.
+    /// Frequencies without scaling.
     fn from(theta: f64) -> Self {
         Frequencies { theta, scaling: Scaling::None, runs: 1 }
     }
 }
 
 impl Frequencies {
-    /// The turn of each of `half` frequencies a position, in radians; a head has two elements for each.
+    /// The turn per position of each of `half` frequencies, in radians; a head has two elements for each.
     pub fn turns(&self, half: usize) -> Vec<f64> {
         assert!(half.is_multiple_of(self.runs), "{half} frequencies are not {} equal runs", self.runs);
         self.run(half / self.runs).repeat(self.runs)
@@ -91,11 +92,11 @@ impl Frequencies {
                 mix(plain(f) / factor, plain(f), (turns - low) / (high - low))
             }
             Scaling::Yarn { factor, fast, slow, original, .. } => {
-                // The index, as a fraction, of the frequency that makes `turns` turns in the original context.
+                // The fractional index of the frequency that makes `turns` turns in the original context.
                 let index = |turns: f64| half as f64 * (original / (turns * TAU)).ln() / theta.ln();
                 let first = index(fast).floor().max(0.0);
                 let last = index(slow).ceil().min(2.0 * half as f64 - 1.0);
-                // One frequency alone has no slope: the step is made steep instead.
+                // Equal indices would divide by zero, so the ramp becomes a steep step.
                 let span = if first == last { 1e-3 } else { last - first };
                 mix(plain(f), plain(f) / factor, (f as f64 - first) / span)
             }
@@ -115,7 +116,7 @@ impl Frequencies {
         }
     }
 
-    /// Cosine and sine of positions 0 to `positions`, `[positions, half, 2]` in order.
+    /// Cosine and sine of each angle at positions 0 to `positions`, `[positions, half, 2]` in order.
     pub fn table(&self, positions: usize, half: usize) -> impl Iterator<Item = f64> + use<> {
         let (turns, amplitude) = (self.turns(half), self.amplitude());
         (0..positions * half).flat_map(move |i| {
@@ -125,14 +126,14 @@ impl Frequencies {
     }
 }
 
-/// `a` at share 0 and below, `b` at 1 and above.
+/// Interpolates from `a` at a share of 0 or below to `b` at 1 or above.
 fn mix(a: f64, b: f64, share: f64) -> f64 {
     let share = share.clamp(0.0, 1.0);
     (1.0 - share) * a + share * b
 }
 
 /// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`, `10000:divided:1.1:1:1.5:4` with the
-/// amplitude first; `10000:runs:2` and `10000:runs:2:linear:4` begin anew once.
+/// amplitude first; `10000:runs:2` and `10000:runs:2:linear:4` have two runs.
 impl Attr for Frequencies {
     fn show(&self) -> String {
         let theta = match self.runs {
@@ -224,7 +225,7 @@ mod tests {
 
     /// Pair f of 4 turns by theta^(-(f mod 2) / 2).
     #[test]
-    fn frequencies_begin_anew_for_every_run() {
+    fn every_run_has_the_same_frequencies() {
         let frequencies = Frequencies { runs: 2, ..Frequencies::from(1e4) };
         assert_eq!(frequencies.turns(4), [1.0, 0.01, 1.0, 0.01]);
         let table: Vec<f64> = frequencies.table(3, 4).collect();
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn fast_pairs_stay_and_slow_ones_are_stretched() {
+    fn scaling_keeps_fast_pairs_and_slows_slow_ones() {
         let turns = |scaling| Frequencies { scaling, ..Frequencies::from(1e4) }.turns(64);
         let plain = turns(Scaling::None);
         assert!((plain[16] - 1e4f64.powf(-0.25)).abs() < 1e-15);
@@ -249,10 +250,10 @@ mod tests {
         }
     }
 
-    /// Published worked values: Llama 3.1's head of 128 at theta 5e5 leaves frequencies 0 to 28 as they are and
-    /// divides those from 36 on by 8.
+    /// Published worked values: for Llama 3.1's head of 128 at theta 5e5, frequencies 0 to 28 stay and those from 36 on are
+    /// divided by 8.
     #[test]
-    fn llama3_changes_where_it_should() {
+    fn llama3_scaling_changes_only_slow_frequencies() {
         let scaling = Scaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
         let plain = Frequencies::from(5e5).turns(64);
         let stretched = Frequencies { scaling, ..Frequencies::from(5e5) }.turns(64);
@@ -268,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn frequencies_are_divided_one_by_one() {
+    fn frequencies_are_divided_by_their_own_factors() {
         let factors = Factors::of(&[1.0, 4.0]);
         assert_eq!(factors, Factors::of(&[1.0, 4.0]));
         let frequencies =

@@ -1,4 +1,4 @@
-//! Gated activations: act(gate) * up in one pass, with the dropout behind them where there is one.
+//! Gated activations: act(gate) * up in one pass, with an optional dropout after them.
 
 use super::{arity, dropout, expect};
 use crate::attr::named;
@@ -38,18 +38,18 @@ impl Act {
         }
     }
 
-    /// The activation that an elementwise function is, or is the slope of.
+    /// The activation that a function computes, or computes the slope of.
     pub fn with_slope(f: Elementwise) -> Option<Act> {
         Act::ALL.iter().copied().find(|a| a.elementwise() == f || a.slope() == f)
     }
 
-    /// The activation a plain elementwise function is, if it is one.
+    /// The activation that an elementwise function computes, if any.
     pub fn of(f: Elementwise) -> Option<Act> {
         Act::ALL.iter().copied().find(|a| a.elementwise() == f)
     }
 }
 
-/// Inputs of what is dropped: rng and rows, where something is.
+/// Number of inputs of the dropout: rng and rows, or none without dropout.
 fn draws(p: f32) -> usize {
     if p > 0.0 { 2 } else { 0 }
 }

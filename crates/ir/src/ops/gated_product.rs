@@ -1,8 +1,8 @@
-//! Products with the gated activation behind them, or with its gradient.
+//! Products with the gated activation after them, or with its gradient.
 //!
-//! Forward, one product gives gate and up side by side, and the activation of both is made as they are written. Backward,
-//! the gradient of the activation's value is a product too, which is never there: what is written is the gradients of gate and up.
-//! They are made of products, slices and gated activations behind autodiff (`passes/fuse/gated_products.rs`).
+//! Forward, one product computes gate and up side by side, and their activation as they are written. Backward, the gradient of
+//! the activation's value is a product too, but it is never stored: the kernel writes the gradients of gate and up.
+//! `passes/fuse/gated_products.rs` creates these operations from products, slices and gated activations after autodiff.
 
 use super::{arity, expect, gated};
 use crate::builder::{Builder, Tensor};
@@ -44,7 +44,7 @@ pub fn expand_grad<'g>(b: &'g Builder, act: Act, again: bool, ins: &[Tensor<'g>]
     b.ops(Op::GatedGrad { act, again, p: 0.0 }, &[ins[2], ins[3], dy])
 }
 
-/// Arithmetic: the product, and of each element of the activation's value as much as `Gated` or its gradient has.
+/// Arithmetic: the product, and for each element of the activation's value that of `Gated` or of its gradient.
 pub fn flops(ins: &[&TensorType], product_columns: usize, of_gated: usize) -> usize {
     2 * ins[0].elements() * product_columns + of_gated
 }

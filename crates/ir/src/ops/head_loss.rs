@@ -1,9 +1,9 @@
-//! The head's product and the cross entropy, never all logits in memory at once.
+//! The head's product and the cross entropy, without ever holding all logits in memory.
 //!
-//! logits = x w^T, capped where there is a cap; logp[r] = logits[r, target[r]] - lse[r]; sum = -sum_r weight[r] logp[r]. A row whose target is -1
-//! has logp 0. best[r] is the largest log-probability of the row: a target is the likeliest where its logp is as large.
-//! The backward pass recomputes logits from lse: d logits = d_logp[r] (onehot - softmax), times the slope of the cap. Where only the
-//! sum is differentiated, one pass computes both (`HeadLossTrain`).
+//! logits = x w^T, with an optional cap; logp[r] = logits[r, target[r]] - lse[r]; sum = -sum_r weight[r] logp[r]. A row whose
+//! target is -1 has logp 0. best[r] is the largest log-probability of the row: the target is the most likely token where its
+//! logp is as large. The backward pass recomputes logits from lse: d logits = d_logp[r] (onehot - softmax), times the slope of
+//! the cap. Where only the sum is differentiated, one pass computes both (`HeadLossTrain`).
 
 use super::{arity, expect};
 use crate::autodiff::{distinct, gradients};
@@ -81,7 +81,7 @@ pub fn expand<'g>(b: &'g Builder, compute: Compute, cap: Cap, ins: &[Tensor<'g>]
     vec![sum, logp, lse, best]
 }
 
-/// Of every row.
+/// For every row: the largest log-probability, lse, and the target's log-probability.
 struct Logs<'g> {
     best: Tensor<'g>,
     lse: Tensor<'g>,

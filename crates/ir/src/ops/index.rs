@@ -1,4 +1,4 @@
-//! Rows by index: embeddings, supervised rows, caches. An index of -1 is dropped.
+//! Rows by index, for embeddings, supervised rows and caches. Index -1 stands for no row: gathers give zeros, scatters drop it.
 
 use super::{arity, expect, expect_axes, expect_float};
 use crate::builder::Tensor;

@@ -1,17 +1,16 @@
-//! Attention without softmax, token-major: o = M(scale q k^T) v, q [Tq, H, N] over k [Tk, HK, N] and v [Tk, HV, D], where
-//! M sets what a query may not see to 0. Queries and keys are cut into segments that pair up in order, as in
-//! `attention`. Heads may share keys and values, each at its own ratio: head h reads key head h * HK / H and value
-//! head h * HV / H.
+//! Attention without softmax, token-major: o = M(scale q k^T) v, q [Tq, H, N] over k [Tk, HK, N] and v [Tk, HV, D], where M
+//! sets pairs to 0 that the mask excludes. Queries and keys are divided into segments that pair up in order, as in `attention`.
+//! Heads may share keys and values, each at its own ratio: head h reads key head h * HK / H and value head h * HV / H.
 //!
-//! Where the keys are the queries, r, the scores are symmetric before the mask, and the gradient of both places is one
-//! tensor: with ds = M(scale do v^T), dr = (ds + ds^T) r.
+//! Where the queries r are also the keys, the scores are symmetric before the mask, and both roles share one gradient: with
+//! ds = M(scale do v^T), dr = (ds + ds^T) r.
 //!
-//! Such r may be turned as they are read: what comes in is then a, r = rope(a) by positions with pairs of neighbours, and
-//! what goes out is da, turned back.
+//! The operation may rotate such r as it reads them: its input is then a with r = rope(a), by positions and interleaved pairs,
+//! and its output da, rotated back.
 //!
-//! The gradient of queries may be added to what else flows to them (`Accumulate`).
+//! The gradient of queries may be accumulated onto their other gradients (`Accumulate`).
 //!
-//! A query that may see no key gives o = 0. Rows outside every segment likewise.
+//! A query that may see no key has o = 0, and so has a row outside every segment.
 
 use super::attention::{self, Mask, Segments};
 use super::{arity, expect};
@@ -25,22 +24,21 @@ use crate::ops::{Grads, Op, Vjp};
 use crate::types::TensorType;
 
 named! {
-    /// Which keys of its segment a query sees. Positions count so that the last query meets the last key.
+    /// The keys of its segment that a query sees. Positions are aligned so that the last query meets the last key.
     pub enum LinearMask {
         Full = "full",
-        /// Those up to its own place.
+        /// Keys up to the query's own position.
         Causal = "causal",
-        /// Those before its own place.
+        /// Keys before the query's own position.
         Strict = "strict",
     }
 }
 
-/// Where the keys come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
-    /// They are the queries, by heads and segments too.
+    /// The queries, with the same heads and segments.
     Queries,
-    /// An input of their own, cut like this.
+    /// A separate input with these segments.
     Given(Segments),
 }
 
@@ -56,10 +54,9 @@ impl Attr for Keys {
     }
 }
 
-/// How queries that are their own keys are turned as they are read.
+/// The rotation of queries that are also the keys, as they are read.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rotary {
-    /// They come as they are multiplied.
     None,
     /// By angles computed at every use.
     Angles(Frequencies),
@@ -79,7 +76,7 @@ impl Rotary {
         matches!(self, Rotary::Table(_))
     }
 
-    /// Positions, and the table.
+    /// Number of inputs that it needs: positions, and the table.
     pub fn inputs(self) -> usize {
         match self {
             Rotary::None => 0,
@@ -106,7 +103,7 @@ impl Attr for Rotary {
             _ => Err(format!("`{text}` is no way to rotate queries")),
         }
     }
-    fn unsaid() -> Option<Self> {
+    fn omitted() -> Option<Self> {
         Some(Rotary::None)
     }
 }
@@ -117,10 +114,10 @@ named! {
         Nothing = "nothing",
         /// Another input.
         Base = "base",
-        /// The same, and 0 where a query's element is not above 0: the gradient before the ReLU that made the queries.
+        /// Likewise, and 0 where a query's element is not above 0: the gradient before the ReLU that computed the queries.
         Relu = "relu",
     }
-    unsaid Nothing
+    omitted Nothing
 }
 
 impl Accumulate {
@@ -129,7 +126,7 @@ impl Accumulate {
     }
 }
 
-/// The attributes of either direction.
+/// The attributes that both directions share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearAttend {
     pub scale: f32,
@@ -140,7 +137,7 @@ pub struct LinearAttend {
 }
 
 impl LinearAttend {
-    /// Those of an operation, and whether it is the gradient.
+    /// The attributes of an operation, and whether it is the gradient.
     pub fn of(op: &Op) -> Option<(LinearAttend, bool)> {
         match *op {
             Op::LinearAttention { scale, mask, q, k, rotary } => {
@@ -167,17 +164,16 @@ impl LinearAttend {
         Op::LinearAttentionGrad { scale, mask, q, k, rotary, accumulate }
     }
 
-    /// The same of queries that are turned already.
-    pub fn unturned(&self) -> LinearAttend {
+    /// The attributes for queries that are already rotated.
+    pub fn unrotated(&self) -> LinearAttend {
         LinearAttend { rotary: Rotary::None, ..*self }
     }
 
-    /// The keys' segments.
     pub fn k_segments(&self) -> Segments {
         if let Keys::Given(k) = self.k { k } else { self.q }
     }
 
-    /// How many inputs are tensors of queries, keys and values.
+    /// Number of tensors among queries, keys and values.
     pub fn tensors(&self) -> usize {
         if self.k == Keys::Queries { 2 } else { 3 }
     }
@@ -188,18 +184,18 @@ impl LinearAttend {
         self.tensors() + self.q.inputs() + of_keys + self.rotary.inputs()
     }
 
-    /// Where the positions stand among the inputs, with the table behind them.
+    /// Index of the positions among the inputs; the table follows them.
     pub fn positions(&self) -> usize {
         self.inputs() - self.rotary.inputs()
     }
 
-    /// Where the starts and lengths of queries and of keys begin among the inputs.
+    /// The indices of the inputs where the starts and lengths of queries and of keys begin.
     pub fn bounds(&self) -> [usize; 2] {
         let q = self.tensors();
         [q, if self.k == Keys::Queries { q } else { q + self.q.inputs() }]
     }
 
-    /// Query-key pairs a head works on; an upper bound where lengths are only known on the device.
+    /// Number of query-key pairs per head; an upper bound where lengths are only known on the device.
     pub fn pairs(&self, q: &TensorType, k: &TensorType) -> usize {
         let of = |mask: Mask| attention::pairs(mask, self.q, self.k_segments(), &[q, k]);
         match self.mask {
@@ -215,8 +211,8 @@ impl LinearAttend {
         2 * self.pairs(q, k) * q.dims[1] * (q.dims[2] + v.dims[2])
     }
 
-    /// Arithmetic of the backward pass: scores and their gradient again, then dq, dk and dv. Without a mask dr is one
-    /// product, since ds + ds^T is added up before it.
+    /// Arithmetic of the backward pass: scores and their gradient again, then dq, dk and dv. Without a mask dr is one product,
+    /// because ds + ds^T is summed before it.
     pub fn grad_flops(&self, ins: &[&TensorType]) -> usize {
         let (q, k, v) = (ins[0], ins[self.tensors() - 2], ins[self.tensors() - 1]);
         let of_keys = if self.k == Keys::Queries && self.mask == LinearMask::Full { 2 } else { 3 };
@@ -224,7 +220,7 @@ impl LinearAttend {
     }
 }
 
-/// Pairs of the gradient that may share memory: dq lies on its base, which stands last.
+/// Pairs of the gradient that may share memory: dq overwrites its base, which is the last input.
 pub fn in_place(op: &Op) -> Vec<(usize, usize)> {
     let attend = LinearAttend::of(op).map(|(attend, _)| attend);
     let base = attend.filter(|_| Accumulate::of(op) != Accumulate::Nothing).map(|attend| attend.inputs() + 1);
@@ -288,15 +284,15 @@ pub fn vjp<'g>(b: &'g Builder, attend: &LinearAttend, at: &Vjp<'_, 'g>) -> Grads
     grads
 }
 
-/// The rotation that turned queries go through, and back.
+/// The rotation of the queries, or its inverse.
 fn rope_of(at: &LinearAttend, size: usize, inverse: bool) -> Option<Op> {
     let freq = at.rotary.freq()?;
     let (axis_of_freq, pairs, table) = (vec![0; size / 2], Pairs::Interleaved, at.rotary.has_table());
     Some(Op::Rope { freq, axis_of_freq, pairs, inverse, table })
 }
 
-/// The inputs of unturned linear attention, forward or backward, and the way back for its first gradient.
-fn turned<'g>(
+/// The inputs of unrotated linear attention, forward or backward, and the inverse rotation of its first gradient.
+fn unrotated_inputs<'g>(
     b: &'g Builder,
     at: &LinearAttend,
     ins: &[Tensor<'g>],
@@ -311,10 +307,10 @@ fn turned<'g>(
     Some((rest, move |dr| through(&back, dr)))
 }
 
-/// Scores in full, masked, times v. Heads that share keys or values read copies of them.
+/// Materialises the scores, masks them, and multiplies them by v. Heads that share keys or values read copies of them.
 pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tensor<'g> {
-    if let Some((ins, _)) = turned(b, at, ins) {
-        return b.op(at.unturned().op(), &ins);
+    if let Some((ins, _)) = unrotated_inputs(b, at, ins) {
+        return b.op(at.unrotated().op(), &ins);
     }
     let (q, k, v) = (ins[0], ins[at.tensors() - 2], ins[at.tensors() - 1]);
     let (tq, h, tk) = (q.dims()[0], q.dims()[1], k.dims()[0]);
@@ -335,7 +331,7 @@ pub fn expand<'g>(b: &'g Builder, at: &LinearAttend, ins: &[Tensor<'g>]) -> Tens
         LinearMask::Strict => allowed(Mask::Causal) - allowed(Mask::Window { back: 0, ahead: 0 }),
     };
     let allowed = allowed.reshape(&[1, tq, tk]).broadcast(&[h, tq, tk]);
-    // Queries that are their own keys are one tensor here too, whose gradient is rounded once.
+    // Here too, queries that are also the keys are one tensor, whose gradient is rounded once.
     let queries = of_heads(q);
     let keys = if at.k == Keys::Queries { queries } else { of_heads(k) };
     let scores = queries.product(keys, false, true).scale(at.scale as f64);
@@ -358,8 +354,8 @@ pub fn expand_grad<'g>(
         }
         return grads;
     }
-    if let Some((ins, back)) = turned(b, at, ins) {
-        let mut grads = b.ops(at.unturned().grad(), &ins);
+    if let Some((ins, back)) = unrotated_inputs(b, at, ins) {
+        let mut grads = b.ops(at.unrotated().grad(), &ins);
         grads[0] = back(grads[0]);
         return grads;
     }

@@ -1,7 +1,7 @@
-//! The reciprocal norms that DoRA scales by, of a weight and the adapter beside it: 1 / ||w + s b a|| by rows.
+//! The reciprocal norms that DoRA scales by, of a weight with its adapter: 1 / ||w + s b a|| by rows.
 //!
-//! (w [M, N], a f32 [R, N], b f32 [M, R]) -> f32 [M]. The sum of a row is never in memory. It is part of an update, not of
-//! the model: nothing is differentiated through it.
+//! (w [M, N], a f32 [R, N], b f32 [M, R]) -> f32 [M]. The sum w + s b a is never stored. The operation is part of an update,
+//! not of the model: nothing is differentiated through it.
 
 use super::{arity, expect};
 use crate::builder::Tensor;
@@ -15,7 +15,7 @@ pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         return Err(format!("the weight is {}, wanted floats", ins[0]));
     }
     let rank = ins[1].dims.first().copied().unwrap_or(0);
-    // As wide as the weight, where that is wider than f32.
+    // The weight's own type where that is wider than f32.
     let wide = if ins[0].dtype == DType::F64 { DType::F64 } else { DType::F32 };
     expect("a", ins[1], wide, &[rank, columns])?;
     expect("b", ins[2], wide, &[rows, rank])?;
@@ -28,7 +28,7 @@ pub fn expand<'g>(scale: f64, ins: &[Tensor<'g>]) -> Tensor<'g> {
     (w.cast(a.dtype()) + thin).square().sum(1).rsqrt().reshape(&[w.dims()[0]])
 }
 
-/// Arithmetic: a product of low rank, an addition, a square and its sum.
+/// Arithmetic: the low-rank product, an addition, a square and its sum.
 pub fn flops(ins: &[&TensorType]) -> usize {
     ins[0].elements() * (2 * ins[1].dims[0] + 3)
 }

@@ -1,10 +1,11 @@
-//! The closed set of operations: the table, one file an operation or family, and the matches that ask for its rules.
+//! The closed set of operations: a table with one row per operation, and exhaustive matches that dispatch to one file per
+//! operation or family.
 //!
-//! A file has shape rule, gradient and expansion to simpler operations. The matches here are exhaustive, so no operation
-//! exists without all of them.
+//! Each file has the shape rule, the gradient and the expansion to simpler operations. Because the matches are exhaustive, no
+//! operation exists without all three.
 //!
-//! The expansion is the mathematics. It is the fallback where a fused form is switched off, and what kernels and
-//! fused gradients are checked against; a gradient operation expands to the derivative of its forward's expansion.
+//! The expansion defines the mathematics. It is the fallback where a fused form is switched off, and the reference for kernels
+//! and fused gradients; a gradient operation expands to the derivative of its forward's expansion.
 
 pub mod activated_product;
 pub mod adamw;
@@ -38,7 +39,7 @@ mod shapes;
 pub mod source;
 pub mod thin_product;
 
-use crate::attr::{Attr, AttrMap, is_unsaid};
+use crate::attr::{Attr, AttrMap, is_omitted};
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Graph, Node, SlotId, Value};
 use crate::mesh::Axis;
@@ -76,7 +77,7 @@ macro_rules! ops {
         #[derive(Clone, Debug, PartialEq)]
         pub enum Op { $($(#[$doc])* $variant { $($field: $ty),* }),* }
 
-        /// An operation without its attributes: what kernel rows are listed by.
+        /// An operation without its attributes: the key of a kernel row.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum OpKind { $($variant),* }
 
@@ -94,13 +95,13 @@ macro_rules! ops {
             pub fn name(&self) -> &'static str {
                 self.kind().name()
             }
-            /// The attributes as they stand in the text form.
+            /// The attributes as the text form prints them.
             pub fn attrs(&self) -> Vec<(&'static str, String)> {
                 match self {
                     $(Op::$variant { $($field),* } => {
                         let all: Vec<(&'static str, String, bool)> =
-                            vec![$((stringify!($field), $field.show(), is_unsaid($field))),*];
-                        all.into_iter().filter(|(_, _, unsaid)| !unsaid).map(|(n, v, _)| (n, v)).collect()
+                            vec![$((stringify!($field), $field.show(), is_omitted($field))),*];
+                        all.into_iter().filter(|(_, _, omitted)| !omitted).map(|(n, v, _)| (n, v)).collect()
                     })*
                 }
             }
@@ -117,7 +118,7 @@ macro_rules! ops {
 }
 
 ops! {
-    /// The value a slot had before the graph ran.
+    /// The value of a slot before the run.
     Read = "read" { slot: SlotId }
     /// A constant.
     Fill = "fill" { value: f64, dtype: DType, dims: Dims }
@@ -129,62 +130,64 @@ ops! {
     Transpose = "transpose" { perm: Vec<usize> }
     Slice = "slice" { axis: usize, start: usize, len: usize }
     Concat = "concat" { axis: usize }
-    /// Zeros before and after along an axis: the gradient of a slice.
+    /// Adds zeros before and after along an axis: the gradient of a slice.
     Pad = "pad" { axis: usize, before: usize, after: usize }
     /// Repeats axes of extent 1.
     Broadcast = "broadcast" { dims: Dims }
-    /// (what x [M, N] is made of, scale [1], amax [1]) -> x over the scale in an 8-bit type, the same transposed, and the
-    /// larger of amax and the largest magnitude. With `current` (x) -> the same by the scale that fits x, and that scale.
-    /// Further outputs of the operation that makes x follow.
+    /// (inputs of `of`, which computes x [M, N]; scale [1], amax [1]) -> x / scale in an 8-bit type, its transpose, and the
+    /// larger of amax and the largest magnitude. With `current` (x) -> the same with the scale that fits x, and that scale.
+    /// Further outputs of `of` follow.
     Quantize = "quantize" { to: DType, current: bool, of: Source }
-    /// (codes u8 [M, N / 2], map?, what the magnitudes of each part are kept in) -> [M, N]: weights in NF4 as numbers.
+    /// (codes u8 [M, N / 2], map?, the magnitudes of the blocks as stored) -> [M, N]: dequantises weights in NF4.
     Dequantize = "dequantize" { rows: Dims, to: DType, nested: bool }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
-    /// (a [.., M, K], b [.., K, N], base?, what the epilogue reads) -> a b, each stored transposed where said, plus the
-    /// base, through the epilogue. 8-bit operands come with a scale each, f32 [1], last.
+    /// (a [.., M, K], b [.., K, N], base?, inputs of the epilogue) -> a b + base through the epilogue; `ta` and `tb` say that
+    /// an operand is stored transposed. 8-bit operands bring a scale each, f32 [1], as the last inputs.
     Product = "product" { ta: bool, tb: bool, out: DType, base: bool, compute: Compute, epilogue: Epilogue }
-    /// (two factors, base?, rng, rows) -> their product with the dropout before or behind it, plus the base.
+    /// (two factors, base?, rng, rows) -> their product with dropout before or after it, plus the base.
     ThinProduct = "thin_product" { form: Thin, p: f32, out: DType, base: bool }
-    /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` takes the mean off first.
+    /// (x, residual?, w?, bias?) -> y = normed * weight + bias, and h = x + residual; `center` subtracts the mean first.
     RmsNorm = "rms_norm" { eps: f32, center: bool, weight: NormWeight, bias: bool, residual: bool }
-    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `again` also what `rms_norm` gives of h, whose bias comes last; with
-    /// `sum` also the sum over rows of the first.
+    /// (h, w?, dy, dh?) -> dx + dh, dw?, d bias?; with `again` also the output of `rms_norm` for h, whose bias is then the last
+    /// input; with `sum` also the sum of the first output over rows.
     RmsNormGrad = "rms_norm_grad" { eps: f32, center: bool, weight: NormWeight, bias: bool, add: bool, again: bool, sum: bool }
     /// (y, x, w inner, w outer) -> outer norm of h, and h = x + inner norm of y.
     DoubleNorm = "double_norm" { inner: NormSpec, outer: NormSpec }
-    /// (y, x, or h with `of_sum`, w inner, w outer, d out, dh?) -> dx, dy; no gradients of the weights.
+    /// (y, x, or h with `of_sum`, w inner, w outer, d out, dh?) -> dx, dy; the weights get no gradients.
     DoubleNormGrad = "double_norm_grad" { inner: NormSpec, outer: NormSpec, add: bool, of_sum: bool }
     /// (x [T, H, K], positions i32 [axes, T], table?) -> x with pairs rotated; `inverse` rotates back.
     Rope = "rope" { freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, inverse: bool, table: bool }
-    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half is for the
-    /// first `first` heads, the second for the others.
+    /// (x [T, H, K], w [K], positions, table?) -> rope(rms_norm(x)). With `first` w is [2 K]: its first half applies to the
+    /// first `first` heads, the second half to the others.
     QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (x, w, positions, table?, dy) -> dx, dw.
     QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
-    /// (gate, up) -> act(gate) * up; where `p` is more than 0, through dropout, whose rng and rows come last.
+    /// (gate, up) -> act(gate) * up, with dropout where `p` > 0, whose rng and rows are then the last inputs.
     Gated = "gated" { act: Act, p: f32 }
-    /// (gate, up, dy, rng?, rows?) -> d gate, d up; with `again` also what `gated` gives.
+    /// (gate, up, dy, rng?, rows?) -> d gate, d up; with `again` also the output of `gated`.
     GatedGrad = "gated_grad" { act: Act, again: bool, p: f32 }
-    /// (x [M, K], w [2 F, K]) -> x w^T, the gate in its first F columns and up in the others, and act(gate) * up.
+    /// (x [M, K], w [2 F, K]) -> x w^T, whose first F columns are the gate and whose others are up, and act(gate) * up.
     GatedProduct = "gated_product" { act: Act }
-    /// (d [M, K], w [K, F], gate [M, F], up) -> d gate and d up where d w flows into act(gate) * up; with `again` also that.
+    /// (d [M, K], w [K, F], gate [M, F], up) -> d gate and d up, where d w is the gradient of act(gate) * up; with `again` also
+    /// act(gate) * up.
     GatedProductGrad = "gated_product_grad" { act: Act, again: bool }
     /// (x [M, K], w, bias [N]?) -> h [M, N] = x w + bias, act(h).
     ActivatedProduct = "activated_product" { act: Act, tb: bool, bias: bool }
-    /// (d [M, K], w, h [M, N]) -> d w times the slope of act at h; with `again` also act(h), with `sum` also the first's sum [1, N] over rows.
+    /// (d [M, K], w, h [M, N]) -> d w times the slope of act at h; with `again` also act(h), with `sum` also the sum [1, N] of
+    /// the first output over rows.
     ActivatedProductGrad = "activated_product_grad" { act: Act, tb: bool, again: bool, sum: bool }
     /// (x [T, ..], rng i32 [3], rows i32 [T, 2]) -> x / (1 - p), zero with probability p.
     Dropout = "dropout" { p: f32 }
     /// (table [V, ..], index i32 [N]) -> [N, ..]; index -1 gives zeros.
     Gather = "gather" {}
-    /// (rows [N, ..], index i32 [N], base?) -> [V, ..], summed in the order of the rows; index -1 is dropped.
+    /// (rows [N, ..], index i32 [N], base?) -> [V, ..], summed in the order of the rows; rows of index -1 are dropped.
     ScatterAdd = "scatter_add" { rows: usize, out: DType, base: bool }
-    /// (base [V, ..], rows [N, ..], index i32 [N]) -> base with those rows replaced; index -1 is dropped.
+    /// (base [V, ..], rows [N, ..], index i32 [N]) -> base with those rows replaced; rows of index -1 are dropped.
     RowScatter = "row_scatter" {}
-    /// (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, height, width, C]: parts of images at one size.
+    /// (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, height, width, C]: crops of images, resized to one size.
     Resample = "resample" { height: usize, width: usize }
-    /// (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: a token drawn from every row, and its
+    /// (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: a token sampled from every row, and its
     /// log-probability.
     Sample = "sample" {}
     /// (q [Tq, H, K], k, v [Tk, HK, K], q start, q len?, k start, k len?, intervals?) -> o, lse f32 [Tq, H].
@@ -196,7 +199,7 @@ ops! {
     LinearAttention = "linear_attention" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary }
     /// (the inputs of linear attention, do, base of dq?) -> dq, dk?, dv.
     LinearAttentionGrad = "linear_attention_grad" { scale: f32, mask: LinearMask, q: Segments, k: Keys, rotary: Rotary, accumulate: Accumulate }
-    /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp [R], lse [R].
+    /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp, lse and best [R].
     HeadLoss = "head_loss" { compute: Compute, cap: Cap }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
     HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute, cap: Cap }
@@ -205,28 +208,28 @@ ops! {
     /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
     LowRankNorm = "low_rank_norm" { scale: f64 }
     /// (p, g, m, v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m, v; unchanged where is_finite is 0.
-    /// With `copy` also p in bf16. `first` is the number of the first element among all that are trained, of rank 0 where
-    /// each rank updates its share.
+    /// With `copy` also p in bf16. `first` is the index of the first element among all trained elements; where each rank
+    /// updates its share, it is the index for rank 0.
     AdamW = "adamw" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
     /// (p, g, m e4m3, v e4m4, scales of m, scales of v, lr [1], scale [1], updates [1], is_finite [1], rank i32 [1]?) -> p, m,
     /// v, scales of m, scales of v: as `adamw`, with moments in the blocks of `block8`.
     AdamW8 = "adamw8" { beta1: f32, beta2: f32, eps: f32, weight_decay: f32, lr_scale: f32, copy: bool, first: u64 }
-    /// () -> i32 [1]: where this rank lies along an axis of the mesh.
+    /// () -> i32 [1]: this rank's coordinate along an axis of the mesh.
     Rank = "rank" { axis: Axis }
-    /// (x [M]) -> [ways M]: what all ranks of the group have, in the order of their coordinates.
+    /// (x [M]) -> [ways M]: the x of all ranks of the group, in the order of their coordinates.
     AllGather = "all_gather" { axis: Axis, ways: usize }
     /// (x [ways M], base [M]?) -> [M]: the base, and the sum over the group of the block at this rank's coordinate.
     ReduceScatter = "reduce_scatter" { axis: Axis, ways: usize, order: Order, base: bool }
     /// (x [M]) -> [M]: the sum or the maximum over the group.
     AllReduce = "all_reduce" { axis: Axis, ways: usize, by: Combine, order: Order }
-    /// Elementwise work on one shape, run tile by tile; what is inside owns no memory.
+    /// Elementwise operations on one shape, run tile by tile; values inside use no memory.
     Region = "region" { body: Box<Graph> }
-    /// Several regions that share no input, each of a shape of its own, in one launch.
+    /// Several regions that share no input, each with its own shape, in one launch.
     Bundle = "bundle" { body: Box<Graph> }
 }
 
 impl OpKind {
-    /// Whether passes make it only for a target that has a kernel for it.
+    /// Whether passes create it only for a target that has a kernel for it.
     pub fn is_optional(self) -> bool {
         matches!(
             self,
@@ -245,7 +248,7 @@ impl OpKind {
         matches!(self, OpKind::Rank | OpKind::AllGather | OpKind::ReduceScatter | OpKind::AllReduce)
     }
 
-    /// The class that reports count an operation in.
+    /// The kind of work that reports count it under.
     pub fn work(self) -> Work {
         match self {
             OpKind::Product
@@ -289,7 +292,7 @@ impl OpKind {
         }
     }
 
-    /// Whether its kernels decode and encode 8-bit floats by themselves, so that a device without the type runs it.
+    /// Whether its kernels decode and encode 8-bit floats themselves, so that a device without the type can run it.
     pub fn decodes(self) -> bool {
         self == OpKind::AdamW8
     }
@@ -312,15 +315,15 @@ pub type Grads<'g> = Vec<Option<Tensor<'g>>>;
 pub struct Vjp<'a, 'g> {
     pub ins: &'a [Tensor<'g>],
     pub outs: &'a [Tensor<'g>],
-    /// One an output, `None` where nothing downstream depends on it.
+    /// One per output; `None` where nothing downstream depends on it.
     pub d: &'a [Option<Tensor<'g>>],
-    /// Whether each input's gradient is wanted.
+    /// Whether each input's gradient is needed.
     pub needs: &'a [bool],
     pub key: u64,
 }
 
 impl Op {
-    /// The types of the outputs, or what is wrong with the inputs.
+    /// The types of the outputs, or an error that says what is wrong with the inputs.
     pub fn infer(&self, g: &Graph, ins: &[Value]) -> Result<Vec<TensorType>, String> {
         if let Op::Read { slot } = self {
             return Ok(vec![g.slot(*slot).ty.clone()]);
@@ -394,7 +397,7 @@ impl Op {
     pub fn vjp<'g>(&self, b: &'g Builder, at: &Vjp<'_, 'g>) -> Grads<'g> {
         match self {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => vec![],
-            // Bytes have no gradient.
+            // Images are bytes, which have no gradient.
             Op::Resample { .. } => vec![None; 2],
             Op::Map { f } => elementwise::vjp(*f, at),
             Op::Reshape { .. }
@@ -449,8 +452,7 @@ impl Op {
         }
     }
 
-    /// The same mathematics in simpler operations, one level down; `None` for a primitive. Random numbers are drawn by the
-    /// node's key.
+    /// The same mathematics in simpler operations, one level down; `None` for a primitive. The node's key seeds random numbers.
     pub fn expand<'g>(&self, b: &'g Builder, key: u64, ins: &[Tensor<'g>]) -> Option<Vec<Tensor<'g>>> {
         Some(match self {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } | Op::Map { .. } => return None,
@@ -527,8 +529,8 @@ impl Op {
         })
     }
 
-    /// (input, output) pairs that may share memory exactly, those that passes try first in front. Every kernel keeps to it:
-    /// it reads all it needs of an element or a row of such an input before it writes there.
+    /// (input, output) pairs that may share memory exactly, in the order in which passes try them. Every kernel must support
+    /// it: it reads all it needs of an element or a row of such an input before it writes there.
     pub fn in_place(&self) -> Vec<(usize, usize)> {
         let pairs: &[(usize, usize)] = match self {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => &[],
@@ -572,7 +574,7 @@ impl Op {
         pairs.to_vec()
     }
 
-    /// Whether its float inputs are of one type, whichever that is.
+    /// Whether all its float inputs must have the same type.
     pub fn has_one_type(&self) -> bool {
         matches!(self, Op::Concat { .. } | Op::Gated { .. } | Op::GatedGrad { .. })
     }
@@ -588,7 +590,7 @@ impl Op {
         }
     }
 
-    /// How many ranks exchange in it; `None` where it moves nothing between ranks.
+    /// Number of ranks that exchange in it; `None` where it moves nothing between ranks.
     pub fn ways(&self) -> Option<usize> {
         match self {
             Op::AllGather { ways, .. } | Op::ReduceScatter { ways, .. } | Op::AllReduce { ways, .. } => {
@@ -598,7 +600,7 @@ impl Op {
         }
     }
 
-    /// How its matrix products are computed, where it has any.
+    /// The arithmetic of its matrix products, where it has any.
     pub fn compute(&self) -> Option<Compute> {
         match self {
             Op::Product { compute, .. }
@@ -623,9 +625,9 @@ impl Op {
             | Op::Broadcast { .. } => 0,
             Op::Gather {} | Op::RowScatter {} => 0,
             Op::Map { .. } | Op::Dequantize { .. } => moved,
-            // Two pixels each way.
+            // Two source pixels along each axis.
             Op::Resample { .. } => 8 * moved,
-            // An exponential each for the share and for the sum.
+            // One exponential for the softmax and one for the sum.
             Op::Sample {} => 4 * ins[0].elements(),
             Op::Reduce { .. } | Op::Quantize { .. } => ins[0].elements(),
             Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
@@ -650,7 +652,7 @@ impl Op {
             }
             Op::Dropout { .. } => 2 * ins[0].elements(),
             Op::ScatterAdd { .. } => ins[0].elements(),
-            // Two products forward, five backward, over the pairs the mask lets through.
+            // Two products forward, five backward, over the pairs that the mask lets through.
             Op::Attention { mask, q, k, .. } => {
                 4 * attention::pairs(*mask, *q, *k, &ins) * ins[0].dims[1] * ins[0].dims[2]
             }

@@ -1,8 +1,7 @@
-//! RMS norm over the last axis, with the residual addition in front of it in the same pass. Of centred rows it is the
-//! layer norm.
+//! RMS norm over the last axis, fused with the residual addition before it. On centred rows it is layer norm.
 //!
-//! y = c * rstd(c) * g(w) + b, rstd = 1 / sqrt(mean(c^2) + eps), c = h or h - mean(h), h = x + residual. Nothing is saved
-//! but h: the backward pass reads h anyway, and its statistics cost no memory traffic.
+//! y = c * rstd(c) * g(w) + b, rstd = 1 / sqrt(mean(c^2) + eps), c = h or h - mean(h), h = x + residual. Nothing is saved but
+//! h: the backward pass reads h anyway, and recomputing its statistics costs no memory traffic.
 
 use super::{arity, expect_axes, expect_float};
 use crate::attr::{Attr, named};
@@ -12,10 +11,10 @@ use crate::ops::{Grads, Op, Vjp};
 use crate::types::TensorType;
 
 named! {
-    /// How the learned weight enters.
+    /// The factor made from the learned weight.
     pub enum NormWeight {
         Plain = "plain",
-        /// 1 + w, as Gemma has it.
+        /// 1 + w, as in Gemma.
         OnePlus = "one_plus",
         None = "none",
     }
@@ -27,14 +26,14 @@ impl NormWeight {
     }
 }
 
-/// The treatment of a row by a norm: the attributes its forward and backward operations share.
+/// The attributes of a norm that its forward and backward operations share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct NormSpec {
     pub eps: f32,
-    /// The row's mean is taken off first.
+    /// Whether the row's mean is subtracted first.
     pub center: bool,
     pub weight: NormWeight,
-    /// A learned vector is added last.
+    /// Whether a learned vector is added last.
     pub bias: bool,
 }
 
@@ -44,7 +43,7 @@ impl NormSpec {
         NormSpec { eps, center: false, weight, bias: false }
     }
 
-    /// The norm an operation does, and whether it adds a residual (forward) or a gradient of h (backward).
+    /// The norm of an operation, and whether it adds a residual (forward) or a gradient of h (backward).
     pub fn of(op: &Op) -> Option<(NormSpec, bool)> {
         match *op {
             Op::RmsNorm { eps, center, weight, bias, residual: add }
@@ -66,12 +65,12 @@ impl NormSpec {
     }
 }
 
-/// Whether an operation is a norm's gradient that also sums it over rows.
+/// Whether an operation is the gradient of a norm that also sums it over rows.
 pub fn sums_rows(op: &Op) -> bool {
     matches!(op, Op::RmsNormGrad { sum: true, .. })
 }
 
-/// The place among the outputs of a norm's gradient of the norm itself, where it is asked for.
+/// The index among the outputs of a norm's gradient of the recomputed norm, where requested.
 pub fn again_at(op: &Op) -> Option<usize> {
     let Op::RmsNormGrad { weight, bias, again: true, .. } = op else { return None };
     Some(1 + weight.is_some() as usize + *bias as usize)
@@ -141,7 +140,7 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     let (spec, residual) = NormSpec::of(op).expect("called for a norm");
     let h = if residual { at.outs[1] } else { at.ins[0] };
     let dh = at.d.get(1).copied().flatten();
-    // Weight and bias, where there are any.
+    // Weight and bias, where present.
     let vectors = &at.ins[1 + residual as usize..];
     let Some(dy) = at.d[0] else {
         let mut grads = vec![dh; 1 + residual as usize];
@@ -156,7 +155,7 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     grads
 }
 
-/// x and residual to h, h to y, in the type of the statistics.
+/// Computes h from x and residual, and y from h, in the type of the statistics.
 pub fn expand<'g>(op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let (spec, residual) = NormSpec::of(op).expect("called for a norm");
     let h = if residual { ins[0] + ins[1] } else { ins[0] };
@@ -188,7 +187,7 @@ pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tenso
     let dy_at = 1 + spec.weight.is_some() as usize;
     let mut wrt = distinct(b, &ins[..dy_at]);
     let (h, wide) = (wrt[0], ins[0].dtype().accumulator());
-    // The weight's gradient leaves in the accumulator's type, so it is differentiated as that type.
+    // The weight is cast to the accumulator's type, which its gradient has.
     let w = wrt.get_mut(1).map(|w| {
         *w = w.cast(wide);
         *w

@@ -1,19 +1,17 @@
-//! The normal distribution in f64: what the exact form of GELU, x cdf(x), is defined by.
+//! The normal distribution in f64, which defines the exact form of GELU, x cdf(x).
 
-/// The density at x.
 pub fn density(x: f64) -> f64 {
     const AT_ZERO: f64 = 0.398_942_280_401_432_7;
     AT_ZERO * (-0.5 * x * x).exp()
 }
 
-/// The share of the distribution below x, within 1e-15; beyond 3 on either side the smaller share is right to 1e-14 of
-/// itself.
+/// The distribution function at x, within 1e-15; beyond 3 on either side the smaller tail has a relative error of 1e-14.
 pub fn cdf(x: f64) -> f64 {
     if x.is_nan() {
         return x;
     }
     let far = x.abs();
-    // Far out, the continued fraction of the tail, from the inside out; it converges fast where the series is long.
+    // In the tails, the continued fraction, evaluated from the inside out; it converges fast where the series is slow.
     if far > 3.0 {
         let fraction = (1..=100).rev().fold(far, |inner, k| far + k as f64 / inner);
         let tail = density(far) / fraction;
@@ -54,7 +52,7 @@ mod tests {
         assert!(cdf(f64::NAN).is_nan());
     }
 
-    /// The two forms meet, and the density is the slope.
+    /// Series and continued fraction meet, and the density is the slope.
     #[test]
     fn it_is_smooth() {
         for x in [-3.0, -2.999_999, 3.0, -0.7, 1.9, -4.4] {

@@ -1,4 +1,4 @@
-//! The matrix product, batched over leading axes, operands stored either way round.
+//! The matrix product, batched over leading axes, with either operand optionally stored transposed.
 
 use super::{arity, expect, expect_float};
 use crate::attr::named;
@@ -8,26 +8,26 @@ use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 named! {
-    /// How the terms of a product of f32 are computed. Sums are f32 either way.
+    /// The precision of the terms of a product of f32. Sums are f32 either way.
     pub enum Compute {
         Full = "full",
-        /// Operands keep 10 bits of their mantissa, which is what matrix units multiply fast.
+        /// Operands keep 10 bits of their mantissa, which matrix units multiply fast.
         Tf32 = "tf32",
     }
-    unsaid Full
+    omitted Full
 }
 
-/// The nearest value with 10 mantissa bits, of two as near the one away from zero.
+/// The nearest value with 10 mantissa bits; ties round away from zero.
 pub fn round_tf32(x: f32) -> f32 {
     if x.is_finite() { f32::from_bits((x.to_bits() + 0x1000) & !0x1fff) } else { x }
 }
 
-/// A product of two operands and nothing else.
+/// A product of two operands without base or epilogue.
 pub fn plain(ta: bool, tb: bool, out: DType, compute: Compute) -> Op {
     Op::Product { ta, tb, out, base: false, compute, epilogue: Epilogue::None }
 }
 
-/// Whether a result is so much wider than what the product reads that `recompute=wide` makes it again.
+/// Whether a result is so much wider than the product's input that `recompute=wide` recomputes it.
 pub fn is_wide(columns: usize, inner: usize) -> bool {
     columns >= 2 * inner
 }
@@ -98,7 +98,7 @@ pub fn vjp<'g>(
     let db = at.needs[1].then(|| if tb { times(d_in, a, true, ta) } else { times(a, d_in, !ta, false) });
     let mut grads = vec![da, db];
     if epilogue.has_bias() {
-        // After the weight's gradient, which can then take it along.
+        // After the weight's gradient, so that that product can also compute it.
         grads.push(at.needs[2].then(|| epilogue::bias_gradient(d, at.ins[2])));
     }
     if base {
@@ -107,7 +107,7 @@ pub fn vjp<'g>(
     grads
 }
 
-/// The product of 8-bit operands as one of f32, times both scales.
+/// The product of 8-bit operands, computed in f32 and multiplied by both scales.
 pub fn of_wide<'g>(ta: bool, tb: bool, out: DType, base: bool, ins: &[Tensor<'g>]) -> Tensor<'g> {
     let wide = [ins[0].cast(DType::F32), ins[1].cast(DType::F32)];
     let c = ins[0].b.op(plain(ta, tb, DType::F32, Compute::Full), &wide);
@@ -126,7 +126,7 @@ pub fn without_base<'g>(ta: bool, tb: bool, out: DType, compute: Compute, ins: &
 mod tests {
     use super::*;
 
-    /// The neighbours on the grid of 10 bits around a value, by arithmetic that knows no bits.
+    /// The nearest value on the 10-bit grid, computed without bit operations.
     fn nearest(x: f64) -> f64 {
         let unit = 2f64.powi((x.abs().log2().floor() as i32).max(-126) - 10);
         let below = (x.abs() / unit).floor() * unit;

@@ -27,7 +27,7 @@ pub fn infer(
     Ok(vec![x.clone()])
 }
 
-/// Weights of a head's size that lie side by side.
+/// Number of weights of a head's size that lie side by side.
 pub fn weights(first: usize) -> usize {
     1 + (first > 0) as usize
 }
@@ -62,7 +62,7 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     grads
 }
 
-/// The norm and the rope that the fused operation stands for.
+/// The norm and the rotary embedding that the fused operation combines.
 pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Tensor<'g> {
     let (Op::QkNormRope { eps, weight, first, freq, axis_of_freq, pairs, table }
     | Op::QkNormRopeGrad { eps, weight, first, freq, axis_of_freq, pairs, table }) = op.clone()
@@ -88,7 +88,7 @@ pub fn expand<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Tensor<'g> {
 pub fn expand_grad<'g>(b: &'g Builder, op: &Op, ins: &[Tensor<'g>]) -> Vec<Tensor<'g>> {
     let Op::QkNormRopeGrad { weight, .. } = op else { unreachable!("called for its gradient") };
     let (w, wide) = (weight.is_some() as usize, ins[0].dtype().accumulator());
-    // The weight's gradient leaves in the accumulator's type, so it is differentiated as that type.
+    // The weight is cast to the accumulator's type, which its gradient has.
     let mut forward = ins.to_vec();
     forward[1..1 + w].iter_mut().for_each(|w| *w = w.cast(wide));
     let y = expand(b, op, &forward);

@@ -1,14 +1,13 @@
-//! A matrix in an 8-bit type, both ways round: what products of such types read, whose inner extents must lie without
-//! gaps in both operands.
+//! Quantises a matrix to an 8-bit type, together with its transpose: products of such types need the inner extent contiguous in
+//! both operands.
 //!
-//! q = x / scale rounded to the type, by a multiplication with the scale's reciprocal; scales are powers of two
-//! (`fp8::scale`), so only the last rounding loses anything. The scale is given, and what it should have been is
-//! gathered for later steps, or it is taken from x itself, which costs another pass over x. A NaN stays one and counts
-//! for nothing in the largest magnitude.
+//! q = x / scale rounded to the type, by a multiplication with the scale's reciprocal; scales are powers of two (`fp8::scale`),
+//! so only the last rounding loses precision. The scale is given, and the largest magnitude is recorded for later steps, or it
+//! is computed from x itself, which costs another pass over x. A NaN stays a NaN and does not count for the largest magnitude.
 //!
-//! x is a tensor, or what another operation makes of its inputs in the same pass: a gated activation, a norm, or the gradient
-//! of either. It is rounded to its own type all the same, and stored in it only where somebody else reads it: what such an
-//! operation gives beside x, and a norm's gradient itself, are further outputs.
+//! x is a tensor, or another operation computes it from its inputs in the same pass: a gated activation, a norm, or the
+//! gradient of either. It is still rounded to its own type, and stored in that type only if something else reads it: the other
+//! outputs of that operation, and the gradient of a norm itself, are further outputs.
 
 use super::{arity, expect};
 use crate::attr::Attr;
@@ -29,17 +28,17 @@ pub enum Source {
     Gated(Act),
     /// (gate, up, dy): d gate and d up side by side.
     GatedGrad(Act),
-    /// (x, residual?, w?, bias?): what the norm gives; h = x + residual is a fourth output.
+    /// (x, residual?, w?, bias?): the output of the norm; h = x + residual is a fourth output.
     Norm(NormSpec, bool),
     /// (h, w?, dy, dh?): dx + dh, which is also the fourth output; then dw? and d bias?.
     NormGrad(NormSpec, bool),
 }
 
-/// Rows of a norm that is quantised in the same pass are a multiple of this.
+/// The width of a norm that is quantised in the same pass must be a multiple of this.
 const NORM_MULTIPLE: usize = 16;
-/// And no wider than this, forward and backward: a kernel keeps the codes of 32 rows on the chip to write them along columns,
-/// and a row in the registers of a warp. With rows of 2048, sixteen at a time, an H200 took 163 us where norm and
-/// quantisation apart take 105.
+/// The largest widths, forward and backward: a kernel keeps the codes of 32 rows on chip to write them along columns, and a row
+/// in the registers of a warp. With rows of 2048, sixteen at a time, an H200 took 163 us, and norm and quantisation as separate
+/// kernels 105.
 const NORM_WIDEST: usize = 1024;
 const NORM_GRAD_WIDEST: usize = 768;
 
@@ -63,7 +62,7 @@ impl Source {
         }
     }
 
-    /// Whether rows of `width` elements can be quantised where they are made.
+    /// Whether rows of `width` elements can be quantised by the operation that computes them.
     pub fn takes(self, width: usize) -> bool {
         match self {
             Source::Norm(..) => width.is_multiple_of(NORM_MULTIPLE) && width <= NORM_WIDEST,
@@ -143,13 +142,13 @@ impl Attr for Source {
             _ => Err(format!("`{text}` is nothing to quantise")),
         }
     }
-    fn unsaid() -> Option<Self> {
+    fn omitted() -> Option<Self> {
         Some(Source::Given)
     }
 }
 
-/// Pairs that may share memory: the largest magnitude lies on the one before, and the fourth output on what is made 8-bit
-/// of, because a row of that is read before any of it is written.
+/// Pairs that may share memory: the largest magnitude overwrites the previous one, and the fourth output overwrites the input
+/// that is quantised, because a row of that is read before any of it is written.
 pub fn in_place(of: Source) -> Vec<(usize, usize)> {
     let makes_room = |input: &usize| match of {
         Source::Norm(_, residual) => residual && *input < 2,

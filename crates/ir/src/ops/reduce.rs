@@ -1,4 +1,4 @@
-//! Folding one axis to extent 1.
+//! Reduction of one axis to extent 1.
 
 use super::arity;
 use crate::attr::named;
@@ -13,7 +13,7 @@ named! {
     }
 }
 
-/// Sums are kept in the accumulator type; a maximum is exact in the type it has.
+/// Sums are kept in the accumulator type; a maximum keeps the type of its input.
 pub fn infer(axis: usize, by: Fold, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     arity(ins, 1)?;
     let mut ty = ins[0].clone();

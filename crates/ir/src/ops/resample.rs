@@ -1,18 +1,17 @@
-//! Parts of the images of a table, each at one size: what samples see of a small set that lies on the device.
+//! Crops of the images of a table, resized to one size: the samples of a small data set that lies on the device.
 //!
-//! (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, h, w, C]. A part is an image's number, its first column, its first
-//! row, its columns, its rows, and 1 where it is mirrored left to right. The image -1 gives zeros. A part lies in its
-//! image and is never empty.
+//! (table u8 [N, H, W, C], parts i32 [B, 6]) -> u8 [B, h, w, C]. A part is an image's index, its first column, its first row,
+//! its number of columns and of rows, and 1 where it is mirrored left to right. Image -1 results in zeros. A part lies inside
+//! its image and is never empty.
 //!
-//! Pixel x of w is, of a part of e columns from a on, the mean of pixels i around c = a + (x + 1/2) e / w, weighted by
-//! max(0, 1 - |i + 1/2 - c| / max(1, e / w)), and so it is in height. The loader of images does the same, and the two must
-//! agree to the byte, on every backend; so the arithmetic is a part of the definition. Weights are f64 and their shares of
-//! the sum f32. Sums are f32, over rows and then over columns, in ascending order, no product joined with its sum.
+//! For a part of e columns that starts at column a, pixel x of w is the mean of pixels i around c = a + (x + 1/2) e / w,
+//! weighted by max(0, 1 - |i + 1/2 - c| / max(1, e / w)); rows likewise. The image loader computes the same, and the two must
+//! agree to the byte on every backend, so the arithmetic is part of the definition. Weights are f64, and f32 once normalised.
+//! Sums are f32, over rows and then over columns, in ascending order, without fused multiply-adds.
 
 use super::{arity, expect};
 use crate::types::{DType, TensorType};
 
-/// Numbers of a part.
 pub const PART: usize = 6;
 
 pub fn infer(height: usize, width: usize, ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
@@ -29,7 +28,6 @@ pub fn infer(height: usize, width: usize, ins: &[&TensorType]) -> Result<Vec<Ten
     Ok(vec![TensorType::new(DType::U8, [count, height, width, table.dims[3]])])
 }
 
-/// A part of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageCrop {
     pub image: usize,
@@ -41,7 +39,7 @@ pub struct ImageCrop {
 }
 
 impl ImageCrop {
-    /// Six numbers read as a part of a table of type `table`: `None` of the image -1, a sentence where it lies outside.
+    /// Parses the six numbers of a part of a table with these extents: `None` for image -1, an error where it lies outside.
     pub fn of(numbers: &[i32], table: &[usize]) -> Result<Option<ImageCrop>, String> {
         if numbers[0] < 0 {
             return Ok(None);
@@ -58,13 +56,13 @@ impl ImageCrop {
     }
 }
 
-/// The pixels that one of the result is made of.
+/// The source pixels of one result pixel, with their normalised weights.
 struct Taps {
     first: usize,
     shares: Vec<f32>,
 }
 
-/// Of pixel `place` of `count`, out of `extent` from `start` on.
+/// The taps of pixel `place` of `count`, from `extent` source pixels that begin at `start`.
 fn taps(place: usize, count: usize, start: usize, extent: usize) -> Taps {
     let step = extent as f64 / count as f64;
     let reach = step.max(1.0);
@@ -77,7 +75,7 @@ fn taps(place: usize, count: usize, start: usize, extent: usize) -> Taps {
     Taps { first, shares: (first..to).map(|at| (weight(at) / sum) as f32).collect() }
 }
 
-/// Fills `out`, `height` rows of `width` pixels, with a part of an image of `columns` pixels a row.
+/// Fills `out`, `height` rows of `width` pixels, with a crop of an image of `columns` pixels per row.
 pub fn resample(image: &[u8], columns: usize, part: ImageCrop, [height, width]: [usize; 2], out: &mut [u8]) {
     let channels = out.len() / (height * width).max(1);
     let across: Vec<Taps> = (0..width).map(|x| taps(x, width, part.left, part.width)).collect();

@@ -1,8 +1,8 @@
-//! Rotary positions: pairs of a head's elements turned by angles position * turn of their frequency.
+//! Rotary positions: rotates pairs of a head's elements by the angle position * turn, with a turn for each frequency.
 //!
-//! Positions are an i32 input [axes, T]; `axis_of_freq` says which axis turns which frequency, so text (one axis),
-//! images (two) and M-RoPE (three) are one operation. With `table`, a third input [P, K/2, 2] holds the cosines and
-//! sines of positions 0 to P. The gradient is the inverse rotation, with the same amplitude: the transpose.
+//! Positions are an i32 input [axes, T]; `axis_of_freq` has the position axis of each frequency, so text (one axis), images
+//! (two) and M-RoPE (three) are one operation. With `table`, a third input [P, K/2, 2] holds the cosines and sines of positions
+//! 0 to P. The gradient is the inverse rotation, with the same amplitude: the transpose.
 
 use super::{arity, expect, expect_float};
 use crate::attr::named;
@@ -13,7 +13,7 @@ use crate::ops::{Grads, Op, Vjp};
 use crate::types::{DType, TensorType};
 
 named! {
-    /// Which elements form the pair of frequency f.
+    /// The two elements that form the pair of frequency f.
     pub enum Pairs {
         /// f and f + K/2.
         Half = "half",
@@ -25,26 +25,26 @@ named! {
 #[derive(Clone, Debug, PartialEq)]
 pub struct RopeSpec {
     pub freq: Frequencies,
-    /// One entry a frequency, K/2 in all.
+    /// One entry per frequency, K/2 in total.
     pub axis_of_freq: Vec<u8>,
     pub pairs: Pairs,
 }
 
 impl RopeSpec {
-    /// Text: every frequency follows the one position.
+    /// For text: every frequency uses the one position axis.
     pub fn text(head_size: usize, freq: Frequencies, pairs: Pairs) -> Self {
         RopeSpec { freq, axis_of_freq: vec![0; head_size / 2], pairs }
     }
 
-    /// Images: the first half of the frequencies follows rows, the second, which begins anew, columns.
+    /// For images: the first half of the frequencies uses rows, the second half, which has the same frequencies, columns.
     pub fn grid(head_size: usize, theta: f64, pairs: Pairs) -> Self {
         let freq = Frequencies { runs: 2, ..Frequencies::from(theta) };
         let half = head_size / 2;
         RopeSpec { freq, axis_of_freq: (0..half).map(|f| (f >= half / 2) as u8).collect(), pairs }
     }
 
-    /// Text among images: of three frequencies each, one follows time, one height and one width, the last two no further than
-    /// they have `sections`, the first beyond.
+    /// For text with images: of every three frequencies one uses time, one height and one width; the last two only up to their
+    /// `sections`, the first beyond.
     pub fn interleaved(head_size: usize, freq: Frequencies, sections: [usize; 3], pairs: Pairs) -> Self {
         let axis = |f: usize| if f < 3 * sections[f % 3] { (f % 3) as u8 } else { 0 };
         RopeSpec { freq, axis_of_freq: (0..head_size / 2).map(axis).collect(), pairs }
@@ -96,7 +96,7 @@ pub fn vjp<'g>(b: &'g Builder, op: &Op, at: &Vjp<'_, 'g>) -> Grads<'g> {
     grads
 }
 
-/// The angles are formed in f64, as the tables are: an f32 angle is wrong by 1e-4 at position 2000.
+/// Computes the angles in f64, as the tables do: an f32 angle is wrong by 1e-4 at position 2000.
 pub fn expand<'g>(b: &'g Builder, spec: &RopeSpec, inverse: bool, ins: &[Tensor<'g>]) -> Tensor<'g> {
     let (x, positions) = (ins[0], ins[1]);
     let ty = x.ty();

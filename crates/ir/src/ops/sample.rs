@@ -1,19 +1,19 @@
-//! The next token of every sequence, drawn from its logits.
+//! Samples the next token of every sequence from its logits.
 //!
-//! (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: the token's number, and its log-probability by the
-//! logits as they are. The numbers of a sequence are how many of the V tokens there are to draw from, `top_k`, the two words of a
-//! seed, the sequence's own number and the place in it; the shares are the temperature and `top_p`. A sequence without tokens
-//! gives -1 and 0.
+//! (logits f32 [S, V], numbers i32 [S, 6], shares f32 [S, 2]) -> f32 [S, 2]: the token, and its log-probability by the
+//! unmodified logits. The numbers of a sequence are the number of valid tokens among the V, `top_k`, the two words of a seed,
+//! the index of the sequence and the index in it; the shares are the temperature and `top_p`. A sequence with no valid tokens
+//! results in -1 and 0.
 //!
-//! Tokens come by their probability: the temperature first, then the `top_k` likeliest (0 is all), then of these the likeliest that
-//! together have the share `top_p`. Temperature 0 takes the likeliest token. Of equally likely tokens the one of the smaller number
-//! comes first. The number drawn with depends on the seed, the sequence and the place, and on nothing else.
+//! The temperature applies first, then the `top_k` most likely tokens are kept (0 keeps all), and then the most likely of these
+//! that together have the probability `top_p`. Temperature 0 takes the most likely token. Of equally likely tokens the one with
+//! the smaller index comes first. The random number depends only on the seed, the sequence and the index in it.
 
 use super::{arity, expect};
 use crate::random::philox;
 use crate::types::{DType, TensorType};
 
-/// Whole numbers, and shares, of a sequence.
+/// Number of integers and of floats per sequence.
 pub const NUMBERS: usize = 6;
 pub const SHARES: usize = 2;
 
@@ -29,34 +29,33 @@ pub fn infer(ins: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     Ok(vec![TensorType::new(DType::F32, [count, 2])])
 }
 
-/// How the next token of one sequence is drawn.
+/// The sampling parameters of one sequence's next token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Draw {
-    /// 0 takes the likeliest token.
+    /// 0 takes the most likely token.
     pub temperature: f32,
-    /// Only the likeliest `top_k` tokens are drawn from; 0 is all.
+    /// Samples only from the `top_k` most likely tokens; 0 keeps all.
     pub top_k: usize,
-    /// Only the likeliest tokens that together have this probability are drawn from; 1 is all.
+    /// Samples only from the most likely tokens that together have this probability; 1 keeps all.
     pub top_p: f32,
     pub seed: u64,
     pub sequence: u32,
-    /// The place in the sequence.
+    /// Index of the token in the sequence.
     pub index: u32,
 }
 
 impl Draw {
-    /// The row of `numbers`, for a draw from the first `size` tokens.
+    /// The row of `numbers`, for sampling from the first `size` tokens.
     pub fn numbers(&self, size: usize) -> [i32; NUMBERS] {
         let seed = [self.seed as i32, (self.seed >> 32) as i32];
         [size as i32, self.top_k.min(size) as i32, seed[0], seed[1], self.sequence as i32, self.index as i32]
     }
 
-    /// The row of `shares`.
     pub fn shares(&self) -> [f32; SHARES] {
         [self.temperature, self.top_p]
     }
 
-    /// The draw and the size of the vocabulary that two rows tell; `None` where there is nothing to draw from.
+    /// Parses two rows into the parameters and the number of valid tokens; `None` where that is zero.
     pub fn of(numbers: &[i32], shares: &[f32]) -> Option<(Draw, usize)> {
         let size = usize::try_from(numbers[0]).ok().filter(|size| *size > 0)?;
         let draw = Draw {
@@ -70,13 +69,12 @@ impl Draw {
         Some((draw, size))
     }
 
-    /// The number below 1 that the token is drawn with.
+    /// The random number in [0, 1).
     fn unit(&self) -> f64 {
         let words = philox([self.index, 0, self.sequence, 0], [self.seed as u32, (self.seed >> 32) as u32]);
         (((words[0] as u64) << 21) | (words[1] as u64 >> 11)) as f64 / (1u64 << 53) as f64
     }
 
-    /// The token.
     pub fn token(&self, logits: &[f32]) -> u32 {
         let count = match (self.temperature == 0.0, self.top_k) {
             (true, _) => 1,
@@ -109,13 +107,13 @@ impl Draw {
     }
 }
 
-/// The logarithm of the sum of the exponentials: what makes log-probabilities of logits.
+/// The logarithm of the sum of the exponentials; subtracting it turns logits into log-probabilities.
 pub fn log_sum(logits: &[f32]) -> f64 {
     let top = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
     top + logits.iter().map(|x| (*x as f64 - top).exp()).sum::<f64>().ln()
 }
 
-/// The likeliest tokens, the likeliest first and of equals the one with the smaller number.
+/// The most likely tokens in order; of equally likely ones the smaller index first.
 pub fn likeliest(logits: &[f32], count: usize) -> Vec<u32> {
     let likelier = |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
     let mut order: Vec<u32> = (0..logits.len() as u32).collect();

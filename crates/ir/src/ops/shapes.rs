@@ -2,12 +2,10 @@
 
 use crate::types::{DType, TensorType};
 
-/// Checks the number of inputs.
 pub(crate) fn arity(ins: &[&TensorType], wanted: usize) -> Result<(), String> {
     if ins.len() == wanted { Ok(()) } else { Err(format!("takes {wanted} inputs, got {}", ins.len())) }
 }
 
-/// Checks an input's exact type.
 pub(crate) fn expect(what: &str, got: &TensorType, dtype: DType, dims: &[usize]) -> Result<(), String> {
     let wanted = TensorType::new(dtype, dims);
     if *got == wanted { Ok(()) } else { Err(format!("{what} is {got}, wanted {wanted}")) }

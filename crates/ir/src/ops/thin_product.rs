@@ -1,8 +1,8 @@
-//! Products by an adapter's A, with the dropout beside them: the wide tensor crosses memory once, and what is left of it is
-//! never there.
+//! Products by an adapter's A, fused with the dropout beside them: the wide tensor crosses memory once, and its dropped version
+//! is never stored.
 //!
-//! x, dx [M, K] are wide, u, du [M, R] thin and a [R, K]. It is made of a dropout and a product behind autodiff
-//! (`passes/thin_products.rs`), with the dropout's key.
+//! x, dx [M, K] are wide, u, du [M, R] thin and a [R, K]. `passes/fuse/thin_products.rs` creates the operation from a dropout
+//! and a product after autodiff, with the dropout's key.
 
 use super::dropout;
 use crate::attr::named;
@@ -13,7 +13,7 @@ use crate::ops::product::{self, Compute, plain};
 use crate::types::{DType, TensorType};
 
 named! {
-    /// Which of an adapter's products, and what is dropped.
+    /// The adapter product, and the factor that dropout applies to.
     pub enum Thin {
         /// (x, a) -> drop(x) a^T.
         Down = "down",
@@ -24,9 +24,9 @@ named! {
     }
 }
 
-/// The largest rank there are kernels for.
+/// The largest rank that kernels support.
 pub const MOST_RANK: usize = 64;
-/// Ranks and widths are multiples of this: as many elements share a draw.
+/// Ranks and widths are multiples of this, the number of elements that share a draw.
 pub const STEP: usize = 8;
 
 impl Thin {

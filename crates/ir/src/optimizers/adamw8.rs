@@ -16,11 +16,11 @@ pub(super) const ROW: Optimizer = Optimizer {
         ]
     },
     update: |o, group, piece, step| {
-        let how = &o.update;
+        let update = &o.update;
         let op = Op::AdamW8 {
-            beta1: how.beta1,
-            beta2: how.beta2,
-            eps: how.eps,
+            beta1: update.beta1,
+            beta2: update.beta2,
+            eps: update.eps,
             weight_decay: group.rule.weight_decay,
             lr_scale: group.rule.lr_scale,
             copy: false,

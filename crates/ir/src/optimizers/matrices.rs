@@ -1,28 +1,27 @@
-//! Where the matrices of a piece lie, for rules that need all elements of a matrix, and layers that repeat one another.
+//! The positions of matrices in a piece, for update rules that need all elements of a matrix, grouped by repeated layers.
 
-/// A matrix of a piece, row by row. Its rows are the outputs of the layer that multiplies by it.
+/// A matrix of a piece, row by row. Its rows are the outputs of the layer that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Matrix {
-    /// Its first element in the piece.
+    /// Index of its first element in the piece.
     pub start: usize,
     pub rows: usize,
     pub columns: usize,
 }
 
-/// Layers of equal matrices at equal distances.
+/// Layers with equal matrices at equal distances.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Run<'a> {
-    /// The first element of the first layer.
+    /// Index of the first element of the first layer.
     pub start: usize,
     /// Elements from one layer to the next.
     pub distance: usize,
     pub count: usize,
-    /// The matrices of the first.
     pub matrices: &'a [Matrix],
 }
 
 impl Run<'_> {
-    /// The matrices of some layers of the run that begin a piece, layer by layer.
+    /// The matrices of the first `count` layers, as layers of a piece of their own.
     pub fn layers(&self, count: usize) -> Vec<Vec<Matrix>> {
         let at = |layer: usize| {
             let moved =
@@ -33,8 +32,8 @@ impl Run<'_> {
     }
 }
 
-/// Consecutive layers that repeat one another. The elements of a run end where those of the next begin, and the last run's where the piece
-/// does, which has `elements`.
+/// Groups consecutive layers that repeat one another. A run ends where the next begins; the last ends with the piece, which has
+/// `elements` elements.
 pub fn runs(layers: &[Vec<Matrix>], elements: usize) -> Vec<Run<'_>> {
     let start = |layer: usize| layers.get(layer).map_or(elements, |matrices| matrices[0].start);
     let shape =
@@ -55,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn layers_that_repeat_are_runs() {
+    fn repeated_layers_form_runs() {
         let matrix = |start, rows, columns| Matrix { start, rows, columns };
         let layer = |at: usize| vec![matrix(at, 3, 4), matrix(at + 16, 2, 2)];
         let other = vec![matrix(64, 5, 2)];

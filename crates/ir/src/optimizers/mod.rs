@@ -1,8 +1,8 @@
 //! The optimisers: the state each keeps beside the parameters, and the operations that update a piece of them.
 //!
-//! An optimiser is one file, its name and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it, and asks the
-//! row of a group for everything else. A piece is any range of a region's elements: nothing here knows how many
-//! parameters it covers, or where the rest of the region lies. A rule that needs whole matrices is told where they lie.
+//! An optimiser is one file, its name and one row of `ALL`. `passes::gradient::update` lays the state out, reads and writes it,
+//! and takes everything else from the row of a group. A piece is any range of a region's elements: an optimiser does not know
+//! how many parameters it covers, or where the rest of the region lies. A rule that needs whole matrices gets their positions.
 
 mod adamw;
 mod adamw8;
@@ -25,9 +25,9 @@ named! {
 }
 
 impl Name {
-    /// The rule that updates a parameter. Muon takes the matrices of layers, which map states to states; embeddings, heads, vectors
-    /// and tensors of more axes are AdamW's. So are adapters: of B A it is the product that acts, which orthogonal factors do
-    /// not make orthogonal, and B is zero at first.
+    /// The rule that updates a parameter. Muon updates the matrices of layers, which map states to states; AdamW updates
+    /// embeddings, heads, vectors, tensors of more axes, and adapters: only their product B A acts, which orthogonal factors do
+    /// not make orthogonal, and B starts at zero.
     pub fn of(self, path: &str, axes: usize) -> Name {
         let is_matrix = axes == 2 && layer_of(path).is_some() && !path.starts_with(adapter::SCOPE);
         match self {
@@ -36,7 +36,7 @@ impl Name {
         }
     }
 
-    /// Whether an update needs all elements of a matrix, so that ranks cannot divide it anywhere: they have whole layers.
+    /// Whether an update needs all elements of a matrix, so that ranks must hold whole layers.
     pub fn needs_whole_matrices(self) -> bool {
         self == Name::Muon
     }
@@ -45,38 +45,39 @@ impl Name {
 /// A row of the table of optimisers.
 pub struct Optimizer {
     name: Name,
-    /// The types it keeps its state in.
+    /// The moment formats it supports.
     moments: &'static [Moments],
     /// The state it keeps, in the order in which a piece carries it.
     pub state: fn(&Update) -> Vec<State>,
-    /// Pushes the operations of one update. Gives the new parameters, then the new state in the order of `UpdateInputs::state`.
+    /// Appends the operations of one update. Returns the new parameters, then the new state in the order of
+    /// `UpdateInputs::state`.
     pub update: for<'g> fn(&Options, &Group, &UpdateInputs<'g>, &Step<'g>) -> Vec<Tensor<'g>>,
 }
 
 const ALL: [Optimizer; 3] = [adamw::ROW, adamw8::ROW, muon::ROW];
 
-/// The optimiser of a rule with the state that the options ask for; `None` where the rule keeps no such state.
-pub fn of(name: Name, how: &Update) -> Option<&'static Optimizer> {
-    ALL.iter().find(|row| row.name == name && row.moments.contains(&how.moments))
+/// The optimiser of a rule with the configured format of moments; `None` where the rule does not support it.
+pub fn of(name: Name, update: &Update) -> Option<&'static Optimizer> {
+    ALL.iter().find(|row| row.name == name && row.moments.contains(&update.moments))
 }
 
-/// The constants that parameters share. Those that share all of them lie in one region.
+/// The constants of a group of parameters. Parameters with equal constants share a region.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Group {
-    /// Whether they belong to adapters, which are counted apart.
+    /// Whether they belong to adapters, which reports count separately.
     pub adapts: bool,
     pub name: Name,
     pub rule: Rule,
 }
 
-/// A number for every parameter, kept from one update to the next.
+/// One value per parameter that is kept from one update to the next.
 pub struct State {
-    /// The slot of one parameter's is `moment_path(name, parameter)`; checkpoints know it by that.
+    /// Names the slot of a parameter's state, `moment_path(name, parameter)`, which is also its name in checkpoints.
     pub name: &'static str,
-    /// The slot of a region's is `region.INDEX.` and this.
+    /// Names the slot of a region's state: `region.INDEX.` and this.
     pub of_region: &'static str,
     pub dtype: DType,
-    /// Neighbours that share a scale, which lies in the slot `scales_path`; `None` where the numbers stand for themselves.
+    /// Number of neighbours that share a scale, which lies in the slot `scales_path`; `None` where values are not scaled.
     pub block: Option<usize>,
 }
 
@@ -84,30 +85,30 @@ pub struct State {
 pub struct UpdateInputs<'g> {
     pub weights: Tensor<'g>,
     pub gradients: Tensor<'g>,
-    /// Every `State`, then the scales of those that have any.
+    /// The value of every `State`, then the scales of those that have any.
     pub state: Vec<Tensor<'g>>,
-    /// The number of the first element among those of all regions: random rounding draws by it.
+    /// Index of the first element among those of all regions, which seeds random rounding.
     pub first: usize,
-    /// Which of the ranks that update shares of equal size side by side this is; `first` is then that of the first one's.
+    /// This rank's index among ranks that update adjacent shares of equal size; `first` is then that of the first rank's share.
     pub rank: Option<Tensor<'g>>,
-    /// Its matrices, layer by layer in the order in which they lie. Weights that share a slot are matrices of their own.
+    /// Its matrices by layer, in memory order. Weights merged into one slot are separate matrices.
     pub layers: &'g [Vec<Matrix>],
 }
 
-/// The numbers of an update, each of [1]. All pieces share them but for the learning rate.
+/// The scalars of an update, each of [1]. All pieces share them except for the learning rate.
 #[derive(Clone, Copy)]
 pub struct Step<'g> {
     /// The learning rate of the piece's group, before the group's `lr_scale`.
     pub lr: Tensor<'g>,
-    /// Gradient sums times this are what the optimiser sees: the mean, clipped.
+    /// The factor that turns gradient sums into the clipped mean gradient.
     pub scale: Tensor<'g>,
-    /// Updates that were applied, this one included.
+    /// Number of updates applied, this one included.
     pub updates: Tensor<'g>,
-    /// 1 where loss and norm are finite; where it is 0 the update is left out.
+    /// 1 where loss and norm are finite; where it is 0 the update is skipped.
     pub is_finite: Tensor<'g>,
 }
 
-/// Parts of a region start at multiples of this many elements: 64 bytes of f32, or a block, which is one parameter's then.
+/// The alignment of parts of a region, in elements: 64 bytes of f32, or a block, which then belongs to one parameter.
 pub fn align(state: &[State]) -> usize {
     state.iter().filter_map(|state| state.block).max().unwrap_or(16)
 }
@@ -123,7 +124,7 @@ pub fn scales_path(moments: &str) -> String {
 }
 
 impl<'g> UpdateInputs<'g> {
-    /// Pushes an operation that takes weights, gradients, the state, the numbers of the step and the rank.
+    /// Appends an operation on weights, gradients, the state, the scalars of the step and the rank.
     fn push(&self, op: Op, step: &Step<'g>) -> Vec<Tensor<'g>> {
         let mut ins = vec![self.weights, self.gradients];
         ins.extend(&self.state);

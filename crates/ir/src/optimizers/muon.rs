@@ -1,13 +1,14 @@
-//! Muon: momentum whose matrices are made nearly orthogonal before weights move by them.
+//! Muon: momentum whose matrices are orthogonalised approximately before weights move by them.
 //!
-//! g' = scale g; m' = m + (1 - mu)(g' - m); u = m', or with Nesterov's momentum u = m' + (1 - mu)(g' - m'). For every matrix of u, with
-//! X = u / max(|u|, eps) in the Frobenius norm, Newton-Schulz takes X to (a + b A + c A A) X with A = X X^T, or to
-//! X (a + b A + c A A) with A = X^T X where rows are more than columns, some steps long. This brings every singular
-//! value near 1. Then p' = p - lr (k X + decay p), where k adjusts the rate to the shape. Where `is_finite` is 0 nothing changes.
+//! g' = scale g; m' = m + (1 - mu)(g' - m); u = m', or with Nesterov's momentum u = m' + (1 - mu)(g' - m'). For every matrix of
+//! u, with X = u / max(|u|, eps) in the Frobenius norm, each Newton-Schulz step replaces X by (a + b A + c A A) X with A = X
+//! X^T, or by X (a + b A + c A A) with A = X^T X where rows are more than columns. This brings every singular value near 1.
+//! Then p' = p - lr (k X + decay p), where k adjusts the rate to the shape. Where `is_finite` is 0 nothing changes.
 //!
 //! Products multiply in the precision of the run and sum in f32: bf16 where layers do. Matrices of one shape are one stack, so
-//! that a step of Newton-Schulz is three products and one elementwise launch a shape. A stack is read by views where layers lie at equal
-//! distances, and else matrix by matrix. Momentum in bf16 is rounded to nearest: at 0.95 an increment is seldom below half a step.
+//! that a step of Newton-Schulz is three products and one elementwise launch per shape. A stack is read by views where layers
+//! lie at equal distances, and otherwise matrix by matrix. Momentum in bf16 is rounded to nearest: at 0.95 an increment is
+//! seldom below half a step.
 
 use super::{Group, Matrix, Name, Optimizer, Run, State, Step, UpdateInputs, runs};
 use crate::builder::{Builder, Tensor};
@@ -20,28 +21,28 @@ use crate::types::DType;
 pub(super) const ROW: Optimizer = Optimizer {
     name: Name::Muon,
     moments: &[Moments::F32, Moments::BF16],
-    state: |how| {
-        let dtype = if how.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
+    state: |update| {
+        let dtype = if update.moments == Moments::BF16 { DType::BF16 } else { DType::F32 };
         vec![State { name: "momentum", of_region: "momenta", dtype, block: None }]
     },
     update,
 };
 
 fn update<'g>(o: &Options, group: &Group, piece: &UpdateInputs<'g>, step: &Step<'g>) -> Vec<Tensor<'g>> {
-    let how = &o.update.muon;
+    let muon = &o.update.muon;
     let dims = piece.weights.dims();
     let elements = piece.weights.ty().elements();
     let [p, g, kept] = [piece.weights, piece.gradients, piece.state[0]].map(|x| x.reshape(&[elements]));
     let everywhere = |x: Tensor<'g>| x.broadcast(&[elements]);
-    // Numbers that are ready before Newton-Schulz let all that follows it be one launch.
+    // These come first, so that everything after Newton-Schulz can fuse into one launch.
     let is_finite = everywhere(step.is_finite);
     let lr = everywhere(step.lr.scale(group.rule.lr_scale as f64));
     let g = g * everywhere(step.scale);
     let m = kept.cast(DType::F32);
-    let rest = 1.0 - how.momentum;
+    let rest = 1.0 - muon.momentum;
     let moved = m + (g - m).scale(rest);
-    let u = if how.nesterov { moved - (moved - g).scale(rest) } else { moved };
-    let direction = orthogonal(u, piece, how, Products::of(o)).cast(DType::F32);
+    let u = if muon.nesterov { moved - (moved - g).scale(rest) } else { moved };
+    let direction = orthogonal(u, piece, muon, Products::of(o)).cast(DType::F32);
     let new = p - lr * (direction + p.scale(group.rule.weight_decay as f64));
     let momentum = is_finite.select(moved, m).cast(kept.dtype());
     vec![is_finite.select(new, p).reshape(&dims), momentum.reshape(&dims)]
@@ -49,10 +50,10 @@ fn update<'g>(o: &Options, group: &Group, piece: &UpdateInputs<'g>, step: &Step<
 
 /// The coefficients of the polynomial: steep at 0, so that five steps are enough. Singular values end within 0.3 of 1.
 const POLYNOMIAL: [f64; 3] = [3.4445, -4.7750, 2.0315];
-/// The least norm that a matrix is divided by.
+/// The lower bound on the norm that a matrix is divided by.
 const LEAST_NORM: f64 = 1e-7;
 
-/// How matrices are multiplied.
+/// The precision of matrix products.
 #[derive(Clone, Copy)]
 struct Products {
     dtype: DType,
@@ -67,7 +68,7 @@ impl Products {
         }
     }
 
-    /// `a b`, each as transposed where said.
+    /// `a b`; the flags say that an operand is stored transposed.
     fn product<'g>(self, a: Tensor<'g>, b: Tensor<'g>, [ta, tb]: [bool; 2], out: DType) -> Tensor<'g> {
         a.b.op(plain(ta, tb, out, self.compute), &[a, b])
     }
@@ -85,19 +86,19 @@ fn adjusted(adjust: Adjust, rows: usize, columns: usize) -> f64 {
 struct Stack<'g> {
     rows: usize,
     columns: usize,
-    /// A matrix of every layer of a run each.
+    /// For each run and matrix of its layer, that matrix of all layers.
     parts: Vec<Tensor<'g>>,
     count: usize,
 }
 
-/// Where a matrix of every layer of a run lies: the number of its stack, and of the first one in it.
+/// Location of a run's matrices in the stacks: the index of the stack, and of the run's first matrix in it.
 struct MatrixLocation {
     stack: usize,
     first: usize,
 }
 
-/// Flat `u` with all its matrices made nearly orthogonal and scaled by the factors on their rates, and zeros between them.
-fn orthogonal<'g>(u: Tensor<'g>, piece: &UpdateInputs<'g>, how: &Muon, products: Products) -> Tensor<'g> {
+/// Flat `u` with every matrix orthogonalised approximately and scaled by its rate factor; zeros between matrices.
+fn orthogonal<'g>(u: Tensor<'g>, piece: &UpdateInputs<'g>, muon: &Muon, products: Products) -> Tensor<'g> {
     let b = u.b;
     let elements = u.dims()[0];
     let u = u.cast(products.dtype);
@@ -122,8 +123,8 @@ fn orthogonal<'g>(u: Tensor<'g>, piece: &UpdateInputs<'g>, how: &Muon, products:
         places.push(run.matrices.iter().map(place).collect());
     }
     let done = |stack: &Stack<'g>| {
-        let factor = adjusted(how.adjust, stack.rows, stack.columns);
-        newton_schulz(joined(b, &stack.parts, 0), how.steps, factor, products)
+        let factor = adjusted(muon.adjust, stack.rows, stack.columns);
+        newton_schulz(joined(b, &stack.parts, 0), muon.steps, factor, products)
     };
     let done: Vec<Tensor<'g>> = stacks.iter().map(done).collect();
     let of_run = |(run, places): (&Run<'_>, &Vec<MatrixLocation>)| {
@@ -157,7 +158,7 @@ fn normalized(rows: Tensor<'_>) -> Tensor<'_> {
     rows.cast(DType::F32).div(norms).cast(rows.dtype())
 }
 
-/// The polynomial of each matrix of a stack, again and again; the last time also times a factor, before it is rounded.
+/// Applies the polynomial `steps` times to each matrix of a stack; the last time scaled by `factor`, before rounding.
 fn newton_schulz(stack: Tensor<'_>, steps: usize, factor: f64, products: Products) -> Tensor<'_> {
     let [count, rows, columns] = stack.dims()[..] else { unreachable!("a stack of matrices") };
     let is_tall = rows > columns;

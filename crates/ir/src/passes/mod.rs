@@ -1,5 +1,5 @@
-//! From programs to plans: tables of passes, each row with its name, when it runs and what it does. A comment at a row says
-//! what is true after it.
+//! The compiler from programs to plans: tables of passes, each row with its name, its condition and its function. The comment
+//! at a row says what holds after it.
 
 pub mod options;
 pub mod place;
@@ -20,7 +20,7 @@ pub mod forward {
 }
 
 pub mod fuse {
-    //! Neighbours become one launch: products with what surrounds them, elementwise regions, bundles.
+    //! Fusion of neighbours into one launch: products with what surrounds them, elementwise regions, bundles.
 
     pub mod activated_products;
     pub mod bundles;
@@ -36,7 +36,7 @@ pub mod fuse {
 }
 
 pub mod gradient {
-    //! Gradients, the update they are for, and the part of the forward pass that runs again for them.
+    //! Gradients, the update that uses them, and recomputation of parts of the forward pass.
 
     pub mod average;
     mod buckets;
@@ -57,7 +57,7 @@ pub mod gradient {
 }
 
 pub mod types {
-    //! Element types: bf16, tf32 and 8-bit floats, and who writes the copies of weights they are read from.
+    //! Element types: bf16, tf32 and 8-bit floats, and the updates of the copies of weights in these types.
 
     pub mod adapter_norms;
     pub mod base;
@@ -97,15 +97,16 @@ use place::prefetch;
 use state::{Reports, State};
 use types::{adapter_norms, copies, precision, quantize_sources, tf32};
 
-/// A graph and its role. Gradients take a forward graph: `Role::GRAD` becomes `grad` and `apply`, and a higher index, the
-/// same model in other extents or with another window, becomes another plan that adds to the same sums.
+/// A graph and its role. A gradient role takes a forward graph: `Role::GRAD` compiles to `grad` and `apply`. A higher index,
+/// the same model with other extents or another window, compiles to one more plan that adds to the same sums.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub role: Role,
     pub graph: Graph,
 }
 
-/// Compiles the programs of a run for a target. Every plan shares the persistent slots; transients overlay.
+/// Compiles the programs of a run for a target. All plans share the persistent slots; their transient buffers overlay one
+/// another.
 pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Result<PlanSet, Refusal> {
     lanes::check(options)?;
     shards::check(options)?;
@@ -120,7 +121,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
         to_end(&mut state)?;
         graphs.push((*role, state.graph));
         reports = state.reports;
-        // The update reads sums and has no extents of a micro-batch: one serves all.
+        // The update reads sums, which all micro-batches share: one serves all.
         if let Some(apply) = state.apply.filter(|_| *role == Role::GRAD) {
             divided = state.divided;
             let of_lanes = lanes::lanes(&apply, options);
@@ -134,45 +135,45 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
     }
     add_copies(&mut graphs, &divided, options);
 
-    // Evaluation reads averages of what is trained.
+    // Evaluation reads the running averages of trained parameters.
     let averages = average::bind(&mut graphs, &options.adapters, &divided);
     graphs.iter().for_each(|(_, g)| check("average", g));
     reports
-        .say(Role::Eval, "average", averages, || format!("{averages} parameters are read as their averages"));
+        .add(Role::Eval, "average", averages, || format!("{averages} parameters are read as their averages"));
 
-    // Layers read what is gathered for them, where ranks divide their weights.
+    // Where ranks shard weights, layers read gathered copies.
     for (role, count) in add_gathers(&mut graphs, &mut divided, options) {
         reports
-            .say(role, "gathers", count, || format!("{count} gathers bring weights to where they are read"));
+            .add(role, "gathers", count, || format!("{count} gathers bring weights to where they are read"));
     }
     graphs.iter().for_each(|(_, g)| check("gathers", g));
 
-    // Of what ranks divide, each has its share alone.
-    let sharded = shards::take_wholes(&mut graphs, &divided, options);
+    // Each rank holds only its shard of what is sharded.
+    let sharded = shards::remove_wholes(&mut graphs, &divided, options);
     graphs.iter().for_each(|(_, g)| check("shards", g));
     let trained = sharded.iter().filter(|tensor| tensor.class == Class::Weight).count();
-    reports.say(Role::Apply, "shards", trained, || {
+    reports.add(Role::Apply, "shards", trained, || {
         let ways = options.mesh.ways(Axis::Shard);
         format!("{trained} parameters are updated in shares, of which a rank has one of {ways}")
     });
 
-    // Exchanges begin as soon as what they send is there.
+    // Exchanges begin as soon as the data they send is ready.
     for (role, g) in graphs.iter_mut().filter(|_| options.runs("prefetch")) {
         let (ordered, exchanges) =
             prefetch::prefetch(g, |id| options.shards_parameters() && gathers::is_of_unit(g, id));
         *g = ordered;
         check("prefetch", g);
-        reports.say(*role, "prefetch", exchanges, || {
+        reports.add(*role, "prefetch", exchanges, || {
             format!("{exchanges} exchanges begin as soon as what they send is there")
         });
     }
 
-    // Frozen weights of linear layers are codes, dequantised next to what reads them unless that multiplies codes.
+    // Frozen weights of linear layers are stored as codes, and dequantised next to their readers unless those multiply codes.
     if options.base != Base::Full && options.runs("base") {
         let weights = base::base(&mut graphs, &options.base)?;
         graphs.iter().for_each(|(_, g)| check("base", g));
         let codes = if let Base::Nf4(_) = options.base { "NF4" } else { "E4M3" };
-        reports.say(Role::GRAD, "base", weights, || {
+        reports.add(Role::GRAD, "base", weights, || {
             format!(
                 "{weights} frozen weights are stored in {codes} and dequantised where they are read in full"
             )
@@ -181,7 +182,7 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
     place::plan(graphs, target, options, sharded, reports)
 }
 
-/// Copies of weights in other types and of other ranks' shares have a writer, and so have norms.
+/// Adds the updates of copies: of weights in other types, of other ranks' shards, and of adapter norms.
 fn add_copies(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &Options) {
     if o.precision.is_narrow() {
         copies::copies(graphs, divided);
@@ -193,8 +194,8 @@ fn add_copies(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &Options)
     adapter_norms::adapter_norms(graphs, &o.adapters);
 }
 
-/// Divides what nothing trains too, and gathers weights where they are read, if ranks divide these. Gives how many gathers each
-/// graph has.
+/// Where ranks shard the weights that layers read, shards the frozen ones too and adds gathers. Returns the number of gathers
+/// in each graph.
 fn add_gathers(
     graphs: &mut Vec<(Role, Graph)>,
     divided: &mut Vec<Divided>,
@@ -208,7 +209,7 @@ fn add_gathers(
 
 /// A row of a table of passes.
 struct Pass {
-    /// As reports and `Options::skip_pass` call it.
+    /// The name in reports and in `Options::skip_pass`.
     name: &'static str,
     enabled: fn(&Options, Role) -> bool,
     run: fn(&mut State, &Options, &Target) -> Result<(), Refusal>,
@@ -233,9 +234,9 @@ fn check(pass: &str, g: &Graph) {
     }
 }
 
-/// From a program to final types, up to which products multiply 8-bit floats.
+/// From a program to its final types, except for 8-bit products.
 const TYPED: &[Pass] = &[
-    // Inputs are private to a program: evaluation may have another batch.
+    // Inputs are private to a program: evaluation may have another batch size.
     Pass {
         name: "inputs",
         enabled: |_, _| true,
@@ -251,11 +252,11 @@ const TYPED: &[Pass] = &[
         enabled: |_, _| true,
         run: |s, o, _| {
             let frozen = differentiate::freeze(&mut s.graph, &o.freeze);
-            s.say(frozen, || format!("{frozen} parameters are not trained"));
+            s.report(frozen, || format!("{frozen} parameters are not trained"));
             Ok(())
         },
     },
-    // Operations whose fused form is switched off are gone.
+    // Operations whose fused form is switched off are expanded.
     Pass {
         name: "expand",
         enabled: |_, _| true,
@@ -264,7 +265,7 @@ const TYPED: &[Pass] = &[
             Ok(())
         },
     },
-    // Weights that share an input are one slot and one product.
+    // Weights that share an input are merged into one slot and one product.
     Pass {
         name: "merge",
         enabled: |_, _| true,
@@ -272,12 +273,12 @@ const TYPED: &[Pass] = &[
             let (g, merged) = merge::merge(&s.graph, o.fuse_qkv, o.fuse_gate_up, &o.update);
             let merge::Merged { qkv, gate_up } = merged;
             s.graph = g;
-            s.say(qkv, || format!("{qkv} q, k, v products became one each"));
-            s.say(gate_up, || format!("{gate_up} gate and up products became one each"));
+            s.report(qkv, || format!("{qkv} q, k, v products became one each"));
+            s.report(gate_up, || format!("{gate_up} gate and up products became one each"));
             Ok(())
         },
     },
-    // Neighbours that share one pass over memory are one operation.
+    // Neighbours that can share one pass over memory are one operation.
     Pass {
         name: "patterns",
         enabled: |_, _| true,
@@ -285,13 +286,13 @@ const TYPED: &[Pass] = &[
             let (g, joined) = patterns::patterns(&s.graph, o.fuse_norm, o.fuse_elementwise);
             let patterns::Joined { add_norm, norm_rope, gated } = joined;
             s.graph = g;
-            s.say(add_norm, || format!("{add_norm} residual additions joined their norm"));
-            s.say(norm_rope, || format!("{norm_rope} q or k norms joined their rotation"));
-            s.say(gated, || format!("{gated} gated activations run in one pass"));
+            s.report(add_norm, || format!("{add_norm} residual additions joined their norm"));
+            s.report(norm_rope, || format!("{norm_rope} q or k norms joined their rotation"));
+            s.report(gated, || format!("{gated} gated activations run in one pass"));
             Ok(())
         },
     },
-    // Queries and keys of one product are normed and turned together.
+    // Queries and keys from one product are normed and rotated together.
     Pass {
         name: "joint_heads",
         enabled: |o, _| o.fuse_norm,
@@ -307,15 +308,15 @@ const TYPED: &[Pass] = &[
         enabled: |o, _| !o.adapters.is_empty(),
         run: |s, o, _| {
             let folds = has_epilogues(o) && o.runs("folded_scales");
-            let how = adapters::How { update: &o.update, role: s.role, folds };
+            let context = adapters::AdapterContext { update: &o.update, role: s.role, folds };
             let (g, adapters::Adapted { weights, products }) =
-                adapters::adapters(&s.graph, &o.adapters, how)?;
+                adapters::adapters(&s.graph, &o.adapters, context)?;
             s.rewrite((g, weights), |_| {
                 format!("{weights} weights have low-rank adapters, whose inputs {products} products compute")
             })
         },
     },
-    // A scale behind a linear layer is part of its weight.
+    // A scale after a linear layer is folded into its weight.
     Pass {
         name: "folded_scales",
         enabled: |o, _| has_epilogues(o),
@@ -335,7 +336,7 @@ const TYPED: &[Pass] = &[
             })
         },
     },
-    // Rotations read their angles from a table.
+    // Rotary embeddings read their angles from a table.
     Pass {
         name: "rope_table",
         enabled: |o, _| o.rope_positions.is_some(),
@@ -346,7 +347,7 @@ const TYPED: &[Pass] = &[
             })
         },
     },
-    // Queries that are their own keys are turned where they are read.
+    // Queries that are also the keys are rotated where they are read.
     Pass {
         name: "rotated_scores",
         enabled: |o, _| o.fuse_elementwise,
@@ -369,14 +370,14 @@ const TYPED: &[Pass] = &[
             Ok(())
         },
     },
-    // A multiplication by a one that was there for its slope is gone.
+    // Multiplications by m / m, needed for its gradient only, are removed.
     Pass {
         name: "held_ratios",
         enabled: |_, role| role.is_grad(),
         run: |s, _, _| {
             let (trained, ones) = held_ratios::held_ratios(&s.take_trained());
             s.set_trained(trained);
-            s.say(ones, || format!("{ones} multiplications by m / m are gone, with m's gradient there"));
+            s.report(ones, || format!("{ones} multiplications by m / m are gone, with m's gradient there"));
             Ok(())
         },
     },
@@ -389,7 +390,7 @@ const TYPED: &[Pass] = &[
             Ok(())
         },
     },
-    // Where regions are not updated whole, `apply` updates them parameter by parameter.
+    // Where regions are not updated as a whole, `apply` updates parameter by parameter.
     Pass {
         name: "update_apart",
         enabled: |_, role| role.is_grad(),
@@ -407,11 +408,11 @@ const TYPED: &[Pass] = &[
         run: |s, _, _| {
             let (trained, count) = one_pass_loss::one_pass_loss(&s.take_trained());
             s.set_trained(trained);
-            s.say(count, || format!("{count} loss computes its gradient in the same pass"));
+            s.report(count, || format!("{count} loss computes its gradient in the same pass"));
             Ok(())
         },
     },
-    // Types are final. Reports tell of gradients alone: evaluation follows them.
+    // Types are final. Only the gradient program reports the count: evaluation follows it.
     Pass {
         name: "precision",
         enabled: |o, _| o.precision.is_narrow(),
@@ -419,7 +420,7 @@ const TYPED: &[Pass] = &[
             let (g, forward, products) = precision::precision(&s.graph, s.forward());
             s.set_graph(g, forward);
             let of_gradients = if s.role.is_grad() { products } else { 0 };
-            s.say(of_gradients, || format!("{products} products run in bf16"));
+            s.report(of_gradients, || format!("{products} products run in bf16"));
             Ok(())
         },
     },
@@ -430,13 +431,13 @@ const TYPED: &[Pass] = &[
             let (g, products) = tf32::tf32(&s.graph);
             s.graph = g;
             let of_gradients = if s.role.is_grad() { products } else { 0 };
-            s.say(of_gradients, || format!("{products} products run in tf32"));
+            s.report(of_gradients, || format!("{products} products run in tf32"));
             Ok(())
         },
     },
 ];
 
-/// From final types to joined launches.
+/// From final types to fused launches.
 const JOINED: &[Pass] = &[
     // Linear layers multiply 8-bit floats.
     Pass {
@@ -454,20 +455,20 @@ const JOINED: &[Pass] = &[
             }
             s.set_graph(g, forward);
             let scaling = o.fp8_scaling.name();
-            s.say(products, || {
+            s.report(products, || {
                 format!("{products} of {of} products run in fp8 by {scaling} scales; the head stays in bf16")
             });
             Ok(())
         },
     },
-    // Norms on both sides of a residual addition are one pass; 8-bit floats are made where a norm of its own is.
+    // Norms on both sides of a residual addition are one pass. Not in FP8, which quantises in single norms.
     Pass {
         name: "double_norms",
         enabled: |o, role| role.is_grad() && o.fuse_norm && o.precision != Precision::FP8,
         run: |s, _, target| {
             let (g, forward, [pairs, slopes]) = double_norms::double_norms(&s.graph, s.forward(), target);
             s.set_graph(g, forward);
-            s.say(pairs, || {
+            s.report(pairs, || {
                 format!(
                     "{pairs} norms joined the addition and the norm behind them, {slopes} with their gradients"
                 )
@@ -475,7 +476,7 @@ const JOINED: &[Pass] = &[
             Ok(())
         },
     },
-    // Values that the backward pass reads are either kept or computed again next to their use.
+    // Values that the backward pass reads are either kept or recomputed next to their use.
     Pass {
         name: "recompute",
         enabled: |o, role| role.is_grad() && o.recompute != Recompute::None,
@@ -487,7 +488,7 @@ const JOINED: &[Pass] = &[
         },
     },
     DEAD_NODES,
-    // An operation that runs again beside a gradient that reads the same runs in it.
+    // A recomputed operation whose gradient reads the same inputs runs inside that gradient.
     Pass {
         name: "rejoin",
         enabled: |_, role| role.is_grad(),
@@ -497,7 +498,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
-    // Products of the backward pass do the same for GELU's gradient.
+    // Products of the backward pass apply the slope of GELU as they write.
     Pass {
         name: "fused_products",
         enabled: |o, role| role.is_grad() && has_epilogues(o),
@@ -508,7 +509,7 @@ const JOINED: &[Pass] = &[
         },
     },
     DEAD_NODES,
-    // The gradient of an input that attends to itself is added to what else flows there.
+    // The gradient of an input that attends to itself is accumulated onto its other gradients.
     Pass {
         name: "score_gradients",
         enabled: |o, role| role.is_grad() && o.fuse_elementwise,
@@ -518,7 +519,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
-    // A product computes what adapters add to it.
+    // Products with adapters also compute what the adapters add.
     Pass {
         name: "joined_products",
         enabled: |o, _| !o.adapters.is_empty() && has_epilogues(o),
@@ -528,7 +529,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
-    // Adapters' products drop what they read or write as it passes.
+    // Adapters' products apply dropout to what they read or write.
     Pass {
         name: "thin_products",
         enabled: |o, role| role.is_grad() && o.fuse_elementwise,
@@ -538,7 +539,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
-    // Sums are done by whoever computes their last term.
+    // The operation that computes the last term of a sum also adds it.
     Pass {
         name: "epilogues",
         enabled: |_, _| true,
@@ -546,7 +547,7 @@ const JOINED: &[Pass] = &[
             let (g, folded) = epilogues::epilogues(&s.graph);
             s.graph = g;
             let of_gradients = if s.role.is_grad() { folded } else { 0 };
-            s.say(of_gradients, || format!("{folded} additions are done by the product before them"));
+            s.report(of_gradients, || format!("{folded} additions are done by the product before them"));
             Ok(())
         },
     },
@@ -561,7 +562,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
-    // The same for GELU, its slope and the sum behind that.
+    // Products apply GELU, its slope and the sum after the slope as they write.
     Pass {
         name: "activated_products",
         enabled: |o, _| o.fuse_activation && o.precision != Precision::FP8,
@@ -572,7 +573,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
-    // A tensor that is only quantised is quantised where it is made.
+    // A tensor that is only read quantised is quantised where it is computed.
     Pass {
         name: "quantize_sources",
         enabled: |o, role| role.is_grad() && o.precision == Precision::FP8 && o.fuse_elementwise,
@@ -585,7 +586,7 @@ const JOINED: &[Pass] = &[
     },
 ];
 
-/// From joined launches to the last graph, of gradients, updates and evaluation alike.
+/// From fused launches to the final graph, for gradients, updates and evaluation alike.
 const GATHERED: &[Pass] = &[
     DEAD_NODES,
     // Elementwise neighbours are regions.
@@ -599,7 +600,7 @@ const GATHERED: &[Pass] = &[
             })
         },
     },
-    // Sums over rows are taken by what computes the rows.
+    // Sums over rows are taken by the operation that computes the rows.
     Pass {
         name: "column_sums",
         enabled: |o, _| has_regions(o),
@@ -609,7 +610,7 @@ const GATHERED: &[Pass] = &[
             })
         },
     },
-    // Small work that only the end reads is one launch.
+    // Small elementwise launches at the end of the graph are bundled into one.
     Pass {
         name: "bundles",
         enabled: |o, _| has_regions(o),
@@ -622,7 +623,7 @@ const GATHERED: &[Pass] = &[
     },
 ];
 
-/// Nothing is left that no write and no result depends on.
+/// Nodes that no write and no result depends on are removed.
 const DEAD_NODES: Pass = Pass {
     name: "dead_nodes",
     enabled: |_, _| true,
@@ -634,7 +635,7 @@ const DEAD_NODES: Pass = Pass {
 
 const NO_FP8: &str = "no product of a layer can run in fp8: its extents must be multiples of 16 (tokens of a micro-batch, width, heads, ffn)";
 
-/// Whether products have epilogues; those of 8-bit floats have none.
+/// Whether products may have epilogues; 8-bit products have none.
 fn has_epilogues(o: &Options) -> bool {
     o.fuse_elementwise && o.precision != Precision::FP8 && o.runs("fused_products")
 }
@@ -651,7 +652,7 @@ fn add_update(s: &mut State, o: &Options, fused: bool) {
         precision::narrow_slots(&mut apply, &trained.graph);
     }
     check("update", &apply);
-    s.reports.say(s.role, "update", launches, || {
+    s.reports.add(s.role, "update", launches, || {
         format!("{} parameter tensors are updated in {launches} launches", trained.weights.len())
     });
     s.set_trained(trained);
@@ -667,7 +668,7 @@ fn is_switched_off(op: &Op, o: &Options) -> bool {
     }
 }
 
-/// The slot of a program's input.
+/// The slot path of a program's input.
 pub fn input_path(role: Role, name: &str) -> String {
     format!("{role}.{name}")
 }

@@ -1,4 +1,4 @@
-//! A caller's options of compilation. Each field answers one switch.
+//! The options of compilation. Most fields are one switch each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,11 +21,11 @@ named! {
 }
 
 named! {
-    /// Where the scales of 8-bit tensors come from; weights are always scaled by what they hold.
+    /// The source of the scales of 8-bit tensors. Weights are always scaled by their current values.
     pub enum Scaling {
-        /// The largest magnitudes of the last steps.
+        /// The largest magnitudes of previous steps.
         Delayed = "delayed",
-        /// The tensor itself, in a pass of its own.
+        /// The tensor itself, read in an extra pass.
         Current = "current",
     }
 }
@@ -38,14 +38,14 @@ impl Precision {
 }
 
 named! {
-    /// The values that the backward pass computes again instead of keeping.
+    /// The values that the backward pass recomputes instead of keeping.
     pub enum Recompute {
         /// Normed inputs, activations, rotated queries and keys: no product and no attention runs twice.
         Cheap = "cheap",
         None = "none",
-        /// Those of `Cheap`, and products whose result is at least twice as wide as what they read.
+        /// The values of `Cheap`, and products whose result is at least twice as wide as their input.
         Wide = "wide",
-        /// Everything inside a layer but its input.
+        /// Everything inside a layer except its input.
         Full = "full",
     }
 }
@@ -56,34 +56,34 @@ named! {
         F32 = "fp32",
         /// Rounded up or down at random, so that increments below half a step are not lost.
         BF16 = "bf16",
-        /// The blocks of `block8`: a byte each, and four for the scale of 256.
+        /// The blocks of `block8`: one byte per moment, and four for the scale of 256.
         Int8 = "int8",
     }
 }
 
 named! {
-    /// The tensors that the ranks along the mesh's axis of shards divide among themselves.
+    /// The tensors that ranks along the mesh's shard axis divide among themselves.
     pub enum Shard {
-        /// Rows alone: every rank has all weights, gradients and moments.
+        /// Only rows: every rank has all weights, gradients and moments.
         None = "none",
-        /// Weights, moments and averages of large regions: a rank has a share of them, updates it, and gathers from the others
-        /// the copies that layers read.
+        /// Weights, moments and averages of large regions: a rank holds and updates a share of them, and gathers from the
+        /// others the copies that layers read.
         Optimizer = "optimizer",
-        /// Sums of gradients as well: a micro-batch's gradients are added over ranks as they are made, and a rank keeps the sums
-        /// of its share.
+        /// Also sums of gradients: each micro-batch's gradients are added over ranks as they are computed, and a rank keeps the
+        /// sums of its share.
         Gradients = "gradients",
-        /// The weights that layers read as well, those that nothing trains among them: a layer's are gathered before it reads them, and
+        /// Also the weights that layers read, frozen ones included: a layer's weights are gathered before it reads them, and
         /// again in the backward pass.
         Parameters = "parameters",
     }
 }
 
 named! {
-    /// How Muon's learning rate follows the shape of a matrix, whose rows are its outputs.
+    /// How Muon's learning rate depends on the shape of a matrix, whose rows are its outputs.
     pub enum Adjust {
         /// Times sqrt(max(1, rows / columns)).
         Original = "original",
-        /// Times 0.2 sqrt(max(rows, columns)): elements move by as much as AdamW moves them, in the root of the mean square.
+        /// Times 0.2 sqrt(max(rows, columns)): the root mean square of the elements' steps is then AdamW's.
         MatchRmsAdamW = "match_rms_adamw",
     }
 }
@@ -93,7 +93,7 @@ named! {
 pub struct Muon {
     pub momentum: f64,
     pub nesterov: bool,
-    /// Iterations of Newton-Schulz.
+    /// Number of Newton-Schulz steps.
     pub steps: usize,
     pub adjust: Adjust,
 }
@@ -104,10 +104,10 @@ impl Default for Muon {
     }
 }
 
-/// How one parameter is trained where it differs from the rest.
+/// The training constants of a parameter that differ from the defaults.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rule {
-    /// Which of the learning rates that every step is given (`Update::rates`).
+    /// Index of its learning rate among those that every step is given (`Update::rates`).
     pub rate: usize,
     pub lr_scale: f32,
     pub weight_decay: f32,
@@ -121,16 +121,16 @@ pub struct Update {
     pub beta2: f32,
     pub eps: f32,
     pub muon: Muon,
-    /// On tensors of two axes and more; 0 on norms and biases.
+    /// For tensors of two axes and more; 0 for norms and biases.
     pub weight_decay: f32,
-    /// The largest norm of the mean gradient; 0 does not clip.
+    /// The largest norm of the mean gradient; 0 disables clipping.
     pub clip: f32,
     pub moments: Moments,
-    /// The decay of running averages of what is trained; `None` keeps none.
+    /// The decay of running averages of trained parameters; `None` keeps no averages.
     pub average: Option<f64>,
-    /// How many learning rates there are; a parameter's rule says which is its own.
+    /// Number of learning rates; a parameter's rule has the index of its own.
     pub rates: usize,
-    /// Parameters that are trained otherwise than the rest, by path.
+    /// Rules of parameters that differ from the defaults, by path.
     pub rules: BTreeMap<String, Rule>,
 }
 
@@ -159,15 +159,15 @@ impl Default for Update {
     }
 }
 
-/// How frozen weights of linear layers are stored, of those that `base::linear` gives.
+/// The storage of frozen weights of linear layers, among those that `base::linear` lists.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Base {
-    /// In the type that products read, or that updates would.
+    /// All in the type that products read, or else in the type that updates would keep.
     #[default]
     Full,
     /// These weights in NF4.
     Nf4(BTreeSet<String>),
-    /// These weights in E4M3, those of a group with one scale.
+    /// These weights in E4M3; the weights of a group share a scale.
     Fp8(Vec<BTreeSet<String>>),
 }
 
@@ -185,11 +185,11 @@ impl Base {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
     pub precision: Precision,
-    /// How frozen weights of linear layers are stored.
+    /// The storage of frozen weights of linear layers.
     pub base: Base,
-    /// Of 8-bit tensors.
+    /// The scaling of 8-bit tensors.
     pub fp8_scaling: Scaling,
-    /// Names of the weights whose layers multiply 8-bit floats, as `fp8::names` gives them; `None` for all.
+    /// The weights whose layers multiply 8-bit floats, by the names of `fp8::names`; `None` for all.
     pub fp8_layers: Option<BTreeSet<String>>,
     /// Off: scores are materialised.
     pub flash_attention: bool,
@@ -197,16 +197,16 @@ pub struct Options {
     pub fuse_gate_up: bool,
     pub fuse_norm: bool,
     pub fuse_elementwise: bool,
-    /// Activations, gated or not, and their gradients inside the products before them, where the target has kernels for it.
+    /// Fuses activations, gated or not, and their gradients into the products before them, where the target has kernels for it.
     pub fuse_activation: bool,
     pub fuse_loss: bool,
     pub fuse_optimizer: bool,
     pub recompute: Recompute,
-    /// Of `Full`: how many layers, from the first, run again; the others keep what `Cheap` keeps. `None` for all.
+    /// For `Full`: how many layers, from the first, are recomputed; the others keep what `Cheap` keeps. `None` for all.
     pub recompute_layers: Option<usize>,
-    /// Off: a buffer a tensor, no reuse.
+    /// Off: every tensor has its own buffer, and none is reused.
     pub memory_plan: bool,
-    /// Cosines and sines of this many positions in a table; `None` computes them at every use.
+    /// Number of positions in a table of cosines and sines; `None` computes them at every use.
     pub rope_positions: Option<usize>,
     /// Paths of parameters that are not trained.
     pub freeze: BTreeSet<String>,
@@ -216,46 +216,47 @@ pub struct Options {
     /// The ranks that run the plans together.
     pub mesh: Mesh,
     pub shard: Shard,
-    /// Gathered weights stay until the last launch that reads them, instead of being gathered again where a layer is read again.
+    /// Gathered weights stay until the last launch that reads them, instead of being gathered again where a layer is
+    /// read again.
     pub keep_gathered: bool,
-    /// The most buckets that a sharded region is exchanged in; `usize::MAX` for one a layer.
+    /// Maximum number of buckets in which a sharded region is exchanged; `usize::MAX` for one per layer.
     pub buckets: usize,
-    /// Parts of a step that are summed apart and then added by one tree, whichever ranks they lie on; 1 where bits need not
-    /// be the same for every number of ranks.
+    /// Parts of a step that are summed separately and then added by one tree, whatever ranks compute them; 1 if bits may depend
+    /// on the number of ranks.
     pub lanes: usize,
-    /// In which order sums over ranks are made.
+    /// The order of summation over ranks.
     pub order: Order,
-    /// Off: the next launch behind an exchange between ranks waits for it.
+    /// Off: the next launch after an exchange between ranks waits for it.
     pub overlap: bool,
-    /// One rank exchanges with itself, so that what the way through a wire costs can be measured and compared.
+    /// Exchanges between ranks also run on a single rank, with itself, so that their overhead can be measured and compared.
     pub exchange_alone: bool,
-    /// Leaves one pass out by name, so that tests can show that reports notice.
+    /// Skips one pass by name, so that tests can show that reports notice.
     pub skip_pass: Option<&'static str>,
 }
 
 impl Options {
-    /// Whether no test leaves a pass out.
+    /// Whether a pass runs, that is, no test skips it.
     pub fn runs(&self, pass: &str) -> bool {
         self.skip_pass != Some(pass)
     }
 
-    /// The axes along which sums go over ranks, the innermost first.
+    /// The axes along which gradients are summed over ranks, the innermost first.
     pub fn exchanged_axes(&self) -> Vec<Axis> {
         let axes: Vec<Axis> = self.mesh.axes_of_rows().collect();
         if axes.is_empty() && self.exchange_alone { vec![Axis::Shard] } else { axes }
     }
 
-    /// Whether ranks have shares of the optimiser's state.
+    /// Whether each rank holds a share of the optimiser's state.
     pub fn shards_optimizer(&self) -> bool {
         self.shard != Shard::None && self.mesh.ways(Axis::Shard) > 1
     }
 
-    /// Whether ranks have shares of the sums of gradients, so that every plan of gradients exchanges them.
+    /// Whether each rank holds a share of the sums of gradients, so that every gradient plan exchanges them.
     pub fn shards_gradients(&self) -> bool {
         matches!(self.shard, Shard::Gradients | Shard::Parameters) && self.mesh.ways(Axis::Shard) > 1
     }
 
-    /// Whether ranks have shares of the weights that layers read, so that every plan that reads them gathers them.
+    /// Whether each rank holds a share of the weights that layers read, so that every plan that reads them gathers them.
     pub fn shards_parameters(&self) -> bool {
         self.shard == Shard::Parameters && self.mesh.ways(Axis::Shard) > 1
     }

@@ -1,4 +1,4 @@
-//! Readers of a node's value, and whether they are all: what passes ask before one operation takes on another.
+//! The readers of values: passes use them to decide whether one operation may absorb another.
 
 use std::collections::HashMap;
 
@@ -23,13 +23,13 @@ impl<'a> Readers<'a> {
         self.users.get(&id.out(0)).map_or(&[], Vec::as_slice)
     }
 
-    /// The nodes that read a value, and how often it is used: by them, by writes and as a result.
+    /// The nodes that read a value, and its number of uses: by these nodes, by writes and as a result.
     pub fn of_value(&self, v: Value) -> (&[NodeId], u32) {
         let readers = self.users.get(&v).map_or(&[][..], Vec::as_slice);
         (readers, self.uses[v.node.0 as usize][v.out as usize])
     }
 
-    /// The one node that reads a value, once.
+    /// The node that reads a value, where it is the value's only use.
     pub fn sole(&self, v: Value) -> Option<NodeId> {
         match self.of_value(v) {
             (&[reader], 1) => Some(reader),
@@ -37,12 +37,12 @@ impl<'a> Readers<'a> {
         }
     }
 
-    /// The elementwise function that is the only reader of a node, and reads it once.
+    /// The elementwise node `f` that is the only reader of a node, and reads it once.
     pub fn only(&self, id: NodeId, f: E) -> Option<NodeId> {
         self.sole(id.out(0)).filter(|reader| self.g.node(*reader).op == Op::Map { f })
     }
 
-    /// The row that a node's other operand, beside `than`, repeats.
+    /// The row that is broadcast as the operand of a node other than `than`.
     pub fn repeated_row(&self, id: NodeId, than: NodeId) -> Option<Value> {
         let other = *self.g.node(id).ins.iter().find(|v| v.node != than)?;
         let Op::Broadcast { .. } = self.g.node(other.node).op else { return None };
@@ -56,7 +56,7 @@ impl<'a> Readers<'a> {
         }
     }
 
-    /// The row that is added to a product by the only reader of it (where, and what), where the row exists before the product.
+    /// The row added to a product by the product's only reader, and that reader, where the row exists before the product.
     pub fn bias(&self, product: NodeId) -> Option<(NodeId, Value)> {
         let add = self.only(product, E::Add)?;
         let row = self.repeated_row(add, product)?;

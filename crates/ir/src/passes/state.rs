@@ -1,4 +1,4 @@
-//! A program between two passes, and the reports of the passes behind it.
+//! A program in compilation, and the reports of the passes so far.
 
 use crate::graph::{Graph, SlotId};
 use crate::passes::gradient::differentiate::Trained;
@@ -9,16 +9,15 @@ use crate::plan::{PassReport, Refusal, Role};
 pub(super) struct State {
     pub role: Role,
     pub graph: Graph,
-    /// How many of the first nodes are the forward pass, once gradients are taken.
+    /// Number of nodes of the forward pass, which come first, once gradients are taken.
     forward: usize,
-    /// The trained slots and the sums of their gradients, once they are taken.
+    /// The trained slots and the slots of their gradient sums, once gradients are taken.
     weights: Vec<(SlotId, SlotId)>,
     /// The graph of the update, once there is one.
     pub apply: Option<Graph>,
     /// The slots of state that ranks divide, once there is an update.
     pub divided: Vec<Divided>,
     pub reports: Reports,
-    /// The pass that runs.
     pub pass: &'static str,
 }
 
@@ -27,12 +26,12 @@ impl State {
         State { role, graph, forward: 0, weights: vec![], apply: None, divided: vec![], reports, pass: "" }
     }
 
-    /// How many of the first nodes are the forward pass: of a program without gradients, all.
+    /// Number of nodes of the forward pass, which come first; all nodes in a program without gradients.
     pub fn forward(&self) -> usize {
         if self.role.is_grad() { self.forward } else { self.graph.nodes.len() }
     }
 
-    /// Hands the graph with its gradients to a pass that keeps account of both; `set_trained` takes it back.
+    /// Moves the graph and its gradients out for a pass; `set_trained` moves them back.
     pub fn take_trained(&mut self) -> Trained {
         let (graph, weights) = (std::mem::take(&mut self.graph), std::mem::take(&mut self.weights));
         Trained { graph, forward: self.forward, weights }
@@ -42,25 +41,25 @@ impl State {
         Trained { graph: self.graph, forward: self.forward, weights: self.weights } = trained;
     }
 
-    /// Takes a pass's graph and where its forward part ends.
+    /// Replaces the graph, and the number of its forward nodes.
     pub fn set_graph(&mut self, graph: Graph, forward: usize) {
         (self.graph, self.forward) = (graph, forward);
     }
 
-    /// Takes a pass's graph and reports how often it found what it looks for.
+    /// Replaces the graph, and reports how many rewrites the pass made.
     pub fn rewrite(
         &mut self,
         (graph, count): (Graph, usize),
         did: impl FnOnce(usize) -> String,
     ) -> Result<(), Refusal> {
         self.graph = graph;
-        self.say(count, || did(count));
+        self.report(count, || did(count));
         Ok(())
     }
 
-    /// Reports for the pass that runs.
-    pub fn say(&mut self, count: usize, did: impl FnOnce() -> String) {
-        self.reports.say(self.role, self.pass, count, did);
+    /// Reports for the pass that is running.
+    pub fn report(&mut self, count: usize, did: impl FnOnce() -> String) {
+        self.reports.add(self.role, self.pass, count, did);
     }
 }
 
@@ -68,8 +67,8 @@ impl State {
 pub(super) struct Reports(pub Vec<PassReport>);
 
 impl Reports {
-    /// A pass that found nothing says nothing.
-    pub fn say(&mut self, role: Role, pass: &'static str, count: usize, did: impl FnOnce() -> String) {
+    /// Adds a report unless `count` is 0.
+    pub fn add(&mut self, role: Role, pass: &'static str, count: usize, did: impl FnOnce() -> String) {
         if count > 0 {
             self.0.push(PassReport { pass, role, count, did: did() });
         }

@@ -1,17 +1,18 @@
-"""Makes the golden fixture of NF4: values, and what bitsandbytes makes of them on a CPU.
+"""Generates the golden fixture of NF4: values, and their quantisation by bitsandbytes on a CPU.
 
     pip install torch bitsandbytes
     python make_nf4.py
 
-Written with bitsandbytes 0.50.2 and PyTorch 2.15 on one thread. The file holds, little-endian: the 16 values of NF4 and the 256
-of the signed dynamic map as f32; the number of cases as u32, and of each the number of values n as u32, the values as f32, n / 2
-packed codes, n / 64 magnitudes as f32 before they are quantised, their mean, the largest magnitude of every 256 as f32, the
-codes of the magnitudes, and the dequantised values as f32 and as bf16, every division rounded up; then the number of means
-as u32, and of each a number of values as u32 and their mean as f32, value i being the upper 24 bits of i * 2654435761 modulo
-2^32, over 2^24.
+Written with bitsandbytes 0.50.2 and PyTorch 2.15 on one thread. The file contains, little-endian: the 16 values of NF4 and the
+256 of the signed dynamic map as f32; the number of cases as u32, and for each case the number of values n as u32, the values as
+f32, n / 2 packed codes, n / 64 magnitudes as f32 before they are quantised, their mean, the largest magnitude of every 256 as
+f32, the codes of the magnitudes, and the dequantised values as f32 and as bf16, with every division rounded up; then the number
+of means as u32, and for each mean a number of values as u32 and their mean as f32, where value i is the upper 24 bits of
+i * 2654435761 modulo 2^32, divided by 2^24.
 
-Tensors are flat, because bitsandbytes' CPU kernel begins a new block with every row where it dequantises matrices, although it quantises
-the flattened tensor: of rows that are no multiple of 64 it gives other values than its own CUDA kernels and its plain PyTorch.
+Tensors are flat, because bitsandbytes' CPU kernel starts a new block with every row where it dequantises matrices, although it
+quantises the flattened tensor: for rows whose length is not a multiple of 64 its values differ from those of its own CUDA
+kernels and of its plain PyTorch.
 """
 
 import struct
@@ -53,18 +54,18 @@ def quantized(values):
 def cases():
     draw = torch.Generator().manual_seed(7)
     normal = lambda *dims: torch.randn(*dims, generator=draw)
-    # An ordinary weight, as checkpoints have it.
+    # An ordinary weight, as in checkpoints.
     yield (0.02 * normal(32 * 96)).bfloat16().float()
-    # Magnitudes over many orders, more than 256 blocks, the last one not full and odd.
+    # Magnitudes over many orders, more than 256 blocks, the last one incomplete and odd.
     yield normal(300 * 64 + 17)[: 258 * 64 + 17] * torch.exp(2 * normal(258 * 64 + 17))
-    # Outliers, blocks of zeros, blocks of one value, values on the bounds between codes.
+    # Outliers, blocks of zeros, blocks of one value, values at the bounds between codes.
     x = 0.1 * normal(12, 64)
     x[1, 5], x[2], x[3], x[4, :] = 3e4, 0.0, -0.25, 1e-30
     code = F.get_4bit_type("nf4", device="cpu")
     x[5], x[5, :15], x[5, 15] = 0.0, (code[1:] + code[:-1]) / 2, 1.0
     x[6], x[6, :16] = 0.0, 3.0 * code
     yield x.reshape(-1)
-    # One block, one value, zeros alone.
+    # One block, one value, only zeros.
     yield normal(64)
     yield normal(1)
     yield torch.zeros(3 * 64)

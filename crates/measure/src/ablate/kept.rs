@@ -1,8 +1,8 @@
-//! Results so far, on disk: an ablation that was interrupted, or whose budget ended, goes on where it was.
+//! Keeps visits on disk, so that an ablation that was interrupted or ran out of budget continues where it stopped.
 //!
-//! A file `ablate/HASH.jsonl` in the cache holds a line for every visit, written when the visit ends. The hash is of
-//! everything that decides a time: the configuration, the machine, this program's version and the number of updates. The
-//! file goes away when the ablation is complete, so that the same command later measures anew.
+//! A file `ablate/HASH.jsonl` in the cache holds a line for every visit, written when the visit ends. The hash covers
+//! everything that affects a time: the configuration, the machine, this program's version and the number of updates. The
+//! file is removed when the ablation is complete; the same command then measures again.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{Read, Seek, Write};
@@ -20,7 +20,7 @@ use flatout_train::UserError;
 pub struct Visit {
     /// The configuration visited: [`super::variants::BASE`], a control, or the hash of the plans.
     pub key: String,
-    /// Visits of one process follow one another without a break.
+    /// The process that made it: visits of one process follow one another without a break.
     pub process: u32,
     pub round: usize,
     #[serde(flatten)]
@@ -35,18 +35,18 @@ pub enum End {
     Failed(String),
 }
 
-/// The visits of an ablation, on disk where there is a place for them.
+/// The visits of an ablation, also on disk where there is a cache folder.
 pub struct Kept {
     pub visits: Vec<Visit>,
     file: Option<(File, PathBuf)>,
-    /// The number of this process among those that worked on it.
+    /// The index of this process among those that contributed visits.
     pub process: u32,
-    /// Why nothing is kept any more.
+    /// Why visits are not kept on disk.
     pub trouble: Option<String>,
 }
 
 impl Kept {
-    /// In memory only, and why where that was not wanted.
+    /// Keeps visits in memory only; `trouble` is the reason where a file was expected.
     pub fn nowhere(trouble: Option<String>) -> Kept {
         Kept { visits: vec![], file: None, process: 0, trouble }
     }
@@ -72,7 +72,7 @@ impl Kept {
         }
         let mut text = String::new();
         file.read_to_string(&mut text).map_err(failed())?;
-        // A line that was cut off is a visit that was not finished.
+        // A truncated last line is a visit that was not written completely.
         let whole = text.rfind('\n').map_or(0, |end| end + 1);
         file.set_len(whole as u64).map_err(failed())?;
         let visits: Vec<Visit> =
@@ -85,7 +85,7 @@ impl Kept {
         self.file.as_ref().map(|(_, path)| path.as_path())
     }
 
-    /// Forgets what was measured before.
+    /// Discards all visits.
     pub fn clear(&mut self) -> Result<(), Failure> {
         self.visits.clear();
         self.process = 0;
@@ -94,7 +94,7 @@ impl Kept {
         emptied.map_err(Failure::io(path.display()))
     }
 
-    /// A disk that does not take a line keeps no more of them: what is measured is still told at the end.
+    /// Adds a visit. After a failed write nothing more is kept on disk; the results are still reported at the end.
     pub fn push(&mut self, key: &str, round: usize, end: End) {
         let visit = Visit { key: key.into(), process: self.process, round, end };
         if let Some((file, path)) = &mut self.file {
@@ -108,7 +108,7 @@ impl Kept {
         self.visits.push(visit);
     }
 
-    /// Removes the file: nothing is left to be done.
+    /// Removes the file, once the ablation is complete.
     pub fn finish(self) -> Result<(), Failure> {
         match self.file {
             Some((_, path)) => fs::remove_file(&path).map_err(Failure::io(path.display())),
@@ -131,7 +131,7 @@ pub(super) mod tests {
     use super::*;
     use crate::bench::Start;
 
-    /// A visit like any other.
+    /// A typical timed visit.
     pub fn timed() -> Timed {
         Timed {
             step_ms: vec![30.0; 8],
@@ -150,7 +150,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn visits_come_back_and_a_cut_line_does_not() {
+    fn visits_are_read_back_and_a_truncated_line_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let timed = Timed { step_ms: vec![1.25, 0.1 + 0.2], losses: vec![6.5, f32::MIN_POSITIVE], ..timed() };
         let mut first = Kept::open(folder.path(), "a").unwrap();

@@ -1,4 +1,4 @@
-//! The result as tables of text, for a terminal and for a page, and as pictures.
+//! Renders a report as text tables, for the terminal and a Markdown page, and as charts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use super::table::{BreakEven, Measured, Numbers, Row, RowState, Verdict};
 use super::variants::Group;
 use super::{Estimate, Report};
-use crate::statistics::rounds_to_tell;
+use crate::statistics::rounds_to_resolve;
 use flatout_report::plot::{Bar, Bars};
 use flatout_report::words::{bytes, count, duration, milliseconds as ms, short};
 use flatout_train::Failure;
 use flatout_train::switches::Class;
 
-/// A table of text.
+/// A text table.
 pub struct AblateTable {
     pub title: &'static str,
     pub head: Vec<&'static str>,
@@ -52,7 +52,7 @@ pub fn tables(report: &Report) -> Vec<AblateTable> {
     tables
 }
 
-/// Rows without a measurement, with the reason; several with the same reason together.
+/// Names of rows without a measurement and the reason, grouped by reason.
 pub fn not_measured(report: &Report) -> Vec<(String, String)> {
     let mut reasons: Vec<(Vec<&str>, String)> = vec![];
     for row in report.rows.iter().filter(|row| row.measured.is_none()) {
@@ -66,7 +66,7 @@ pub fn not_measured(report: &Report) -> Vec<(String, String)> {
     reasons.into_iter().map(|(names, why)| (names.join(", "), why)).collect()
 }
 
-/// Rows whose losses are not what their class promises.
+/// Sentences about rows whose losses break the promise of their class.
 pub fn broken(report: &Report) -> Vec<String> {
     let of = |row: &Row| {
         let numbers = row.measured.as_ref()?.numbers.filter(|numbers| !numbers.is_kept)?;
@@ -84,7 +84,7 @@ pub fn broken(report: &Report) -> Vec<String> {
 
 fn base_cells(report: &Report) -> Vec<String> {
     let base = &report.base;
-    let bits = if base.is_repeatable { "every time" } else { "not the same bits every time" };
+    let bits = if base.is_repeatable { "every time" } else { "not the same bits each time" };
     vec![
         "base".into(),
         ms(base.step_ms),
@@ -175,7 +175,7 @@ fn numbers(numbers: &Numbers) -> String {
     }
 }
 
-/// How it was measured, in sentences.
+/// The method in sentences, for people.
 pub fn how(report: &Report) -> String {
     let Report { steps, updates, repeats, noise, .. } = report;
     let measured = report.rows.iter().filter_map(|row| row.measured.as_ref());
@@ -189,9 +189,9 @@ pub fn how(report: &Report) -> String {
     };
     let noise = match noise.is_finite() {
         true => {
-            let enough = rounds_to_tell(0.05, *noise);
+            let enough = rounds_to_resolve(0.05, *noise);
             let hint = match enough > *repeats {
-                true => format!(" (to tell 5% takes --repeats {enough} here, or an idle machine)"),
+                true => format!(" (to resolve 5% takes --repeats {enough} here, or an idle machine)"),
                 false => String::new(),
             };
             format!("{:.1}%{hint}", 100.0 * noise)
@@ -199,15 +199,15 @@ pub fn how(report: &Report) -> String {
         false => "an unknown amount".into(),
     };
     format!(
-        "{rounds}, {steps} timed updates a visit, the base visited between variants. A ratio is the median of the rounds, \
-         each against the nearest visits of the base; its range is three standard deviations of that median, by the rounds \
-         or by the base against itself, whose ratios vary by {noise}. Losses are compared after each of {updates} updates \
+        "{rounds}, {steps} timed updates per visit. A ratio is the median over rounds, each measured against the base at \
+        the same moment; its interval is three standard errors to either side, from the scatter of the rounds or from the \
+        base compared with itself, whose ratios vary by {noise}. Losses are compared after each of {updates} updates \
          on {}.",
         report.data
     )
 }
 
-/// The page.
+/// The report as a Markdown page.
 pub fn markdown(report: &Report) -> String {
     let base = &report.base;
     let mut page = format!(
@@ -244,7 +244,7 @@ pub fn markdown(report: &Report) -> String {
 /// A bar's value, range and note.
 type Shown = (f64, Option<(f64, f64)>, String);
 
-/// Name, the part it belongs to, and the picture.
+/// File name, title of the table it belongs to, and the chart.
 fn pictures(report: &Report) -> Vec<(&'static str, &'static str, Bars)> {
     let bars = |groups: &[Group], shown: &dyn Fn(&Measured) -> Shown| {
         let rows = report.rows.iter().filter(|row| groups.contains(&row.group));
@@ -267,7 +267,7 @@ fn pictures(report: &Report) -> Vec<(&'static str, &'static str, Bars)> {
     };
     let worth = |title: &str, bars| Bars {
         title: title.into(),
-        x: "the base is so many times as fast".into(),
+        x: "speed of the base over the variant's".into(),
         from: 1.0,
         bars,
     };
@@ -291,7 +291,7 @@ fn pictures(report: &Report) -> Vec<(&'static str, &'static str, Bars)> {
     all
 }
 
-/// Writes `ablate.md`, `ablate.json` and the pictures into a folder; gives the page's path.
+/// Writes `ablate.md`, `ablate.json` and the charts into a folder; returns the page's path.
 pub fn write(report: &Report, folder: &Path) -> Result<PathBuf, Failure> {
     let put = |name: &str, text: String| {
         let path = folder.join(name);

@@ -1,18 +1,20 @@
-//! From visits to the rows of the table.
+//! Evaluates visits into the rows of the result table.
 
 use std::collections::BTreeMap;
 
 use super::kept::{Kept, Visit};
 use super::variants::{BASE, Fate, Group, Variant};
 use crate::bench::Timed;
-use crate::statistics::{Estimate, Noise, beside, estimate, middle, nearest, noise, noise_beside, scatter};
+use crate::statistics::{
+    Estimate, Noise, estimate, median, nearest, noise, paired_noise, paired_ratio, scatter,
+};
 use flatout_ir::Precision;
 use flatout_train::switches::Class;
 
-/// The base, measured.
+/// Measurements of the base.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct BaseRow {
-    /// The median of all visits in which it ran, beside a variant or alone, each the median of its updates.
+    /// Median over all visits in which it ran, interleaved with a variant or alone, of the median update of each.
     pub step_ms: f64,
     pub tokens_per_second: f64,
     pub visits: usize,
@@ -20,13 +22,13 @@ pub struct BaseRow {
     pub driver_bytes: u64,
     pub launches: usize,
     pub parameters: u64,
-    /// Until the first update was made: the median of the visits, and the first visit, which may have had to make what
-    /// later ones found on disk.
+    /// Seconds until the first update was done: the median over visits, and the first visit's, which may have had to fill caches
+    /// that later ones hit.
     pub start_seconds: f64,
     pub first_start_seconds: f64,
-    /// Of the last update of a visit.
+    /// The loss of the last update of a visit.
     pub loss: f32,
-    /// Whether every visit gave the same bits.
+    /// Whether the losses of every visit had the same bits.
     pub is_repeatable: bool,
 }
 
@@ -38,7 +40,7 @@ pub struct Row {
     /// Its changes to the base, as overrides.
     pub settings: Vec<String>,
     pub state: RowState,
-    /// Why there is nothing measured.
+    /// The reason why nothing was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -49,7 +51,7 @@ pub struct Row {
 #[serde(rename_all = "snake_case")]
 pub enum RowState {
     Measured,
-    /// Its plans are another row's.
+    /// Its plans equal those of another row.
     Same,
     /// It cannot run here.
     Refused,
@@ -61,14 +63,14 @@ pub enum RowState {
 
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Measured {
-    /// The base's time by the ratio: what was measured at different moments does not mix.
+    /// The base's time multiplied by the ratio, so that times of different moments do not mix.
     pub step_ms: f64,
     /// The variant's time over the base's: above 1 the base is faster by this factor.
     pub base_is_faster_by: Estimate,
     pub verdict: Verdict,
     pub arena_bytes: u64,
     pub driver_bytes: u64,
-    /// Its memory less the base's.
+    /// Its memory minus the base's.
     pub memory_difference: i64,
     pub launches: usize,
     pub parameters: u64,
@@ -78,7 +80,7 @@ pub struct Measured {
     pub loss: f32,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub numbers: Option<Numbers>,
-    /// On the ladder: how many times as fast as the rung below, and as the first.
+    /// On the ladder: the speed-up over the rung below and over the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub climb: Option<Climb>,
 }
@@ -92,20 +94,21 @@ pub struct Climb {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// The base is.
+    /// The base is faster.
     Faster,
     Slower,
     WithinNoise,
 }
 
-/// After how many updates the base has repaid a start that is slower than the variant's.
+/// Whether and when the base's faster updates make up for a start that is slower than the variant's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BreakEven {
-    /// It starts no slower, or its updates cannot be told apart.
+    /// The base starts no slower, or the difference of the updates is within noise.
     NothingToRepay,
+    /// After this many updates.
     After(u64),
-    /// It starts slower and its updates are slower too.
+    /// The base starts slower and its updates are slower too.
     Never,
 }
 
@@ -125,7 +128,7 @@ pub struct Numbers {
 #[derive(Clone, Debug)]
 pub struct Table {
     pub base: BaseRow,
-    /// Standard deviation of the logarithm of one ratio, by the base against itself.
+    /// Standard deviation of the logarithm of one ratio, from comparing the base with itself.
     pub noise: f64,
     pub rows: Vec<Row>,
 }
@@ -141,11 +144,11 @@ pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: us
     Some(Table { base, noise: noise.deviation, rows })
 }
 
-/// How much a ratio varies where nothing differs: by the base against itself, or by the rounds among themselves where
-/// that is more.
+/// The noise of a ratio where nothing differs: from the base compared with itself, or from the scatter between rounds where that
+/// is larger.
 fn spread(variants: &[Variant], kept: &Kept, bases: &[(&Visit, &Timed)]) -> Noise {
-    let own = match around(kept).next() {
-        Some(_) => noise_beside(around(kept)),
+    let of_base = match around(kept).next() {
+        Some(_) => paired_noise(around(kept)),
         None => noise(&unbroken(bases)),
     };
     let of_row = |variant: &Variant| match &variant.fate {
@@ -153,7 +156,7 @@ fn spread(variants: &[Variant], kept: &Kept, bases: &[(&Visit, &Timed)]) -> Nois
         _ => vec![],
     };
     let rows: Vec<Vec<f64>> = variants.iter().map(of_row).collect();
-    Noise { deviation: own.deviation.max(scatter(&rows)), ..own }
+    Noise { deviation: of_base.deviation.max(scatter(&rows)), ..of_base }
 }
 
 /// Compares every measured rung with the one below and the first, round by round.
@@ -177,7 +180,7 @@ fn climb(variants: &[Variant], rows: &mut [Row], kept: &Kept, noise: Noise) {
     }
 }
 
-/// How many times as fast as another rung one is.
+/// The speed-up of a rung over another one.
 fn over(
     own: &Option<BTreeMap<usize, f64>>,
     other: &Option<BTreeMap<usize, f64>>,
@@ -191,7 +194,7 @@ fn over(
         (Some(own), None) => own.values().map(|ratio| 1.0 / ratio).collect(),
         (None, None) => return None,
     };
-    // Two ratios vary more than one.
+    // A quotient of two measured ratios varies more than one ratio.
     let is_two = own.is_some() && other.is_some();
     let noise = if is_two { noise.of_two() } else { noise };
     match own == other {
@@ -208,12 +211,12 @@ fn all<T>(visits: &[(&Visit, &Timed)], value: impl Fn(&Timed) -> T) -> Vec<T> {
     visits.iter().map(|(_, timed)| value(timed)).collect()
 }
 
-/// The base's times, a list for every process.
+/// The base's times, one list per process.
 fn unbroken(bases: &[(&Visit, &Timed)]) -> Vec<Vec<f64>> {
     bases.chunk_by(|a, b| a.0.process == b.0.process).map(|visits| all(visits, Timed::update_ms)).collect()
 }
 
-/// The base's times in the visits where it ran beside a variant.
+/// The base's times in the visits where it was interleaved with a variant.
 fn around(kept: &Kept) -> impl Iterator<Item = &[f64]> {
     let around = kept.visits.iter().filter_map(Visit::timed).map(|timed| &timed.around_ms[..]);
     around.filter(|around| !around.is_empty())
@@ -221,10 +224,10 @@ fn around(kept: &Kept) -> impl Iterator<Item = &[f64]> {
 
 fn base_row(bases: &[(&Visit, &Timed)], kept: &Kept, tokens: usize) -> Option<BaseRow> {
     let (_, first) = bases.first()?;
-    // Where the base runs beside variants, its own visit is one, and cold.
-    let beside: Vec<f64> = around(kept).map(middle).collect();
+    // Where the base is interleaved with variants it has a single visit of its own, which is cold.
+    let beside: Vec<f64> = around(kept).map(median).collect();
     let medians = if beside.is_empty() { all(bases, Timed::update_ms) } else { beside };
-    let step_ms = middle(&medians);
+    let step_ms = median(&medians);
     Some(BaseRow {
         step_ms,
         tokens_per_second: 1e3 * tokens as f64 / step_ms,
@@ -233,7 +236,7 @@ fn base_row(bases: &[(&Visit, &Timed)], kept: &Kept, tokens: usize) -> Option<Ba
         driver_bytes: first.driver_bytes,
         launches: first.launches,
         parameters: first.parameters,
-        start_seconds: middle(&all(bases, |timed| timed.start.seconds())),
+        start_seconds: median(&all(bases, |timed| timed.start.seconds())),
         first_start_seconds: first.start.seconds(),
         loss: last_loss(first),
         is_repeatable: bases.iter().all(|(_, timed)| same_bits(&timed.losses, &first.losses)),
@@ -278,7 +281,7 @@ fn row(
     }
 }
 
-/// Why a variant is not visited any more.
+/// The failure after which a variant is not visited again.
 pub fn failure(kept: &Kept, key: &str) -> Option<String> {
     kept.visits.iter().filter(|visit| visit.key == key).find_map(|visit| match &visit.end {
         super::kept::End::Failed(why) => Some(why.clone()),
@@ -309,7 +312,7 @@ fn measure(
         Estimate { ratio, .. } if ratio > 1.0 => Verdict::Faster,
         _ => Verdict::Slower,
     };
-    let start_seconds = middle(&all(visits, |timed| timed.start.seconds()));
+    let start_seconds = median(&all(visits, |timed| timed.start.seconds()));
     let memory = |arena: u64, driver: u64| (arena + driver) as i64;
     Some(Measured {
         step_ms: base.step_ms * estimate.ratio,
@@ -330,11 +333,11 @@ fn measure(
     })
 }
 
-/// A visit's time over the base's at that moment: update by update where both were open, otherwise by the median of the
-/// base's nearest visits in the same process.
+/// The ratio of a visit's time to the base's at that moment: update by update where the two were interleaved, otherwise to the
+/// median of the base's nearest visits in the same process.
 fn ratio((visit, timed): &(&Visit, &Timed), kept: &Kept) -> Option<f64> {
     if !timed.around_ms.is_empty() {
-        return Some(beside(&timed.step_ms, &timed.around_ms));
+        return Some(paired_ratio(&timed.step_ms, &timed.around_ms));
     }
     let at = kept.visits.iter().position(|other| std::ptr::eq(other, *visit))?;
     let base = |other: &Visit| {
@@ -346,7 +349,7 @@ fn ratio((visit, timed): &(&Visit, &Timed), kept: &Kept) -> Option<f64> {
     Some(timed.update_ms() / nearest(before, after)?)
 }
 
-/// `slower_start` is how many seconds later the base begins.
+/// `slower_start` is the base's start time minus the variant's, in seconds.
 fn break_even(slower_start: f64, estimate: Estimate, verdict: Verdict, base_ms: f64) -> BreakEven {
     let gain_seconds = (estimate.ratio - 1.0) * base_ms / 1e3;
     match verdict {
@@ -371,7 +374,7 @@ pub(crate) fn numbers(class: Class, visits: &[&Timed], bases: &[&Timed], precisi
         .fold(0.0, |worst: f64, off| if off.is_nan() { f64::INFINITY } else { worst.max(off) });
     let agree = |all: &[&Timed]| all.iter().all(|timed| same_bits(&timed.losses, &base.losses));
     let same_bits = agree(visits);
-    // A base whose bits change from one visit to the next cannot show that others keep them.
+    // A base whose bits change from visit to visit cannot show that a variant keeps them.
     let checked = if class == Class::Bitwise && !agree(bases) { Class::Bounded } else { class };
     let bound = checked.bound(precision);
     let is_kept = if checked == Class::Bitwise { same_bits } else { worst <= bound };

@@ -1,5 +1,4 @@
-//! The method on a clock of its own: times with noise, drift and disturbances of known size, so that what it says can
-//! be judged.
+//! Tests the method on simulated clocks, with noise, drift and disturbances of known size.
 
 use super::*;
 use crate::ablate::kept::tests::timed;
@@ -12,11 +11,11 @@ use flatout_ir::random::{normal, philox};
 use flatout_train::recipes::resolve;
 use flatout_train::switches::{Class, TABLE};
 
-/// A machine: every visit of a variant takes its true time, disturbed.
+/// A simulated machine: every visit of a variant takes its true time with noise.
 struct Machine {
     seed: u64,
     visits: u64,
-    /// Seconds that went by.
+    /// Elapsed seconds.
     clock: f64,
 }
 
@@ -25,8 +24,8 @@ impl Machine {
         Machine { seed, visits: 0, clock: 0.0 }
     }
 
-    /// Eight updates of `true_ms`: 2% of noise for each update, 1% for the visit, a drift of 20% over fifty visits, and
-    /// now and then a visit that a neighbour slows down by half.
+    /// Eight updates of `true_ms`: 2% of noise for each update, 1% for the visit, a drift of 20% over fifty visits, and one visit
+    /// in 25 that another tenant makes 1.5 times as slow.
     fn visit(&mut self, true_ms: f64) -> Timed {
         let at = self.visits;
         self.visits += 1;
@@ -41,7 +40,7 @@ impl Machine {
     }
 }
 
-/// A variant with a ratio of its own to the base's time. The config's seed tells the machine which one it is.
+/// A variant. The config's seed identifies it to the simulated machine.
 fn variant(base: &Config, name: &str, number: u64, class: Class) -> Variant {
     let mut config = base.clone();
     config.train.seed = number;
@@ -64,15 +63,16 @@ fn base() -> Config {
 
 const BASE_MS: f64 = 30.0;
 
-/// Measures variants of these true ratios on a machine, in `repeats` rounds.
+/// Measures variants of these true ratios on a simulated machine, in `repeats` rounds.
 fn measured(seed: u64, ratios: &[f64], repeats: usize) -> Table {
     let base = base();
     let row = |(i, _): (usize, &f64)| variant(&base, &format!("v{i}"), 1 + i as u64, Class::Bitwise);
     let variants: Vec<Variant> = ratios.iter().enumerate().map(row).collect();
     let mut machine = Machine::new(seed);
-    let plan = Plan { variants: &variants, base: &base, repeats, budget: Duration::MAX, is_beside: false };
+    let plan =
+        Plan { variants: &variants, base: &base, repeats, budget: Duration::MAX, is_interleaved: false };
     let mut kept = Kept::nowhere(None);
-    let mut visit = |config: &Config, _: Who| {
+    let mut visit = |config: &Config, _: Subject| {
         let ratio = if config.train.seed == 0 { 1.0 } else { ratios[config.train.seed as usize - 1] };
         Ok(machine.visit(BASE_MS * ratio))
     };
@@ -104,7 +104,7 @@ fn a_switch_that_does_nothing_is_within_noise() {
     assert!(wrong * 100 <= 3 * all, "{wrong} of {all}");
 }
 
-/// Cores that are another's for tenths of a second: 10% that stays for five updates or so, and 2% for each.
+/// Cores shared with other tenants: correlated noise of 10% that lasts for about five updates, and 2% for each update.
 struct Shared {
     seed: u64,
     updates: u64,
@@ -121,7 +121,7 @@ impl Shared {
         ms
     }
 
-    /// As `visit_beside` does it.
+    /// As `visit_interleaved` does it.
     fn beside(&mut self, true_ms: f64) -> Timed {
         let mut around_ms = vec![self.update(BASE_MS)];
         let mut step_ms = vec![];
@@ -134,7 +134,7 @@ impl Shared {
 }
 
 #[test]
-fn beside_each_other_a_tenth_is_found_on_cores_that_are_shared() {
+fn interleaving_finds_a_tenth_on_shared_cores() {
     let ratios = [1.0, 1.1, 1.0, 0.9, 1.0];
     let base = base();
     let row_of = |i: usize| variant(&base, &format!("v{i}"), 1 + i as u64, Class::Bitwise);
@@ -142,16 +142,21 @@ fn beside_each_other_a_tenth_is_found_on_cores_that_are_shared() {
     let (mut found, mut wrong, mut base_visits) = (0, 0, 0);
     for seed in 0..100 {
         let mut machine = Shared { seed, updates: 0, level: 0.0 };
-        let mut visit = |config: &Config, who: Who| {
-            base_visits += (who == Who::Base) as usize;
-            Ok(match who {
-                // Its own visit is the first of all, and cold.
-                Who::Base => Timed { step_ms: vec![1.8 * BASE_MS; 8], ..timed() },
-                Who::Variant => machine.beside(BASE_MS * ratios[config.train.seed as usize - 1]),
+        let mut visit = |config: &Config, subject: Subject| {
+            base_visits += (subject == Subject::Base) as usize;
+            Ok(match subject {
+                // The base's own visit is the first of all, and cold.
+                Subject::Base => Timed { step_ms: vec![1.8 * BASE_MS; 8], ..timed() },
+                Subject::Variant => machine.beside(BASE_MS * ratios[config.train.seed as usize - 1]),
             })
         };
-        let plan =
-            Plan { variants: &variants, base: &base, repeats: 4, budget: Duration::MAX, is_beside: false };
+        let plan = Plan {
+            variants: &variants,
+            base: &base,
+            repeats: 4,
+            budget: Duration::MAX,
+            is_interleaved: false,
+        };
         let mut kept = Kept::nowhere(None);
         rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
         let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
@@ -163,11 +168,11 @@ fn beside_each_other_a_tenth_is_found_on_cores_that_are_shared() {
     }
     println!("{found} of 200 found, {wrong} of 300 dummies look like something");
     assert!(found >= 195 && wrong <= 6, "{found}, {wrong}");
-    assert_eq!(base_visits, 100, "once: it is open beside the others");
+    assert_eq!(base_visits, 100, "once: it is interleaved with the others");
 }
 
 #[test]
-fn a_tenth_slower_is_found_and_by_how_much() {
+fn a_difference_of_a_tenth_is_found_with_its_size() {
     let (mut found, mut inside) = (0, 0);
     for seed in 0..100 {
         let table = measured(seed, &[1.0, 1.1, 1.0, 0.9], 5);
@@ -181,9 +186,9 @@ fn a_tenth_slower_is_found_and_by_how_much() {
     assert!(found >= 95 && inside >= 95, "{found}, {inside}");
 }
 
-/// The same command five times: every two ranges of a row meet.
+/// Five repetitions of the command: the intervals of a row overlap.
 #[test]
-fn repeats_of_the_whole_agree_within_their_spread() {
+fn repeated_commands_agree_within_their_intervals() {
     let ratios = [1.0, 1.02, 1.05, 1.1, 1.3, 0.95];
     let mut apart = 0;
     for call in 0..20 {
@@ -195,7 +200,7 @@ fn repeats_of_the_whole_agree_within_their_spread() {
             apart += (low > high) as usize;
         }
     }
-    println!("{apart} of {} rows have ranges that do not meet", 20 * ratios.len());
+    println!("{apart} of {} rows have intervals that do not overlap", 20 * ratios.len());
     assert!(apart <= 2, "{apart}");
 }
 
@@ -209,9 +214,11 @@ fn rungs_are_compared_with_the_one_below() {
         [on_ladder("plain", 1), on_ladder("better", 2), Variant { fate: top, ..on_ladder("base", 0) }];
     let mut kept = Kept::nowhere(None);
     let mut machine = Machine::new(3);
-    let mut visit =
-        |config: &Config, _: Who| Ok(machine.visit(BASE_MS * [1.0, 3.0, 1.5][config.train.seed as usize]));
-    let plan = Plan { variants: &variants, base: &base, repeats: 5, budget: Duration::MAX, is_beside: false };
+    let mut visit = |config: &Config, _: Subject| {
+        Ok(machine.visit(BASE_MS * [1.0, 3.0, 1.5][config.train.seed as usize]))
+    };
+    let plan =
+        Plan { variants: &variants, base: &base, repeats: 5, budget: Duration::MAX, is_interleaved: false };
     rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
     let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
     let climbs: Vec<_> = (0..3).map(|i| row(&table, i).climb.expect("a rung")).collect();
@@ -226,14 +233,15 @@ fn rungs_are_compared_with_the_one_below() {
     }
 }
 
-/// The cost of a slower start: 0.5 s against 1.5 s, and updates of 30 ms against 33.
+/// A start of 1.5 s against 0.5 s, with updates of 30 ms against 33.
 #[test]
 fn a_slower_start_is_repaid_by_faster_updates() {
     let base = base();
     let variants = [variant(&base, "slow", 1, Class::Bitwise), variant(&base, "quick", 2, Class::Bitwise)];
     let mut kept = Kept::nowhere(None);
-    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_beside: false };
-    let mut visit = |config: &Config, _: Who| {
+    let plan =
+        Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_interleaved: false };
+    let mut visit = |config: &Config, _: Subject| {
         let (ms, start) = [(30.0, 1.5), (33.0, 0.5), (27.0, 0.5)][config.train.seed as usize];
         let mut timed = Timed { step_ms: vec![ms; 8], ..timed() };
         timed.start = Start { session_seconds: start, ..Start::default() };
@@ -250,7 +258,7 @@ fn a_slower_start_is_repaid_by_faster_updates() {
 }
 
 #[test]
-fn losses_are_held_against_the_class() {
+fn losses_are_checked_against_the_class() {
     let base = base();
     let classes = [Class::Bitwise, Class::Bounded, Class::Statistical];
     let variants: Vec<Variant> = [0.0, 5e-6, 5e-3, 2e-2, f32::NAN]
@@ -262,14 +270,19 @@ fn losses_are_held_against_the_class() {
     let kept_in = |loose_base: bool| {
         let mut kept = Kept::nowhere(None);
         let mut visits = 0;
-        let mut visit = |config: &Config, _: Who| {
+        let mut visit = |config: &Config, _: Subject| {
             visits += 1;
             let off = [0.0, 0.0, 5e-6, 5e-3, 2e-2, f32::NAN][config.train.seed as usize];
             let shift = if loose_base && config.train.seed == 0 && visits > 1 { 1e-6 } else { 0.0 };
             Ok(Timed { losses: vec![6.0, 5.0 * (1.0 + off + shift)], ..timed() })
         };
-        let plan =
-            Plan { variants: &variants, base: &base, repeats: 1, budget: Duration::MAX, is_beside: false };
+        let plan = Plan {
+            variants: &variants,
+            base: &base,
+            repeats: 1,
+            budget: Duration::MAX,
+            is_interleaved: false,
+        };
         rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
         let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
         let kept: Vec<bool> = (0..variants.len()).map(|i| row(&table, i).numbers.unwrap().is_kept).collect();
@@ -278,30 +291,31 @@ fn losses_are_held_against_the_class() {
     let (yes, no) = (true, false);
     let strict = [yes, yes, yes, no, yes, yes, no, no, yes, no, no, no, no, no, no];
     assert_eq!(kept_in(false), (true, strict.to_vec()));
-    // Where the base's own bits change, rounding is all that can be shown of a bitwise switch.
+    // Where the base's own bits change, a bitwise switch is only held to the bound of rounding.
     let mut loose = strict;
     loose[3] = yes;
     assert_eq!(kept_in(true), (false, loose.to_vec()));
 }
 
 #[test]
-fn what_fails_is_a_row_and_the_rest_is_measured() {
+fn a_failing_variant_is_a_row_and_the_rest_is_measured() {
     let base = base();
     let variants = [1, 2, 3].map(|number| variant(&base, &format!("v{number}"), number, Class::Bitwise));
     let mut kept = Kept::nowhere(None);
-    let mut asked = vec![];
-    let mut visit = |config: &Config, _: Who| {
-        asked.push(config.train.seed);
+    let mut visited = vec![];
+    let mut visit = |config: &Config, _: Subject| {
+        visited.push(config.train.seed);
         match config.train.seed {
             2 => guarded(|| panic!("an invariant of {}", "ours")),
             _ => Ok(timed()),
         }
     };
-    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_beside: false };
+    let plan =
+        Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_interleaved: false };
     let complete = rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {});
     assert_eq!(complete, Ok(true));
     assert_eq!(
-        asked,
+        visited,
         [0, 1, 0, 2, 0, 3, 0, 3, 0, 1, 0, 1, 0, 3, 0],
         "once, and every second round backwards"
     );
@@ -312,26 +326,27 @@ fn what_fails_is_a_row_and_the_rest_is_measured() {
 }
 
 #[test]
-fn a_base_that_a_variant_broke_ends_it_with_the_name() {
+fn a_variant_that_breaks_the_base_is_named() {
     let base = base();
     let variants = [variant(&base, "breaker", 1, Class::Bitwise)];
     let mut broken = false;
-    let mut visit = |config: &Config, _: Who| {
+    let mut visit = |config: &Config, _: Subject| {
         broken |= config.train.seed == 1;
         if broken { Err(Failure::Environment("the device is gone".into())) } else { Ok(timed()) }
     };
-    let plan = Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_beside: false };
+    let plan =
+        Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_interleaved: false };
     let mut kept = Kept::nowhere(None);
     let failed = rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).unwrap_err();
     assert!(failed.to_string().contains("the base ran before `breaker` failed"), "{failed}");
-    // Going on leaves it out.
+    // Continuing leaves it out.
     kept.process += 1;
-    let mut well = |_: &Config, _: Who| Ok(timed());
-    assert_eq!(rounds(&plan, &mut kept, &mut well, &mut || Duration::ZERO, &mut |_| {}), Ok(true));
+    let mut working = |_: &Config, _: Subject| Ok(timed());
+    assert_eq!(rounds(&plan, &mut kept, &mut working, &mut || Duration::ZERO, &mut |_| {}), Ok(true));
 }
 
 #[test]
-fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
+fn a_budget_ends_between_visits_and_the_next_call_continues() {
     let base = base();
     let variants = [1, 2, 3, 4].map(|number| variant(&base, &format!("v{number}"), number, Class::Bitwise));
     let folder = tempfile::tempdir().expect("a folder");
@@ -340,14 +355,14 @@ fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
         base: &base,
         repeats: 2,
         budget: Duration::from_secs(10),
-        is_beside: false,
+        is_interleaved: false,
     };
     let mut calls = 0;
     loop {
         calls += 1;
         let mut kept = Kept::open(folder.path(), "the same").expect("a file");
         let seconds = std::cell::Cell::new(0);
-        let mut visit = |_: &Config, _: Who| {
+        let mut visit = |_: &Config, _: Subject| {
             seconds.set(seconds.get() + 1);
             Ok(timed())
         };
@@ -369,8 +384,8 @@ fn a_budget_ends_between_visits_and_the_next_call_goes_on() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
-/// The rows of a real model: every switch that can be off is a row, the ladder ends in the base, and variants that cannot
-/// run here say why.
+/// On a real model every switch that can be off is a row, the ladder ends in the base, and variants that cannot run here have a
+/// reason.
 #[test]
 fn every_switch_is_a_row_and_the_ladder_climbs_to_the_base() {
     let small = [
@@ -409,7 +424,11 @@ fn every_switch_is_a_row_and_the_ladder_climbs_to_the_base() {
         ("cuda_graphs=on", "cannot run on the CPU"),
         ("attention_kernel=fma", "cannot run on the CPU"),
     ] {
-        assert!(matches!(fate(name), Fate::Refused(said) if said.contains(why)), "{name}: {:?}", fate(name));
+        assert!(
+            matches!(fate(name), Fate::Refused(reason) if reason.contains(why)),
+            "{name}: {:?}",
+            fate(name)
+        );
     }
     for name in ["precision=fp32", "cuda_graphs=off", "deterministic=off", "autotune=full"] {
         assert!(matches!(fate(name), Fate::Same(_)), "{name}: {:?}", fate(name));
@@ -431,7 +450,7 @@ fn every_switch_is_a_row_and_the_ladder_climbs_to_the_base() {
     assert!(only("fuse.nrm").unwrap_err().to_string().contains("did you mean `fuse.norm`?"));
 }
 
-/// A variant is compared with the base on the same rows, in the same number of parts, whatever `auto` would choose for it.
+/// A variant is compared with the base on the same micro-batches, whatever `auto` would choose for it.
 #[test]
 fn variants_do_the_work_of_the_base() {
     let config = resolve("tiny", &[], &["train.batch=64".into(), "backend=cpu".into()]).expect("a config");

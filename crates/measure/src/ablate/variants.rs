@@ -15,17 +15,17 @@ use flatout_train::resolve::compile::Compiled;
 use flatout_train::switches::active;
 use flatout_train::switches::{AttentionKernel, Class, Switch, TABLE, attention, compute, fuse, kernels};
 
-/// Which part of the table a row belongs to.
+/// The section of the table that a row belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Group {
-    /// The base again, and the base with its times stretched: what the method itself shows.
+    /// Controls of the method: the base again, and the base with its times scaled.
     Control,
     /// A switch turned off alone.
     Off,
     /// Another value of a switch.
     Instead,
-    /// The guides' ladder: everything off, then one more on at each rung.
+    /// The guides' ladder: everything off, then one more switch on at each rung.
     Ladder,
     /// Another model.
     Model,
@@ -35,32 +35,32 @@ pub enum Group {
 pub struct Variant {
     pub group: Group,
     pub name: String,
-    /// The switch or key that it is about.
+    /// The switch or key that varies.
     pub about: &'static str,
     /// Overrides over the base.
     pub settings: Vec<String>,
-    /// How close the losses stay to the base's; nothing for another model, or other examples.
+    /// The promise of how close losses stay to the base's; none for another model or other examples.
     pub class: Option<Class>,
-    /// Every time is multiplied by this before it is used: 1 but for a control.
+    /// Factor applied to every time: 1 except for a control.
     pub stretch: f64,
     pub fate: Fate,
 }
 
-/// Whether there is something to measure.
+/// Whether a variant is measured.
 #[derive(Clone, Debug)]
 pub enum Fate {
-    /// Under a key that variants with the same plans share.
+    /// Measured, under a key that variants with the same plans share.
     Measured { key: String, config: Box<Config> },
-    /// The plans are those of another row, and why.
+    /// Not measured, because the plans are those of another row; the reason.
     Same(String),
-    /// It cannot run here, and why.
+    /// It cannot run here; the reason.
     Refused(String),
 }
 
 /// The key of the base's own measurements.
 pub const BASE: &str = "base";
 
-/// The base as every variant sees it: what `auto` chose by memory is written down, so that a variant does the same work.
+/// The base that variants are made from: values that `auto` chose by memory are pinned, so that a variant does the same work.
 pub struct Base {
     pub config: Config,
     pub compiled: Compiled,
@@ -78,18 +78,18 @@ impl Base {
     }
 }
 
-/// The rows that are asked for.
+/// The requested rows.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
-    /// Rows of one switch, or key of the model, only.
+    /// Only rows of this switch or key of the model.
     pub only: Option<String>,
-    /// Also other models.
+    /// Include other models.
     pub models: bool,
-    /// Also a control that is 10% slower.
+    /// Include a control that is 10% slower.
     pub slowed: bool,
 }
 
-/// Every row there is to measure, or the reason why not, in the table's order.
+/// All rows in the table's order, those that cannot be measured with the reason.
 pub fn variants(base: &Base, stage: &Stage, wanted: &Wanted) -> Result<Vec<Variant>, Failure> {
     let mut all = controls(base, wanted.slowed);
     all.extend(off(base, stage));
@@ -99,12 +99,12 @@ pub fn variants(base: &Base, stage: &Stage, wanted: &Wanted) -> Result<Vec<Varia
         let Some(model) = base.config.model.as_decoder() else {
             let kind = base.config.model.kind();
             return Err(
-                UserError(format!("--model prices other decoders, and `model.kind` is {kind}")).into()
+                UserError(format!("--model measures other decoders, and `model.kind` is {kind}")).into()
             );
         };
         if let Some(from) = &model.from {
             return Err(UserError(format!(
-                "--model prices other models, and model.from={from} has no other shape"
+                "--model measures other models, and model.from={from} has no other shape"
             ))
             .into());
         }
@@ -143,8 +143,8 @@ fn controls(base: &Base, slowed: bool) -> Vec<Variant> {
     all
 }
 
-/// How close the losses of a switch's values stay to the base's; nothing where their updates have other examples, or other
-/// tokens of them.
+/// The promise of how close the losses of a switch's values stay to the base's; none where the switch changes which examples, or
+/// which of their tokens, an update has.
 fn compared(switch: &Switch) -> Option<Class> {
     (!switch.reorders && !switch.rereads).then_some(switch.class)
 }
@@ -161,10 +161,10 @@ fn off(base: &Base, stage: &Stage) -> Vec<Variant> {
     TABLE.iter().filter_map(row).collect()
 }
 
-/// Switches of how ranks exchange that cannot be off.
+/// Switches of the exchanges between ranks that have no value for off.
 const OF_RANKS: [Switch; 1] = [compute::WIRE];
 
-/// Values that are neither the base's nor off. `auto` is one of the others.
+/// Values that are neither the base's nor off. `auto` resolves to one of the others.
 fn instead(base: &Base, stage: &Stage) -> Vec<Variant> {
     let mut all = vec![];
     let of_ranks = OF_RANKS.iter().filter(|_| stage.ranks() > 1);
@@ -210,7 +210,7 @@ fn fate(base: &Base, stage: &Stage, settings: &[String]) -> Fate {
     }
 }
 
-/// Equal where the same launches run in the same memory, prepared the same way.
+/// A hash that is equal where the same launches run in the same memory, prepared the same way.
 pub(crate) fn fingerprint(compiled: &Compiled) -> u64 {
     let mut hash = Xxh3::new();
     let plans = &compiled.plans;
@@ -222,11 +222,11 @@ pub(crate) fn fingerprint(compiled: &Compiled) -> u64 {
     hash.finish()
 }
 
-/// A rung and the switches that it turns to what the base has.
+/// A rung of the ladder, with the switches that it sets to the base's values.
 struct Rung {
     name: &'static str,
     switches: &'static [Switch],
-    /// The precision it is about.
+    /// The precision that it introduces.
     precision: Option<Precision>,
 }
 
@@ -234,8 +234,7 @@ const fn rung(name: &'static str, switches: &'static [Switch]) -> Rung {
     Rung { name, switches, precision: None }
 }
 
-/// In the order the guides climb. Memory is planned and recomputed as in the base on every rung: without, the lowest
-/// ones would not fit.
+/// Rungs in the guides' order. Every rung plans memory and recomputes as the base does; otherwise the lowest ones would not fit.
 const LADDER: &[Rung] = &[
     Rung { name: "plain FP32", switches: &[], precision: Some(Precision::F32) },
     Rung { name: "TF32", switches: &[], precision: Some(Precision::Tf32) },
@@ -266,12 +265,11 @@ fn ladder(base: &Base, stage: &Stage) -> Vec<Variant> {
         let above = || LADDER[height + 1..].iter().flat_map(|rung| rung.switches);
         let is_above = |switch: &Switch| above().any(|other| other.name == switch.name);
         for switch in LADDER.iter().flat_map(|rung| rung.switches) {
-            let own = switch.value(&base.config.switches);
-            let value = if is_above(switch) { switch.off } else { own };
+            let value = if is_above(switch) { switch.off } else { switch.value(&base.config.switches) };
             settings.push(format!("{}={}", switch.path(), value.expect("a switch that can be off")));
         }
         if is_above(&attention::ATTENTION) {
-            // A kernel by name goes with flash attention only.
+            // A kernel can be named for flash attention only.
             settings.push(format!("{}={}", attention::KERNEL.path(), AttentionKernel::Auto.name()));
         }
         let fate = match beyond {
@@ -310,24 +308,24 @@ const MODEL_KEYS: [&str; 6] = ["norm", "activation", "positions", "qk_norm", "ti
 
 fn models(base: &Base, model: &DecoderConfig, stage: &Stage) -> Vec<Variant> {
     let mut all = vec![];
-    let mut price = |key, value: String| all.push(one(base, stage, Group::Model, key, &value, None));
+    let mut add = |key, value: String| all.push(one(base, stage, Group::Model, key, &value, None));
     for norm in Norm::ALL.iter().filter(|norm| **norm != model.norm) {
-        price("norm", norm.to_string());
+        add("norm", norm.to_string());
     }
     for activation in Activation::ALL.iter().filter(|activation| **activation != model.activation) {
-        price("activation", activation.to_string());
+        add("activation", activation.to_string());
     }
     for positions in Positions::ALL.iter().filter(|positions| **positions != model.positions) {
-        price("positions", positions.to_string());
+        add("positions", positions.to_string());
     }
-    price("qk_norm", (!model.qk_norm).to_string());
-    price("tied", (!model.tied).to_string());
-    // Every query head its own keys, half as many, a quarter, all the same.
+    add("qk_norm", (!model.qk_norm).to_string());
+    add("tied", (!model.tied).to_string());
+    // As many key heads as query heads, half as many, a quarter, and one.
     let mut ratios = vec![model.heads, model.heads / 2, model.heads / 4, 1];
     ratios.dedup();
     ratios.retain(|kv_heads| *kv_heads > 0 && *kv_heads != model.kv_heads());
     for kv_heads in ratios.into_iter().filter(|kv_heads| model.heads.is_multiple_of(*kv_heads)) {
-        price("kv_heads", kv_heads.to_string());
+        add("kv_heads", kv_heads.to_string());
     }
     all
 }

@@ -1,4 +1,4 @@
-//! The rows a measurement trains on: those of the recipe's data, made ahead as in a run, or drawn at random.
+//! The rows that a measurement trains on: from the recipe's data, prefetched as in training, or random.
 
 use flatout_data::{Rows, Segment, Waited};
 use flatout_ir::Role;
@@ -31,10 +31,10 @@ pub struct OpenData {
 #[derive(Clone, PartialEq)]
 struct Key {
     data: Data,
-    /// Vocabulary and tokens of a row, or pixels of an image.
+    /// Vocabulary, then the sides of an image, or 0 and the tokens of a row.
     extents: [usize; 3],
     seed: u64,
-    /// Whether examples that begin alike were looked for.
+    /// Whether examples were searched for shared prefixes.
     shares_prefixes: bool,
     /// The share of an image's tokens that examples were read with.
     visual_tokens: VisualTokens,
@@ -42,7 +42,7 @@ struct Key {
 
 impl Key {
     fn of(config: &Config) -> Key {
-        // Values found when the data is opened do not make it other data.
+        // Values that are derived when data is opened are not part of the key.
         let mut data = Data { classes: vec![], decoded: vec![], ..config.data.clone() };
         if data.has_files() {
             (data.lengths, data.learned, data.trees) = (vec![], vec![], vec![]);
@@ -59,7 +59,7 @@ impl Key {
 }
 
 impl OpenData {
-    /// `None` where the config names no data. Features of images that the config keeps are made on the device.
+    /// Opens a config's data; `None` where it names none. Image features that the config caches are computed on the device.
     pub fn open(config: &Config, device: &Device) -> Result<Option<OpenData>, Failure> {
         check_repeatable(config)?;
         match config.data.source() {
@@ -72,7 +72,7 @@ impl OpenData {
         Ok(Some(OpenData { data, key: Key::of(config) }))
     }
 
-    /// Whether it is what a config asks for: rows of another length, seed or vocabulary are other data.
+    /// Whether this is the data of a config; another row length, seed or vocabulary makes it other data.
     pub fn is_of(&self, config: &Config) -> bool {
         self.key == Key::of(config)
     }
@@ -91,7 +91,7 @@ impl OpenData {
     }
 }
 
-/// Every measurement reads the same rows from the beginning, which standard input gives only once.
+/// Refuses standard input: it can be read only once, and every measurement reads the same rows from the beginning.
 fn check_repeatable(config: &Config) -> Result<(), UserError> {
     let paths = config.data.path.iter().chain(config.data.mix.0.iter().map(|part| &part.path));
     if paths.flat_map(|paths| &paths.0).any(|path| path == "-") {
@@ -102,11 +102,10 @@ fn check_repeatable(config: &Config) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Different micro-batches that are drawn: enough that no update trains on the rows of the one before.
+/// The least number of distinct random micro-batches. Enough are drawn that no update trains on the rows of the one before.
 const DRAWN_BATCHES: usize = 8;
 
-/// The batches of a rank's share of a measurement's updates. Where the data keeps something on the device, it is written to the
-/// session.
+/// Opens the batches of a rank's share of a measurement. Data that keeps tensors on the device writes them to the session.
 pub fn source(
     config: &Config,
     compiled: &Compiled,
@@ -124,11 +123,11 @@ pub fn source(
     }
 }
 
-/// Batches drawn at random, used one after another, again and again.
+/// Random batches, reused in a cycle.
 struct Drawn {
     batches: Vec<Batch>,
     next: usize,
-    /// Of an update, of each of the rank's lanes, and how many of this update are still to come.
+    /// Batches per update, batches per lane of this rank, and batches of the current update still to come.
     of_update: usize,
     of_lane: usize,
     left: usize,
@@ -141,7 +140,7 @@ impl Drawn {
         let of_lane = lanes::rows_a_lane(config, options.lanes).div_ceil(micro_batch);
         let of_update = of_lane * lanes_a_rank(options);
         let count = DRAWN_BATCHES.max(2 * of_update);
-        // Each rank has rows of its own.
+        // Each rank draws its own rows.
         let numbers = rank * count..(rank + 1) * count;
         let batch = |number| match config.model.image_size() {
             None => text::batch(Role::GRAD, &drawn(config, micro_batch, number), 0, micro_batch, &inputs),
@@ -166,7 +165,7 @@ impl BatchSource for Drawn {
         Ok(Some(Batch { lane, ..self.batches[(self.next - 1) % self.batches.len()].clone() }))
     }
 
-    /// Nothing is resumed from a measurement.
+    /// A measurement is never resumed.
     fn cursor(&self) -> Value {
         Value::Null
     }
@@ -180,7 +179,7 @@ impl BatchSource for Drawn {
     }
 }
 
-/// Rows of tokens that are equally likely, by the seed: each row is one document.
+/// Rows of uniformly distributed random tokens; each row is one document.
 fn drawn(config: &Config, count: usize, part: usize) -> Rows {
     let (context, vocab) = (config.model.tokens(), config.model.vocab().unwrap_or(1) as u32);
     let seed = [config.train.seed as u32, (config.train.seed >> 32) as u32];

@@ -1,4 +1,4 @@
-//! Spans of the host's work while updates were made.
+//! Records spans of the host's work while updates are made.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ pub struct Span {
     pub end: f64,
 }
 
-/// Spans in the order they ended, where somebody asked for them.
+/// Recorded spans in the order they ended; none while recording is off.
 #[derive(Default)]
 pub struct Spans {
     began: Option<Instant>,
@@ -18,18 +18,18 @@ pub struct Spans {
 }
 
 impl Spans {
-    /// Records from now on, forgetting what there was.
+    /// Discards recorded spans and starts recording.
     pub fn begin(&mut self) {
         (self.began, self.spans) = (Some(Instant::now()), vec![]);
     }
 
-    /// The recorded spans; recording ends.
+    /// Stops recording and returns the spans.
     pub fn take(&mut self) -> Vec<Span> {
         self.began = None;
         std::mem::take(&mut self.spans)
     }
 
-    /// Does something, and notes how long it took where recording is on.
+    /// Runs `work` and, where recording is on, records its span.
     pub fn within<T>(&mut self, what: &'static str, work: impl FnOnce() -> T) -> T {
         let Some(began) = self.began else { return work() };
         let begin = began.elapsed().as_secs_f64();
@@ -38,7 +38,7 @@ impl Spans {
         made
     }
 
-    /// The same of work that may find nothing left to do, which is no span.
+    /// Like `within`, for work that may find nothing left to do, which records no span.
     pub fn within_some<T, E>(
         &mut self,
         what: &'static str,

@@ -22,7 +22,7 @@ fn config(recipe: &str, overrides: &[&str]) -> Config {
     resolve(recipe, &[], &words).expect("a config")
 }
 
-/// The losses of a run through the whole loop.
+/// The losses of a run of the training loop.
 fn trained(config: &Config) -> Vec<f32> {
     let folder = tempfile::tempdir().expect("a folder");
     let entered = Run::enter(&folder.path().join("run"), Resume::Never).expect("a run");
@@ -53,7 +53,7 @@ fn a_measurement_makes_the_updates_of_the_run() {
 }
 
 #[test]
-fn what_is_told_is_what_was_compiled() {
+fn reported_figures_are_those_of_the_compiled_plans() {
     let config = config("tiny", &["fuse.qkv=off", "train.micro_batch=4"]);
     let stage = Stage::open(&config).expect("a stage");
     let compiled = stage.compile(&config).expect("plans");
@@ -83,7 +83,7 @@ fn a_recipe_without_data_is_measured_on_drawn_tokens() {
 }
 
 #[test]
-fn other_rows_than_the_stages_are_made_anew() {
+fn a_config_with_other_rows_opens_its_own_data() {
     let stage = Stage::open(&config("tiny", &[])).expect("a stage");
     let longer = config("tiny", &["model.context=64"]);
     let losses = stage.bench(&longer).expect("a bench").losses().to_vec();

@@ -1,8 +1,8 @@
-//! Visits that all ranks make together: rank 0 says which is next, every rank makes it, and its time is the slowest rank's.
+//! Visits that all ranks make together: rank 0 chooses the next one, every rank makes it, and its time is the slowest rank's.
 //!
-//! The next visit may depend on clocks and on earlier measurements, which differ from rank to rank: so rank 0 alone decides,
-//! and the others follow until they are dismissed. A configuration that some rank cannot open is a failure that all ranks know of,
-//! and the next one is visited; a failure behind that, when ranks wait for each other's exchanges, ends all of them.
+//! The next visit may depend on clocks and on earlier measurements, which differ between ranks, so rank 0 alone decides and the
+//! others follow until they are dismissed. If a rank cannot open a configuration, all ranks learn of the failure and continue
+//! with the next one; a later failure, when ranks wait for each other's exchanges, ends all of them.
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use flatout_train::Failure;
 use flatout_train::config::Config;
 use flatout_train::ranks::message;
 
-/// A visit as rank 0 tells the others of it: settings as text.
+/// A visit as rank 0 broadcasts it, with configs as text.
 #[derive(Serialize, Deserialize)]
 struct Order {
     config: String,
@@ -25,22 +25,22 @@ struct Order {
 impl Stage {
     /// Opens a configuration, makes its first update and `warmup` more, and times `steps`.
     pub fn visit(&self, config: &Config, warmup: usize, steps: usize) -> Result<Timed, Failure> {
-        self.ordered(&Visit { config, beside: None, warmup, steps })
+        self.visit_on_all(&Visit { config, beside: None, warmup, steps })
     }
 
-    /// The same with the base open as well, whose updates alternate with the timed ones.
-    pub fn visit_beside(
+    /// The same with the base open as well and its updates interleaved with the timed ones.
+    pub fn visit_interleaved(
         &self,
         base: &Config,
         config: &Config,
         warmup: usize,
         steps: usize,
     ) -> Result<Timed, Failure> {
-        self.ordered(&Visit { config, beside: Some(base), warmup, steps })
+        self.visit_on_all(&Visit { config, beside: Some(base), warmup, steps })
     }
 
-    /// Makes a visit on all ranks, which follow this one.
-    fn ordered(&self, visit: &Visit<'_>) -> Result<Timed, Failure> {
+    /// Makes a visit on all ranks: broadcasts it to those that follow this one and makes it here.
+    fn visit_on_all(&self, visit: &Visit<'_>) -> Result<Timed, Failure> {
         if self.ranks.are_many() {
             let order = Order {
                 config: visit.config.to_toml(),
@@ -50,26 +50,26 @@ impl Stage {
             };
             self.ranks.of_first(Some(order))?;
         }
-        self.made(visit)
+        self.visit_combined(visit)
     }
 
-    /// Makes the visits that rank 0 orders, until it dismisses the others. Their outcomes are rank 0's to tell.
+    /// Makes the visits that rank 0 broadcasts, until it dismisses the others. Rank 0 reports the outcomes.
     pub fn follow(&self) -> Result<(), Failure> {
         while let Some(order) = self.ranks.of_first(None::<Order>)? {
             let Order { config, beside, warmup, steps } = order;
             let read = |text: String| Config::parse(&text, "the settings of rank 0");
             let (config, beside) = self.in_step(|| Ok((read(config)?, beside.map(read).transpose()?)))?;
-            let _ = self.made(&Visit { config: &config, beside: beside.as_ref(), warmup, steps });
+            let _ = self.visit_combined(&Visit { config: &config, beside: beside.as_ref(), warmup, steps });
         }
         Ok(())
     }
 
-    /// Lets the ranks go that follow this one.
+    /// Ends `follow` on the other ranks.
     pub fn dismiss(&self) -> Result<(), Failure> {
         self.ranks.of_first(None::<Order>).map(drop)
     }
 
-    /// Does something that all ranks do at once and in which they wait for each other: a failure ends all of them.
+    /// Runs work that all ranks do at once and in which they wait for each other: a failure ends all of them.
     pub fn in_step<T>(&self, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         match self.ranks.are_many() {
             true => self.ranks.in_step(|| guarded(work)),
@@ -82,9 +82,9 @@ impl Stage {
         message::read_all(&self.ranks.gather_bytes(&message::write(own))?)
     }
 
-    /// A visit of this rank, put together with those of the others.
-    fn made(&self, visit: &Visit<'_>) -> Result<Timed, Failure> {
-        self.moves("measuring");
+    /// Makes a visit on this rank and combines it with those of the others.
+    fn visit_combined(&self, visit: &Visit<'_>) -> Result<Timed, Failure> {
+        self.progressed("measuring");
         let own = guarded(|| visit::visit(self, visit))?;
         if !self.ranks.are_many() {
             return Ok(own);

@@ -1,23 +1,24 @@
-//! A visit: a configuration opened, warmed up, timed and closed again. Those who compare several visit them in turns.
+//! A visit is one trial: a configuration is opened, warmed up, timed and closed again. Comparisons alternate between visits of
+//! several.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::{Bench, Stage, Start};
-use crate::statistics::middle;
+use crate::statistics::median;
 use flatout_train::Failure;
 use flatout_train::config::Config;
 
-/// A configuration to be visited.
+/// The arguments of a visit.
 #[derive(Clone, Debug)]
 pub struct Visit<'a> {
     pub config: &'a Config,
-    /// The base, where it is open as well: an update of it lies before each timed one and after the last. A disturbance of a
-    /// tenth of a second or more then slows down both alike. Only for a device on which the host does not run ahead of the
-    /// updates, because here it waits for each.
+    /// The base, where its updates are interleaved: one runs before each timed update and one after the last, so that a
+    /// disturbance of a tenth of a second or more slows down both alike. Only for a device on which the host does not run ahead
+    /// of the updates, because here it waits for each.
     pub beside: Option<&'a Config>,
-    /// Updates behind the first that are not timed, and those that are.
+    /// Warm-up updates after the first, and timed updates.
     pub warmup: usize,
     pub steps: usize,
 }
@@ -58,11 +59,11 @@ fn timed(bench: &Bench, step_ms: Vec<f64>, around_ms: Vec<f64>) -> Timed {
 /// One configuration opened, warmed up and timed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Timed {
-    /// Of every timed update.
+    /// Milliseconds of each timed update.
     pub step_ms: Vec<f64>,
-    /// Of the base's updates before, between and after those, where both were open; otherwise none.
+    /// Milliseconds of the base's updates before, between and after those, where they were interleaved; otherwise empty.
     pub around_ms: Vec<f64>,
-    /// Of every update from the first.
+    /// The loss of every update from the first.
     #[serde(deserialize_with = "losses")]
     pub losses: Vec<f32>,
     pub start: Start,
@@ -73,7 +74,8 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// The visit as the slowest rank had it: an update is over when it is on all of them. Losses and plans are everybody's.
+    /// Combines the visits of all ranks: each time is the slowest rank's, because an update is over when it is on all of them.
+    /// Losses and plans are the same on all.
     pub fn slowest(all: &[Timed]) -> Timed {
         let most = |of: &dyn Fn(&Timed) -> f64| all.iter().map(of).fold(0.0, f64::max);
         let each = |of: fn(&Timed) -> &Vec<f64>| {
@@ -95,22 +97,22 @@ impl Timed {
 
     /// The visit's time: the median of its updates.
     pub fn update_ms(&self) -> f64 {
-        middle(&self.step_ms)
+        median(&self.step_ms)
     }
 }
 
-/// JSON has no word for a loss that is not finite but `null`.
+/// Reads losses; in JSON a loss that is not finite is `null`.
 fn losses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<f32>, D::Error> {
     let written = Vec::<Option<f32>>::deserialize(deserializer)?;
     Ok(written.into_iter().map(|loss| loss.unwrap_or(f32::NAN)).collect())
 }
 
-/// A panic of ours is one configuration's failure, and the others are still measured.
+/// Turns a panic into a failure of one configuration, so that the others are still measured.
 pub fn guarded<T>(work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let said = panic.downcast_ref::<String>().map(String::as_str);
-        let said = said.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no words");
-        Err(Failure::Environment(format!("it panicked, which is a bug of flatout: {said}")))
+        let message = panic.downcast_ref::<String>().map(String::as_str);
+        let message = message.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
+        Err(Failure::Environment(format!("it panicked, which is a bug of flatout: {message}")))
     })
 }
 
@@ -119,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_update_takes_what_it_takes_the_slowest_rank() {
+    fn an_update_takes_as_long_as_on_the_slowest_rank() {
         let timed = |step_ms: &[f64], around_ms: &[f64], session_seconds, driver_bytes| Timed {
             step_ms: step_ms.to_vec(),
             around_ms: around_ms.to_vec(),

@@ -1,8 +1,6 @@
-//! The time that exchanges between ranks take on this machine, by kernel and size: the points that plans of several ranks are
-//! predicted by.
-//!
-//! Every rank runs the same exchanges as often as the others, so that none waits for one that never comes: ranks agree on the
-//! number of runs before each measurement, and the slowest rank's time counts.
+//! Times exchanges between ranks on this machine, by kernel and size. From these points plans of several ranks are predicted.
+//! Every rank runs each exchange equally often, because one that waits for an exchange that others do not run waits for ever:
+//! ranks agree on the number of runs before each measurement. The slowest rank's time counts.
 
 use flatout_ir::ops::collective::{Combine, Order};
 use flatout_ir::timings::{Point, Size, Timings};
@@ -20,11 +18,11 @@ const SMALLEST: u64 = 64 << 10;
 const LARGEST_ON_GPUS: u64 = 256 << 20;
 /// Sockets between processes take a second for what GPUs exchange in a millisecond.
 const LARGEST_ON_CPUS: u64 = 16 << 20;
-/// From one size to the next.
+/// Factor from one size to the next.
 const STEP: u64 = 4;
-/// Exchanges of a small tensor in a run of a plan, so that starting it does not count.
+/// Exchanges of a small tensor per run of a plan, which amortise the cost of starting it.
 const IN_A_RUN: usize = 4;
-/// The largest that is small.
+/// The largest tensor that counts as small, in bytes.
 const SMALL: u64 = 8 << 20;
 /// Measurements of each exchange, of which the median counts.
 const ROUNDS: usize = 5;
@@ -37,14 +35,15 @@ const MOST_RUNS: usize = 50;
 pub struct Timed {
     pub op: Op,
     pub kernel: &'static str,
-    /// Of the tensor that all ranks have together: what is gathered, or what is added up.
+    /// Bytes of the tensor over all ranks: the gathered result, or the input of a sum.
     pub bytes: u64,
     pub seconds: f64,
     size: Size,
 }
 
 impl Timed {
-    /// The bytes that a rank sends a second over its link, whatever the number of ranks: by what an exchange must move at least.
+    /// Bus bandwidth: the bytes per second over a rank's link, from the least that the exchange must move, so that numbers of
+    /// ranks can be compared.
     pub fn bus_bytes_per_second(&self) -> f64 {
         let ways = self.op.ways().unwrap_or(1) as f64;
         let passes = if matches!(self.op, Op::AllReduce { .. }) { 2.0 } else { 1.0 };
@@ -52,13 +51,13 @@ impl Timed {
     }
 }
 
-/// The points of some exchanges, as timings keep them.
+/// Converts timed exchanges to the points that timings keep.
 pub fn points(timed: &[Timed]) -> Timings {
     Timings::new(timed.iter().map(|one| Point { size: one.size.clone(), seconds: one.seconds }))
 }
 
-/// Times every exchange that plans of this many ranks may have, on a device that every rank has opened. All ranks call this. `say`
-/// is told of each kernel and size, on rank 0 as on the others.
+/// Times every exchange that plans of this many ranks may have, on a device that every rank has opened. All ranks call this.
+/// `say` is called with each kernel and size on every rank.
 pub fn exchanges(
     device: &Device,
     ranks: &Ranks,
@@ -78,9 +77,9 @@ pub fn exchanges(
         )?;
         let options = cuda::Options { deterministic: *order == Order::Tree, ..Default::default() };
         let mut session = device.session_with(plans, options, ranks)?;
-        // Others may wait for a rank that fails here inside an exchange, and so would a session that is dropped.
+        // Where this rank fails, others may wait for it inside an exchange, and so would dropping the session: tell them first.
         let of_order = ranks.at_once(|| time(&mut session, ranks, say)).inspect_err(|why| ranks.tell(why))?;
-        // An exchange that adds nothing has no order, and is timed once.
+        // An exchange without a sum has no order of summation, and is timed once.
         timed.extend(of_order.into_iter().filter(|one| *order != Order::Tree || is_ordered(one, orders)));
     }
     Ok(timed)
@@ -96,14 +95,14 @@ fn sizes(largest: u64) -> impl Iterator<Item = u64> {
         .take_while(move |bytes| *bytes <= largest)
 }
 
-/// A plan an exchange, of all sizes, over one arena.
+/// One plan for each exchange and size, all over one arena.
 fn plans(device: &Device, ranks: usize, order: Order, largest: u64) -> Result<PlanSet, Failure> {
     let mut switches = Switches::default();
     switches.kernels.deterministic = if order == Order::Tree { Toggle::On } else { Toggle::Off };
     let target = target_among(ranks, device.target(&switches));
     let (axis, ways) = (Axis::Shard, ranks);
     let b = Builder::new();
-    // Blocks of whole vectors for every rank, of the size or a little more.
+    // A rank's block, rounded up to whole vectors.
     let block =
         |bytes: u64| (bytes / DType::F32.bytes() as u64).div_ceil(ways as u64).next_multiple_of(64) as usize;
     let x = b.input("x", DType::F32, &[ways * block(largest)]);
@@ -124,7 +123,7 @@ fn plans(device: &Device, ranks: usize, order: Order, largest: u64) -> Result<Pl
     let plan = |(number, launch): (usize, Launch)| {
         let times = if bytes(&launch) <= SMALL { IN_A_RUN } else { 1 };
         let launches = vec![Launch { joins: None, ..launch }; times];
-        // Any role that has numbers.
+        // `Fold` serves as a role that has numbers.
         Plan { role: Role::Fold(number), launches, results: vec![] }
     };
     plans.plans = exchanges.enumerate().map(plan).collect();
@@ -138,7 +137,7 @@ fn time(session: &mut Session, ranks: &Ranks, say: &mut dyn FnMut(&str, u64)) ->
         let (launch, in_a_run) = (launches[0].clone(), launches.len());
         let bytes = bytes(&launch);
         say(launch.kernel, bytes);
-        // Connects what the first exchange of a kind connects.
+        // The first exchange of a kind sets up its connections and is not timed.
         runs(session, ranks, role, 1)?;
         let once = runs(session, ranks, role, 1)?;
         let count = ((ROUND_SECONDS / once) as usize).clamp(1, MOST_RUNS);
@@ -154,13 +153,13 @@ fn time(session: &mut Session, ranks: &Ranks, say: &mut dyn FnMut(&str, u64)) ->
 /// The bytes of the tensor that all ranks have together.
 fn bytes(launch: &Launch) -> u64 {
     let view = match launch.op {
-        Op::AllGather { .. } => launch.outs[0].as_ref().expect("somebody reads it"),
+        Op::AllGather { .. } => launch.outs[0].as_ref().expect("its result is read"),
         _ => &launch.ins[0],
     };
     view.span_bytes() as u64
 }
 
-/// The seconds that some runs of a plan take together on the slowest rank; the same number on all of them.
+/// Seconds that `count` runs of a plan take on the slowest rank. Every rank gets the same number.
 fn runs(session: &mut Session, ranks: &Ranks, role: Role, count: usize) -> Result<f64, Failure> {
     ranks.meet()?;
     let begin = session.mark()?;
@@ -181,7 +180,7 @@ mod tests {
         assert_eq!(sizes(LARGEST_ON_CPUS).last(), Some(16 << 20));
     }
 
-    /// Plans for a number of ranks on the CPU: each exchange of each size once, over all ranks, and as often as a run has it.
+    /// Plans for a number of ranks on the CPU have each exchange of each size, repeated where the tensor is small.
     #[test]
     fn every_exchange_has_a_plan_of_each_size() {
         for ranks in [2, 3, 8] {
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bus_carries_what_an_exchange_must_move() {
+    fn bus_bandwidth_counts_the_bytes_that_must_move() {
         let timed = |op: Op| {
             let size = Size {
                 work: flatout_ir::Work::Wire,

@@ -5,8 +5,8 @@ use flatout_train::device;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::resolve::prediction::step_cost;
 
-/// The true time of a launch on a GPU that is made up: a fixed cost, units that large work fills better, wide heads and
-/// rows that go faster than narrow ones.
+/// The true time of a launch on an imaginary GPU: a fixed cost, better occupancy for large work, and wide heads and rows that are
+/// faster than narrow ones.
 fn truth(launch: &Launch, target: &Target) -> f64 {
     let size = Size::of(launch);
     let filled = 1.0 - (-(size.flops as f64) / 4e9).exp();
@@ -17,7 +17,7 @@ fn truth(launch: &Launch, target: &Target) -> f64 {
     3e-6 + arithmetic.max(memory)
 }
 
-/// All samples of a list, timed by the truth.
+/// Timings of all samples of a list by [`truth`].
 fn calibrated(samples: &[Sample], target_for: &dyn Fn(&Config) -> Target) -> Timings {
     let mut points = vec![];
     for sample in samples {
@@ -40,8 +40,8 @@ fn real_seconds(compiled: &Compiled, parts: usize) -> f64 {
     parts as f64 * of(Role::GRAD) + of(Role::Apply)
 }
 
-/// The samples span what recipes launch: a step of sizes that were never timed is known from them, and nothing in it is
-/// of a kind that was not.
+/// The samples cover the launches of recipes: a step of other sizes is predicted from them, and none of its launches is of a kind
+/// that was not timed.
 #[test]
 fn samples_span_the_recipes() {
     let paper = |config: &Config| device::named("h200", &config.switches).expect("in the table");
@@ -92,10 +92,10 @@ fn samples_of_a_cpu_span_tiny() {
     }
 }
 
-/// On this machine, with the clock: a model's launches tell how long a deeper one and a wider batch take, against each
-/// other, by the least of several passes, which neighbours disturb little.
+/// On this machine with the real clock: a model's launches predict a deeper model and a larger batch. Uses the minimum of several
+/// passes, which other processes disturb little.
 #[test]
-fn a_step_is_expected_from_another() {
+fn a_step_is_predicted_from_another_model() {
     let stage = Stage::open(&recipes::resolve(DECODER, &[], &["backend=cpu".into()]).unwrap()).unwrap();
     let timed = |words: &str| {
         let fixed =
@@ -133,7 +133,7 @@ fn a_step_is_expected_from_another() {
 }
 
 #[test]
-fn a_machine_that_does_something_else_is_noticed() {
+fn a_disturbed_machine_is_noticed() {
     let idle = Steadiness { spread: 1.06, drift: 1.03 };
     assert!(!idle.is_disturbed());
     assert!(Steadiness { spread: 1.9, ..idle }.is_disturbed(), "another process takes turns with ours");

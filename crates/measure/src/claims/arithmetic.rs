@@ -1,10 +1,10 @@
-//! Arithmetic written as text: numbers, names, + - * / and parentheses; and two of them compared.
+//! Evaluates arithmetic written as text (numbers, names, + - * / and parentheses) and comparisons of two expressions.
 
 use std::collections::HashMap;
 
 use serde::Serialize;
 
-/// A comparison and what its sides come to.
+/// A comparison and the values of its sides.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Compared {
     pub text: String,
@@ -118,8 +118,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
-        for (text, said) in [
+    fn errors_name_what_is_wrong() {
+        for (text, message) in [
             ("1 +", "there is no quantity ``"),
             ("2 * nothing", "there is no quantity `nothing`"),
             ("(1", "a parenthesis is not closed"),
@@ -127,7 +127,7 @@ mod tests {
             ("1.2.3", "`1.2.3` is no number"),
             ("1 / 0", "`1 / 0` is not finite"),
         ] {
-            assert_eq!(value(text, &known()), Err(said.into()), "{text}");
+            assert_eq!(value(text, &known()), Err(message.into()), "{text}");
         }
         assert!(compare("1 + 1", &known()).is_err());
     }

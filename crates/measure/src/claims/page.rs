@@ -5,14 +5,14 @@ use std::fmt::Write;
 use super::{Claim, Claims, Verdict};
 use flatout_report::words::count;
 
-/// The whole page, or the part of one guide.
+/// The page of all guides, or of one.
 pub fn page(claims: &Claims, guide: Option<&str>) -> String {
     let mut out = String::from(OPENING);
     out += "\n| verdict | meaning |\n|---|---|\n";
     for verdict in Verdict::ALL {
         let _ = writeln!(out, "| {} | {} |", verdict.word(), verdict.meaning());
     }
-    out += "\n## How many\n\n";
+    out += "\n## Counts\n\n";
     counts(claims, guide, &mut out);
     let shown = |name: &str| guide.is_none_or(|only| only == name);
     for guide in claims.guides.iter().filter(|guide| shown(&guide.name)) {
@@ -28,8 +28,8 @@ pub fn page(claims: &Claims, guide: Option<&str>) -> String {
         let (name, command) = (format!("`{}`", figure.name), format!("`{}`", figure.command));
         out += &line(&[&name, value, &figure.machine, &command]);
     }
-    out += "\n## What the arithmetic is made from\n\n";
-    out += "Of GPUs (`rtx3090.bf16_tflops`) it takes what `flatout plan --gpu` knows.\n\n";
+    out += "\n## Quantities of the arithmetic\n\n";
+    out += "Values of GPUs (`rtx3090.bf16_tflops`) are those of `flatout plan --gpu`.\n\n";
     out += "| quantity | value | formula | what it is |\n|---|---|---|---|\n";
     for q in &claims.quantities {
         let value = format!("{} {}", significant(q.value), q.unit);
@@ -42,9 +42,9 @@ const OPENING: &str = "# What optimisation guides claim, and what became of it
 
 Five training scripts came with a guide each: a list of optimisations and what they are said to gain. Every claim has a row
 here, in the guide's order, and one of five verdicts. `flatout claims > docs/results/claims.md` writes this page from
-`crates/measure/src/claims/claims.toml`, and a test compares the two. After a claim stands how the guide
-comes by it (measured, expected, recommended ...) and the hardware it names. Our figures are from the machines named with them
-below, and figures of different machines are no comparison; those of `flatout plan` are made again by a test.
+`crates/measure/src/claims/claims.toml`, and a test compares the two. The parentheses after a claim have the guide's
+basis for it (measured, expected, recommended ...) and the hardware it names. Our figures are from the machines named with them
+below, and figures of different machines cannot be compared; a test recomputes those of `flatout plan`.
 ";
 
 fn counts(claims: &Claims, guide: Option<&str>, out: &mut String) {

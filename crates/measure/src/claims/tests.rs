@@ -7,7 +7,7 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::resolve::fit::{Fit, fit};
 
-/// The data with one claim, whose own lines are given.
+/// Data with one claim that ends in the given lines.
 fn one(lines: &str) -> Result<Claims, String> {
     read(&format!(
         "[[guide]]\nname = \"g\"\nabout = \"\"\n\
@@ -20,7 +20,7 @@ fn one(lines: &str) -> Result<Claims, String> {
 
 #[test]
 fn a_verdict_needs_its_reason() {
-    for (lines, said) in [
+    for (lines, message) in [
         ("verdict = \"measured\"", "measured, and no figure is named"),
         ("verdict = \"measured\"\nfigures = [\"other\"]", "there is no figure `other`"),
         ("verdict = \"impossible\"\nwhy = \"so\"", "impossible, and no arithmetic"),
@@ -30,7 +30,7 @@ fn a_verdict_needs_its_reason() {
         ("why = \"so\"", "missing field `verdict`"),
     ] {
         let error = one(lines).map(|_| ()).unwrap_err();
-        assert!(error.contains(said), "{lines}: {error}");
+        assert!(error.contains(message), "{lines}: {error}");
     }
 }
 
@@ -52,7 +52,7 @@ fn arithmetic_uses_quantities_and_cards() {
     assert_eq!((compared.left, compared.right), (72.0, 71.0));
 }
 
-/// The guides' claims, counted from the guides: a row that is lost or added is noticed.
+/// The numbers were counted in the guides, so that a row that is lost or added is noticed.
 #[test]
 fn every_claim_of_every_guide_is_judged_once() {
     let claims = all();
@@ -85,7 +85,7 @@ fn quantities_of_the_recipe_are_its_own() {
 fn planned(recipe: &str, gpu: &str, words: &str) -> Fit {
     let words: Vec<String> = words.split_whitespace().map(String::from).collect();
     let config = recipes::resolve(recipe, &[], &words).unwrap();
-    // Without what this machine may have kept of such a GPU.
+    // Without timings of such a GPU that this machine may have kept.
     let target = gpus::target(gpus::find(gpu).unwrap(), false);
     fit(&config, &target).unwrap()
 }
@@ -101,7 +101,7 @@ fn gb(bytes: usize) -> String {
     format!("{:.2}", bytes as f64 / 1e9)
 }
 
-/// Every figure that is arithmetic on plans, made again.
+/// Recomputes every figure that is arithmetic on plans.
 #[test]
 fn figures_of_plans_are_what_plan_prints() {
     let (bytes, of) = pretrain("micro_batch=8");
@@ -229,9 +229,9 @@ fn figures_of_plans_are_what_plan_prints() {
     for (name, made) in &made {
         assert_eq!(all().figure(name).unwrap().value.as_ref(), Some(made), "{name}");
     }
-    let on_paper = all().figures.iter().filter(|figure| figure.command.starts_with("flatout plan"));
-    for figure in on_paper {
-        assert!(made.iter().any(|(name, _)| *name == figure.name), "{} is not made again", figure.name);
+    let of_plans = all().figures.iter().filter(|figure| figure.command.starts_with("flatout plan"));
+    for figure in of_plans {
+        assert!(made.iter().any(|(name, _)| *name == figure.name), "{} is not recomputed", figure.name);
     }
 }
 

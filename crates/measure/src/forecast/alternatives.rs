@@ -1,4 +1,4 @@
-//! The cost or saving of every switch: the same rows at once, compiled with it at each of its other values.
+//! The cost or saving of every switch: the same micro-batch compiled with each of its other values.
 
 use flatout_ir::{Options, PlanSet, Target};
 
@@ -21,18 +21,18 @@ pub struct Alternative {
 pub enum Outcome {
     Plans {
         arena_bytes: usize,
-        /// Than the plans there are.
+        /// The arena minus that of the present plans.
         more_bytes: i64,
-        /// A step, by the same arithmetic as the run's.
+        /// The time of a step, predicted as for the run itself.
         predicted_seconds: f64,
         fits: bool,
     },
-    /// It cannot run here, and why.
+    /// It cannot run here; the reason.
     Refused(String),
 }
 
 impl Alternative {
-    /// Neither memory nor the plan's time changes: it acts beside the plans or inside kernels, or not at all.
+    /// Whether neither memory nor the predicted time changes: the switch acts outside the plans, inside kernels, or not at all.
     pub fn is_same(&self, step_seconds: f64) -> bool {
         matches!(self.outcome, Outcome::Plans { more_bytes: 0, predicted_seconds, .. }
             if (predicted_seconds / step_seconds - 1.0).abs() < 1e-9)
@@ -47,8 +47,8 @@ pub(super) fn jobs<'a>(
     let prepared = active::Prepared::settled(&compiled.settled);
     let now = active::active(&compiled.plans, &compiled.target, prepared);
     let mut jobs: Vec<Job<'a>> = vec![];
-    // The backend is no optimisation but another device, and `auto` is one of the other values. Other tokens of the data have
-    // other lengths, which are not known here.
+    // Left out are the backend, which is another device; `auto`, which resolves to one of the other values; and switches that
+    // read other tokens of the data, whose lengths are not known here.
     for switch in TABLE.iter().filter(|switch| switch.off.is_some() && !switch.rereads) {
         let is_now = |value: &str| now.get(switch.name).is_some_and(|state| state == value);
         for value in switch.values().iter().copied().filter(|value| *value != "auto" && !is_now(value)) {
@@ -69,30 +69,30 @@ fn alternative(
     target: Target,
     base: &Compiled,
 ) -> Option<Alternative> {
-    let there = target.memory_bytes;
-    let endless = Target { memory_bytes: u64::MAX, ..target };
+    let memory_bytes = target.memory_bytes;
+    let unlimited = Target { memory_bytes: u64::MAX, ..target };
     let rows = base.micro_batch;
     let planned = |plans: &PlanSet, settled: &Settled, predicted_seconds: f64| {
         let state = |plans: &PlanSet, target: &Target, settled: &Settled| {
             switch.active(plans, target, active::Prepared::settled(settled))
         };
-        // A value that comes to the state there is, such as fusing what the model has not, is no other.
-        let is_other = state(plans, &endless, settled) != state(&base.plans, &base.target, &base.settled);
+        // A value that leads to the present state, such as fusing what the model does not have, is no alternative.
+        let is_other = state(plans, &unlimited, settled) != state(&base.plans, &base.target, &base.settled);
         let arena_bytes = plans.arena_bytes;
         (switch.field.is_none() || is_other).then_some(Outcome::Plans {
             arena_bytes,
             more_bytes: arena_bytes as i64 - base.plans.arena_bytes as i64,
             predicted_seconds,
-            fits: arena_bytes as u64 + endless.driver_bytes <= there,
+            fits: arena_bytes as u64 + unlimited.driver_bytes <= memory_bytes,
         })
     };
     let seconds = |compiled: &Compiled| prediction::step_cost(compiled, config.train.batch).predicted_seconds;
-    let outcome = match settle_for(config, &endless, rows) {
-        // The same plans: it acts beside them or inside kernels.
+    let outcome = match settle_for(config, &unlimited, rows) {
+        // The same plans: the switch acts outside them or inside kernels.
         Ok(settled) if is_alike(&settled.options, &base.settled.options) => {
             planned(&base.plans, &settled, seconds(base))?
         }
-        Ok(_) => match compile_for(config, &endless, rows, false) {
+        Ok(_) => match compile_for(config, &unlimited, rows, false) {
             Ok(other) => planned(&other.plans, &other.settled, seconds(&other))?,
             Err(refused) => Outcome::Refused(refused.to_string()),
         },
@@ -101,7 +101,7 @@ fn alternative(
     Some(Alternative { switch: switch.name, value, outcome })
 }
 
-/// Whether options come to the same plans: the number of buckets follows from them.
+/// Whether options lead to the same plans. The number of buckets is not compared, because it follows from the others.
 fn is_alike(one: &Options, other: &Options) -> bool {
     Options { buckets: other.buckets, ..one.clone() } == *other
 }

@@ -1,5 +1,5 @@
-//! The plan of a run, kept in its folder as `plan.json` for those who look at the run: memory over the step, and the least time
-//! of every kernel.
+//! Keeps the plan of a run in its folder as `plan.json`, for the page that shows runs: memory over the step, and the roofline
+//! time of every kernel.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,12 +14,12 @@ use serde_json::{Value, json};
 
 use super::timeline::{self, Timeline};
 
-/// Where the plan of a run is.
+/// File name of a run's plan.
 pub const PLAN: &str = "plan.json";
-/// Places of the timeline that are kept at most, more than a chart has pixels. Of launches that share a place the one counts at
-/// which most is alive.
-const PLACES: usize = 1000;
-/// Rows of the peak.
+/// The most points of the timeline that are kept, more than a chart has pixels. Of the launches that share a point, the one with
+/// the most bytes alive counts.
+const POINTS: usize = 1000;
+/// The most buffers kept of those alive at the peak.
 const ALIVE: usize = 12;
 
 /// Writes the plan of a run into its folder.
@@ -31,7 +31,7 @@ fn object(config: &Config, compiled: &Compiled) -> Value {
     let batch = config.train.batch;
     let mut timeline = timeline::over_step(&compiled.plans, batch / compiled.micro_batch);
     timeline.peak.alive.truncate(ALIVE);
-    let width = timeline.launches.div_ceil(PLACES).max(1);
+    let width = timeline.launches.div_ceil(POINTS).max(1);
     let step = prediction::step_cost(compiled, batch);
     let is_calibrated = prediction::is_calibrated(compiled);
     json!({
@@ -48,11 +48,11 @@ fn object(config: &Config, compiled: &Compiled) -> Value {
     })
 }
 
-/// Every place of the launches, `width` at each, with the bytes of the launch at which most is alive.
+/// Downsamples the timeline to points of `width` launches, each with the bytes of its launch at which most is alive.
 fn areas(timeline: &Timeline, width: usize) -> Vec<Value> {
     let alive = |launch: &usize| timeline.areas.iter().map(|(_, bytes)| bytes[*launch]).sum::<usize>();
-    let places = (0..timeline.launches).step_by(width);
-    let highest: Vec<usize> = places
+    let points = (0..timeline.launches).step_by(width);
+    let highest: Vec<usize> = points
         .map(|first| {
             let launches = first..(first + width).min(timeline.launches);
             launches.max_by_key(|launch| (alive(launch), std::cmp::Reverse(*launch))).unwrap_or(first)
@@ -62,7 +62,7 @@ fn areas(timeline: &Timeline, width: usize) -> Vec<Value> {
     timeline.areas.iter().map(row).collect()
 }
 
-/// A row a kernel: its launches in an update and their least time together, the longest first.
+/// A row per kernel with its launches per update and their cost, ordered by roofline time, the longest first.
 fn kernels(compiled: &Compiled, batch: usize, is_calibrated: bool) -> Vec<Value> {
     let mut sums: BTreeMap<&'static str, Cost> = BTreeMap::new();
     for (role, times) in prediction::typical_runs(compiled, batch) {
@@ -100,18 +100,17 @@ mod tests {
         let kept: Value = serde_json::from_slice(&std::fs::read(dir.path().join(PLAN)).unwrap()).unwrap();
         assert_eq!(kept["arena_bytes"], json!(compiled.plans.arena_bytes));
         let areas = kept["areas"].as_array().unwrap();
-        let places = areas[0]["bytes"].as_array().unwrap().len();
-        assert!(places > 10 && places <= PLACES, "{places}");
-        let sum = |place: usize| areas.iter().map(|area| area["bytes"][place].as_u64().unwrap()).sum::<u64>();
-        let highest = (0..places).map(sum).max().unwrap();
-        assert_eq!(json!(highest), kept["peak"]["bytes"], "thinning keeps the peak");
+        let points = areas[0]["bytes"].as_array().unwrap().len();
+        assert!(points > 10 && points <= POINTS, "{points}");
+        let sum = |point: usize| areas.iter().map(|area| area["bytes"][point].as_u64().unwrap()).sum::<u64>();
+        let highest = (0..points).map(sum).max().unwrap();
+        assert_eq!(json!(highest), kept["peak"]["bytes"], "downsampling keeps the peak");
         let kernels = kept["kernels"].as_array().unwrap();
         let least: f64 = kernels.iter().map(|row| row["roofline_ms"].as_f64().unwrap()).sum();
-        assert!((least / kept["roofline_ms"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{least}");
-        // Thinner still, the peak stays.
+        assert!((least / kept["roofline_ms"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{least}"); // A coarser sampling keeps the peak too.
         let timeline = timeline::over_step(&compiled.plans, 1);
         let thin = super::areas(&timeline, 7);
-        let sum = |place: usize| thin.iter().map(|area| area["bytes"][place].as_u64().unwrap()).sum::<u64>();
+        let sum = |point: usize| thin.iter().map(|area| area["bytes"][point].as_u64().unwrap()).sum::<u64>();
         assert_eq!((0..timeline.launches.div_ceil(7)).map(sum).max(), Some(highest));
     }
 }

@@ -8,29 +8,29 @@ use flatout_ir::{Class, PlanSet};
 
 use super::timeline::peak;
 
-/// Memory that is no part of the model: inputs, tables, counters, what alignment adds.
+/// Memory outside the model: inputs, tables, counters, padding for alignment.
 const OTHER: &str = "other";
-/// Room between transient buffers, which lie where they fit for their whole life.
+/// Gaps between transient buffers, each of which keeps its place for its whole life.
 const GAPS: &str = "gaps";
 
-/// Blocks with equal numbers, one after another.
+/// Consecutive blocks of equal size.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Layers {
-    /// `layers.0..31`, or the one path there is.
+    /// `layers.0..31`, or the path of a single block.
     pub path: String,
     pub count: usize,
-    /// Of one of them.
+    /// The bytes of one block.
     pub each: Bytes,
 }
 
-/// Bytes of one layer. Activations and scratch are what is alive at the peak of the largest plan.
+/// Bytes of one layer. Activations and scratch count what is alive at the peak of the largest plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Bytes {
     pub parameters: usize,
     pub gradients: usize,
     pub optimizer: usize,
     pub activations: usize,
-    /// Inputs, tables and all else.
+    /// Inputs, tables and everything else.
     pub other: usize,
 }
 
@@ -50,7 +50,7 @@ impl Bytes {
     }
 }
 
-/// In the order of the model, what belongs to no layer last. The totals times the counts sum to `arena_bytes`.
+/// Rows in the order of the model, memory outside the layers last. The totals times the counts sum to `arena_bytes`.
 pub fn layers(plans: &PlanSet) -> Vec<Layers> {
     let mut rows: Vec<(String, Bytes)> = vec![];
     let mut add = |path: &str, category: Category, bytes: usize| {
@@ -94,7 +94,7 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
     fold(rows)
 }
 
-/// Slots in which no other lies, each byte of the model once.
+/// The slots of the model that contain no others, each region once.
 fn innermost(plans: &PlanSet) -> impl Iterator<Item = &PlacedSlot> {
     let mut seen: BTreeSet<(usize, usize)> = BTreeSet::new();
     let is_model = |slot: &&PlacedSlot| {
@@ -105,13 +105,14 @@ fn innermost(plans: &PlanSet) -> impl Iterator<Item = &PlacedSlot> {
     leaves.filter(move |slot| seen.insert((slot.view.offset, slot.ty.bytes())))
 }
 
-/// The layer of what is kept beside a weight under its path: `gradient.`, `optimizer.m.`, a copy in another type.
+/// The layer of a tensor that belongs to a weight and has its path in its own: `gradient.`, `optimizer.m.`, a copy in another
+/// type.
 fn layer_within(path: &str, of_model: &BTreeSet<String>) -> Option<String> {
     let starts = [0].into_iter().chain(path.match_indices('.').map(|(dot, _)| dot + 1));
     starts.map(|start| layer_of(&path[start..])).find(|layer| of_model.contains(layer))
 }
 
-/// Up to the first number: `layers.3` of `layers.3.attn.wq`; the first name where there is none.
+/// The path up to its first number: `layers.3` of `layers.3.attn.wq`; the first name where there is none.
 fn layer_of(path: &str) -> String {
     let mut kept: Vec<&str> = vec![];
     for part in path.split('.') {
@@ -123,7 +124,7 @@ fn layer_of(path: &str) -> String {
     kept[0].into()
 }
 
-/// Neighbours with numbers one apart and equal bytes are one row.
+/// Merges neighbours whose numbers are consecutive and whose bytes are equal into one row.
 fn fold(rows: Vec<(String, Bytes)>) -> Vec<Layers> {
     struct Run {
         stem: String,

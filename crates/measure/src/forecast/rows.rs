@@ -1,6 +1,6 @@
-//! How many rows at once fit a device: memory grows with rows in a straight line, nearly, so a few compilations find the
-//! largest number to the row. Where the head's logits go from one chunk to two, a few rows more take a little less; a limit
-//! just there may be met on either side.
+//! Finds the largest micro-batch that fits a device. Memory is almost linear in the rows, so a few compilations find the exact
+//! number. Where the head's logits go from one chunk to two, a few more rows take a little less memory; a limit just there may be
+//! met on either side.
 
 use flatout_ir::{Recompute, Target};
 
@@ -10,20 +10,20 @@ use flatout_train::resolve::compile::{Compiled, compile_for};
 use flatout_train::resolve::prediction;
 use flatout_train::switches::{Auto, Named};
 
-/// Beyond this many rows nobody asks.
+/// Upper bound of the search.
 const MOST_ROWS: usize = 1 << 16;
 
-/// The largest micro-batch with a setting of `recompute`.
+/// The largest micro-batch for a setting of `recompute`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Largest {
     pub recompute: &'static str,
-    /// Any number of rows, whatever the batch; `None` where not even one fits.
+    /// The largest number of rows whatever the batch; `None` where not even one fits.
     pub rows: Option<usize>,
-    /// Of the batch's divisors.
+    /// The largest divisor of the batch that fits.
     pub of_batch: Option<usize>,
     /// The arena of plans of `rows`.
     pub arena_bytes: Option<usize>,
-    /// Tokens a second, as predicted for updates of `rows`.
+    /// Tokens per second, as predicted for updates of `rows`.
     pub tokens_per_second: Option<f64>,
 }
 
@@ -38,22 +38,22 @@ pub(super) fn jobs<'a>(config: &'a Config, compiled: &'a Compiled) -> Vec<Job<'a
 }
 
 fn largest(config: &Config, target: &Target, near: usize) -> Largest {
-    let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
-    let there = target.memory_bytes.saturating_sub(target.bytes_beside()) as usize;
-    let plans = |rows: usize| compile_for(config, &endless, rows, false).ok();
-    // An update of examples never needs room for more than all of them.
+    let unlimited = Target { memory_bytes: u64::MAX, ..target.clone() };
+    let available = target.memory_bytes.saturating_sub(target.bytes_beside()) as usize;
+    let plans = |rows: usize| compile_for(config, &unlimited, rows, false).ok();
+    // A micro-batch of examples never holds more than those of the update.
     let most = if config.data.has_examples() { config.train.batch } else { MOST_ROWS };
     let mut known: Vec<(usize, usize)> = vec![];
     let mut fitting: Option<(usize, Compiled)> = None;
     let mut too_many = most + 1;
     let mut next = near.clamp(1, most);
-    // Each try is on the line through the two nearest to the limit; every third halves the range, because the line creeps
-    // where memory bends.
+    // Secant steps through the two points nearest to the limit; every third step is a bisection, because secants converge slowly
+    // where the slope changes.
     for attempt in 1..64 {
         let Some(compiled) = plans(next) else { break };
         let bytes = compiled.plans.arena_bytes;
         known.push((next, bytes));
-        if bytes <= there {
+        if bytes <= available {
             fitting = Some((next, compiled));
         } else {
             too_many = next;
@@ -64,10 +64,10 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
         }
         next = match attempt % 3 {
             0 if too_many <= most => low + (too_many - low) / 2,
-            _ => guess(&known, there).clamp(low + 1, too_many - 1),
+            _ => guess(&known, available).clamp(low + 1, too_many - 1),
         };
     }
-    // Of several ranks each has its lanes' rows.
+    // With several ranks each computes the rows of its lanes.
     let batch = match target.ranks {
         1 => config.train.batch,
         ranks => config.train.batch / ranks,
@@ -91,17 +91,18 @@ fn largest(config: &Config, target: &Target, near: usize) -> Largest {
     }
 }
 
-/// Where the line through the two points nearest to the limit meets it; twice as many, or half, where there is one.
-fn guess(known: &[(usize, usize)], there: usize) -> usize {
+/// The rows at which the line through the two points nearest to the limit meets it; twice or half as many as the only point where
+/// there is one.
+fn guess(known: &[(usize, usize)], available: usize) -> usize {
     let mut near = known.to_vec();
-    near.sort_by_key(|(_, bytes)| bytes.abs_diff(there));
+    near.sort_by_key(|(_, bytes)| bytes.abs_diff(available));
     match near[..] {
         [(a, x), (b, y), ..] if a != b && x != y => {
             let slope = (y as f64 - x as f64) / (b as f64 - a as f64);
-            let rows = a as f64 + (there as f64 - x as f64) / slope;
+            let rows = a as f64 + (available as f64 - x as f64) / slope;
             rows.floor().clamp(0.0, MOST_ROWS as f64) as usize
         }
-        [(rows, bytes), ..] if bytes <= there => 2 * rows,
+        [(rows, bytes), ..] if bytes <= available => 2 * rows,
         [(rows, _), ..] => rows / 2,
         [] => 1,
     }
@@ -114,7 +115,7 @@ mod tests {
     use flatout_train::recipes;
     use flatout_train::resolve::compile;
 
-    /// Rows of an update that are computed in several parts cost several times what one part does.
+    /// An update in several micro-batches costs several times what one micro-batch does.
     #[test]
     fn no_number_of_rows_is_faster_than_the_device() {
         for recipe in ["qwen3-0.6b-sft", "gemma3-1b-pairs", "pretrain-226m"] {
@@ -140,9 +141,9 @@ mod tests {
             let config = config.with(&[format!("recompute={recompute}")]).unwrap();
             compile_for(&config, target, rows, false).map(|c| c.plans.arena_bytes)
         };
-        let endless = compile::target();
-        let mut target = endless.clone();
-        target.memory_bytes = bytes(45, "cheap", &endless).unwrap() as u64;
+        let unlimited = compile::target();
+        let mut target = unlimited.clone();
+        target.memory_bytes = bytes(45, "cheap", &unlimited).unwrap() as u64;
         let found = |near: usize, recompute: Recompute| {
             let mut config = config.clone();
             config.switches.memory.recompute = Auto::Given(recompute);

@@ -1,4 +1,4 @@
-//! How a run scales: the same update on 1, 2, 4 .. ranks. The batch is the run's, so each rank has fewer rows of it.
+//! Strong scaling of a run: the same update on 1, 2, 4 .. ranks. The batch stays the same, so each rank has fewer of its rows.
 
 use flatout_ir::{OpKind, Role, Target};
 use flatout_train::config::Config;
@@ -7,19 +7,19 @@ use flatout_train::resolve::fit::compile_unbounded;
 use flatout_train::resolve::prediction;
 use rayon::prelude::*;
 
-/// A number of ranks, and what an update takes on them; all times are predictions.
+/// An update on a number of ranks; all times are predictions.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Scaled {
     pub ranks: usize,
     pub nodes: usize,
     pub micro_batch: usize,
-    /// On each rank.
+    /// Bytes of the arena on each rank.
     pub arena_bytes: usize,
     /// Whether it fits the memory of a rank's device.
     pub fits: bool,
     pub exchange: Exchange,
     pub tokens_per_second: f64,
-    /// Tokens a second over as many times those of one rank.
+    /// Scaling efficiency: tokens per second over `ranks` times those of one rank.
     pub share_of_linear: f64,
 }
 
@@ -33,21 +33,21 @@ pub struct Exchange {
     pub wire_ms: f64,
     /// The part of the step that exchanges add.
     pub exposed_ms: f64,
-    /// The parts in which what ranks have shares of is exchanged; 0 where they have none.
+    /// Buckets in which sharded tensors are exchanged; 0 where nothing is sharded.
     pub buckets: usize,
 }
 
-/// A number of ranks that cannot share the run out, and why.
+/// A number of ranks among which the run cannot be divided, and the reason.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Refused {
     pub ranks: usize,
     pub refused: String,
 }
 
-/// By timings of kernels and exchanges where there are any, and otherwise at best.
+/// Predicts the exchanges of an update from timings of kernels and exchanges where there are any; otherwise the least times.
 pub fn exchange(compiled: &Compiled, batch: usize) -> Exchange {
     let (played, _) = prediction::step_played(compiled, batch);
-    // Sums are scattered once an update, or in every micro-batch.
+    // Sums are scattered once per update, or in every micro-batch.
     let plans = [Role::Apply, Role::GRAD].into_iter().filter_map(|role| compiled.plans.plan(role));
     let scatters = plans.flat_map(|plan| &plan.launches);
     Exchange {
@@ -59,7 +59,7 @@ pub fn exchange(compiled: &Compiled, batch: usize) -> Exchange {
     }
 }
 
-/// The run on 1, 2, 4 .. ranks up to this many, on devices that `target_of` gives.
+/// The run on 1, 2, 4 .. ranks up to this many, on the targets that `target_of` gives.
 pub fn scaling(
     config: &Config,
     ranks: usize,
@@ -118,7 +118,7 @@ mod tests {
         assert!((got / want - 1.0).abs() < part, "{got:.2}, wanted {want} within {part}");
     }
 
-    /// The time of exchanges, within 6%, and the share of linear scaling that they leave beside the compute that such GPUs were
+    /// The time of exchanges, within 6%, and the share of linear scaling that remains with the compute time that such GPUs were
     /// expected to need, within a hundredth: (GPU, a node, nodes, rows, scatter and gather, compute, share).
     #[test]
     fn exchanges_leave_the_expected_share_of_linear_scaling() {
@@ -129,19 +129,23 @@ mod tests {
             ("rtx4090", 4, 1, 64, 62.0 + 31.0, 546.0, 0.85),
         ] {
             let rows = format!("train.batch={rows}");
-            let (told, compiled) = planned(gpu, a_node, nodes, &[&rows]);
-            close(told.wire_ms, wire_ms, 0.06);
-            assert!(told.exposed_ms <= told.wire_ms && told.exposed_ms > 0.8 * told.wire_ms, "{told:?}");
-            assert!((compute_ms / (compute_ms + told.exposed_ms) - share).abs() < 0.01, "{told:?}");
+            let (exchange, compiled) = planned(gpu, a_node, nodes, &[&rows]);
+            close(exchange.wire_ms, wire_ms, 0.06);
+            let is_exposed = exchange.exposed_ms > 0.8 * exchange.wire_ms;
+            assert!(exchange.exposed_ms <= exchange.wire_ms && is_exposed, "{exchange:?}");
+            assert!((compute_ms / (compute_ms + exchange.exposed_ms) - share).abs() < 0.01, "{exchange:?}");
             // Compute here is the least by data sheets.
-            assert!(told.compute_ms < compute_ms && told.compute_ms > 0.5 * compute_ms, "{told:?}");
+            assert!(
+                exchange.compute_ms < compute_ms && exchange.compute_ms > 0.5 * compute_ms,
+                "{exchange:?}"
+            );
             assert_eq!(compiled.settled.options.shard, flatout_ir::Shard::Optimizer);
         }
     }
 
-    /// Sums that every rank gets take twice as many bytes of f32, and nothing hides them.
+    /// Sums that every rank gets move twice as many bytes of f32, and no computation overlaps them.
     #[test]
-    fn levels_and_overlap_are_told_apart() {
+    fn levels_and_overlap_change_the_exchanges() {
         let of = |word: &str| planned("h100", 8, 1, &["train.batch=64", word]);
         let (shared, in_shares) = of("shard=optimizer");
         let (whole, on_all) = of("shard=none");
@@ -153,7 +157,8 @@ mod tests {
         assert!(shared.exposed_ms < apart.exposed_ms - 0.1, "{} and {}", shared.exposed_ms, apart.exposed_ms);
     }
 
-    /// Exchanges that were timed among as many ranks of one node take what they took: here three times what links say.
+    /// Exchanges that were timed among as many ranks of one node are predicted from these times: here three times what the links
+    /// give.
     #[test]
     fn timed_exchanges_win_over_links_on_one_node() {
         let config = recipes::resolve("pretrain-226m", &[], &["train.batch=64".into()]).unwrap();
@@ -182,7 +187,8 @@ mod tests {
         close(among(4).wire_ms, across.wire_ms, 1e-9);
     }
 
-    /// Weights that layers gather travel twice beside their gradients, in every micro-batch, and most of that runs beside layers.
+    /// Weights that layers gather are sent twice in addition to their gradients, in every micro-batch, and most of that overlaps
+    /// layers.
     #[test]
     fn gathered_layers_take_less_memory_and_more_wire() {
         let of = |word: &str| planned("h100", 8, 1, &["train.batch=64", "train.micro_batch=8", word]);

@@ -1,4 +1,4 @@
-//! The arena over a step: how many bytes are alive at every launch, by category, and what is alive at the peak.
+//! The arena over a step: bytes alive at every launch, by category, and the buffers alive at the peak.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -9,15 +9,15 @@ use flatout_ir::{PlanSet, Role};
 use flatout_report::plot::{Area, Areas, Mark};
 use flatout_report::words;
 
-/// Where the plan that needs the most needs it.
+/// The launch of the largest plan at which most is alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instant {
     pub launch: usize,
-    /// Alive there, beside what is persistent.
+    /// Transient bytes alive there, besides the persistent ones.
     pub transient_bytes: usize,
 }
 
-/// Buffers of one name, alive at the peak.
+/// Buffers of one name that are alive at the peak.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Alive {
     /// `layers.0..31.ffn`: paths that differ in one number and hold as many bytes are one row.
@@ -26,7 +26,7 @@ pub struct Alive {
     pub bytes: usize,
 }
 
-/// The peak in words.
+/// A description of the peak.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Peak {
     pub role: Cow<'static, str>,
@@ -51,7 +51,7 @@ pub fn describe(plans: &PlanSet) -> Peak {
     let (at, largest) = (peak(plans), plans.largest_plan());
     let plan = &plans.plans[largest];
     let is_alive = |b: &&Buffer| b.live.as_ref().is_some_and(|(_, range)| range.contains(&at.launch));
-    // By name without its number and size: the numbers there are.
+    // The numbers that occur, by name without its number and by size.
     let mut by_name: BTreeMap<(String, usize), Vec<Option<usize>>> = BTreeMap::new();
     for buffer in plans.transients(largest).filter(is_alive) {
         let (stem, number) = unnumbered(&buffer.name);
@@ -89,7 +89,7 @@ pub fn describe(plans: &PlanSet) -> Peak {
     }
 }
 
-/// The first number of a path as a star, and the number.
+/// A path with its first number replaced by a star, and that number.
 fn unnumbered(path: &str) -> (String, Option<usize>) {
     let mut number = None;
     let parts = path.split('.').map(|part| match part.parse::<usize>() {
@@ -103,7 +103,7 @@ fn unnumbered(path: &str) -> (String, Option<usize>) {
     (parts.join("."), number)
 }
 
-/// Bytes alive at every launch of a plan, of the transients that count.
+/// Bytes alive at every launch of a plan, in the transients that `counts` selects.
 fn alive_bytes(plans: &PlanSet, plan: usize, counts: impl Fn(&Buffer) -> bool) -> Vec<usize> {
     let launches = plans.plans.get(plan).map_or(0, |plan| plan.launches.len());
     let mut changes = vec![0_i64; launches + 1];
@@ -163,7 +163,7 @@ pub fn over_step(plans: &PlanSet, micro_batches: usize) -> Timeline {
     Timeline { launches, areas, parts, peak, peak_at }
 }
 
-/// The picture: launches of a step from left to right, bytes stacked by category, the peak marked.
+/// A chart: launches of a step from left to right, bytes stacked by category, the peak marked.
 pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
     let (unit, scale) = match plans.arena_bytes {
         n if n >= 1 << 30 => ("GiB", (1u64 << 30) as f64),
@@ -182,7 +182,7 @@ pub fn picture(title: &str, plans: &PlanSet, micro_batches: usize) -> Areas {
     });
     let Peak { role, launch, launches, kernel, path, alive, .. } = &peak;
     let mut notes = vec![format!(
-        "Most is alive in launch {launch} of {launches} of {role}: {kernel} of {path}. Beside what is persistent:"
+        "The peak is at launch {launch} of {launches} of {role}: {kernel} of {path}. Besides persistent memory:"
     )];
     notes.extend(alive.iter().take(8).map(|a| {
         let many = if a.buffers > 1 { format!(" in {} buffers", a.buffers) } else { String::new() };

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 use super::{Told, world};
 use crate::forecast::{Alternative, Outcome};
 
-pub fn object(told: &Told<'_>) -> Value {
-    let Told { config, compiled, forecast, attention, on_paper, features, world } = told;
+pub fn object(report: &Told<'_>) -> Value {
+    let Told { config, compiled, forecast, attention, on_paper, features, world } = report;
     let step = &forecast.step;
     let timings = &compiled.target.timings;
     let predicted = |seconds: f64| timings.knows_kernels().then_some(seconds);
@@ -79,8 +79,8 @@ pub fn object(told: &Told<'_>) -> Value {
             "words": features.as_ref().map(Forecast::words),
         });
     }
-    if let Some(told) = world {
-        all["world"] = world::object(told, compiled);
+    if let Some(of_world) = world {
+        all["world"] = world::object(of_world, compiled);
     }
     if let Some(gpu) = on_paper {
         all["gpu"] = json!({

@@ -1,4 +1,4 @@
-//! Ranks of a plan: how many train together, how they are linked, and how the run scales over them.
+//! Ranks of a plan: their number, the links between them, and the scaling of the run over them.
 
 use flatout_ir::links::Link;
 use flatout_ir::{Shard, Target};
@@ -15,26 +15,26 @@ use serde_json::{Value, json};
 use super::Asked;
 use crate::forecast::scaling::{Exchange, Refused, Scaled, exchange, scaling};
 
-/// The ranks that were asked for.
+/// The requested ranks.
 pub(super) struct World<'a> {
     ranks: usize,
     nodes: usize,
-    asked: &'a Asked,
-    /// The plan is for GPUs of this machine, and no link is named.
+    request: &'a Asked,
+    /// Whether the plan is for GPUs of this machine and no link is named.
     is_here: bool,
-    /// The link that NVML tells of then.
+    /// The link that NVML reports in that case.
     here: Option<Link>,
 }
 
-/// Their place, their level and their prediction, as they are told.
+/// What is reported about several ranks: placement, links, sharding and predictions.
 pub struct Told {
     pub ranks: usize,
     pub nodes: usize,
-    /// Of GPUs: their links by name, inside a node and between nodes.
+    /// Names of the links between GPUs, within a node and between nodes.
     pub links: Option<[String; 2]>,
     /// The source of the GPUs' links within a node.
     pub link_by: &'static str,
-    /// Exchanges among all ranks were timed on this machine.
+    /// Whether exchanges among all ranks were timed on this machine.
     pub is_timed: bool,
     pub level: &'static str,
     pub why: Option<String>,
@@ -43,15 +43,15 @@ pub struct Told {
 }
 
 impl<'a> World<'a> {
-    /// One rank where nothing was asked for.
+    /// A single rank if none are requested.
     pub(super) fn of(
-        asked: &'a Asked,
+        request: &'a Asked,
         config: &Config,
         on_paper: Option<&str>,
     ) -> Result<World<'a>, UserError> {
         let is_cpu = config.switches.compute.backend == Backend::Cpu;
         let has_gpu = || on_paper.is_some() || device::has_gpu();
-        match (asked.gpus, asked.ranks) {
+        match (request.gpus, request.ranks) {
             (Some(_), _) if is_cpu => Err(UserError(
                 "--gpus and `backend=cpu` contradict each other: give --ranks, or leave backend=cpu out".into(),
             )),
@@ -62,11 +62,11 @@ impl<'a> World<'a> {
                 "--ranks plans for ranks on CPUs: give --gpus for GPUs, or backend=cpu".into(),
             )),
             (gpus, ranks) => {
-                let nodes = asked.nodes.unwrap_or(1);
-                let is_here = gpus.is_some() && on_paper.is_none() && asked.link.is_none();
+                let nodes = request.nodes.unwrap_or(1);
+                let is_here = gpus.is_some() && on_paper.is_none() && request.link.is_none();
                 let here = gpus.filter(|_| is_here).and_then(device::link_here);
                 let ranks = gpus.map_or(ranks.unwrap_or(1), |gpus| gpus * nodes);
-                Ok(World { ranks, nodes, asked, is_here, here })
+                Ok(World { ranks, nodes, request, is_here, here })
             }
         }
     }
@@ -76,22 +76,22 @@ impl<'a> World<'a> {
         self.target_of(self.ranks, target)
     }
 
-    /// The same of fewer ranks, on as few nodes as have that many.
+    /// The target of one of fewer ranks, on as few nodes as hold them.
     fn target_of(&self, ranks: usize, target: Target) -> Result<Target, UserError> {
         if ranks == 1 {
             return Ok(target);
         }
-        let (link, net) = (self.asked.link.as_deref(), self.asked.net.as_deref());
+        let (link, net) = (self.request.link.as_deref(), self.request.net.as_deref());
         let here = self.here.as_ref();
         let links = |gpus| device::links_of(&target.name, here, link, net, gpus);
-        let links = self.asked.gpus.map(links).transpose()?;
+        let links = self.request.gpus.map(links).transpose()?;
         let local = links.as_ref().map(|links| &links.local).filter(|_| self.is_here);
         let timed = local.map(device::exchanges_here).unwrap_or_default();
         let timings = target.timings.with(&timed);
         Ok(Target { links, timings, ..target_among(ranks, target) })
     }
 
-    /// Tells of several ranks; `None` of one. `target` is the device of one that trains alone.
+    /// Reports on several ranks; `None` for one. `target` is that of a device that trains alone.
     pub(super) fn told(&self, config: &Config, compiled: &Compiled, target: &Target) -> Option<Told> {
         let links = compiled.target.links.as_ref();
         let target_of = |ranks| self.target_of(ranks, target.clone()).expect("its links were found before");
@@ -103,7 +103,7 @@ impl<'a> World<'a> {
             ranks: self.ranks,
             nodes: self.nodes,
             links: links.map(|links| [&links.local, &links.net].map(|link| link.name.clone())),
-            link_by: match (&self.here, &self.asked.link) {
+            link_by: match (&self.here, &self.request.link) {
                 (Some(_), _) => "nvml",
                 (None, Some(_)) => "asked",
                 (None, None) => "table",
@@ -116,24 +116,24 @@ impl<'a> World<'a> {
     }
 }
 
-/// Several ranks as JSON.
-pub(super) fn object(told: &Told, compiled: &Compiled) -> Value {
+/// The report on several ranks as JSON.
+pub(super) fn object(report: &Told, compiled: &Compiled) -> Value {
     let scaled = |one: &Result<Scaled, Refused>| match one {
         Ok(row) => json!(row),
         Err(row) => json!(row),
     };
     let is_calibrated = prediction::is_calibrated(compiled);
     json!({
-        "ranks": told.ranks,
-        "nodes": told.nodes,
-        "link": told.links.as_ref().map(|[local, _]| local),
-        "link_by": told.links.as_ref().map(|_| told.link_by),
-        "exchanges_by": told.links.as_ref().map(|_| if told.is_timed { "timings" } else { "links" }),
-        "net": told.links.as_ref().filter(|_| told.nodes > 1).map(|[_, net]| net),
-        "shard": told.level,
-        "why": told.why,
+        "ranks": report.ranks,
+        "nodes": report.nodes,
+        "link": report.links.as_ref().map(|[local, _]| local),
+        "link_by": report.links.as_ref().map(|_| report.link_by),
+        "exchanges_by": report.links.as_ref().map(|_| if report.is_timed { "timings" } else { "links" }),
+        "net": report.links.as_ref().filter(|_| report.nodes > 1).map(|[_, net]| net),
+        "shard": report.level,
+        "why": report.why,
         "compute_by": if is_calibrated { "timings" } else { "roofline" },
-        "exchange": told.predicted.as_ref().map(|(exchange, _)| exchange),
-        "scaling": told.predicted.iter().flat_map(|(_, rows)| rows.iter().map(scaled)).collect::<Vec<_>>(),
+        "exchange": report.predicted.as_ref().map(|(exchange, _)| exchange),
+        "scaling": report.predicted.iter().flat_map(|(_, rows)| rows.iter().map(scaled)).collect::<Vec<_>>(),
     })
 }

@@ -1,19 +1,18 @@
-//! The time of an update by cause, from measurements that each leave one thing out.
+//! Divides the time of an update by cause, with measurements that each leave one more thing out.
 //!
-//! | measured | holds |
+//! | measured | left out |
 //! |---|---|
-//! | an update as a run makes it | everything |
-//! | the same on the inputs that lie there | no rows, no writing of inputs |
-//! | its plans one after another | also no results that the host reads |
-//! | its launches one by one | also nothing between kernels |
+//! | an update as in training | nothing |
+//! | the same on the inputs already on the device | rows, and the writing of inputs |
+//! | its plans one after another | also the results that the host reads |
+//! | its launches one by one | also the time between kernels |
 //!
-//! The time that one takes beyond the next is the time of what the next leaves out; the wait for rows is measured itself. So
-//! the parts add up to the update. Of several ranks the launches are played through with their exchanges beside them, and the
-//! time that this takes beyond the launches alone is the wire's.
-//!
-//! Machines drift: measurements take turns, and what a round measured counts in proportion to the round's own update.
-//! Each part is made of medians over the rounds. On a machine with other work a part that is next to nothing may come
-//! out below it; `noise_ms` is how far.
+//! The difference between two lines is the time of what the second leaves out; the wait for rows is measured directly. So the
+//! parts add up to the update. With several ranks, the launches and their exchanges are simulated on their queues, and the time
+//! beyond that of the launches alone is the wire's.
+//! Machines drift: the measurements are interleaved in rounds, and each round is normalised by its own update. Every part is
+//! computed from medians over the rounds. On a machine with other load a part close to zero may come out negative; `noise_ms` is
+//! by how much.
 
 use std::time::Instant;
 
@@ -25,27 +24,27 @@ use crate::bench::Bench;
 use flatout_train::Failure;
 use flatout_train::training::update::{collect, post};
 
-/// Passes over the launches in a round, beside one that is not timed.
+/// Timed passes over the launches in a round, after one warm-up pass.
 const PASSES: usize = 2;
 
 /// The time of an update, and its parts.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Budget {
     pub step_ms: f64,
-    /// All launches, timed one by one.
+    /// The sum of all launches, timed one by one.
     pub kernels_ms: f64,
-    /// Exchanges with other ranks that launches wait for; none where there are no others.
+    /// Exchanges that launches wait for; none for a single rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub wire_ms: Option<f64>,
-    /// Between kernels: launching, and the gaps it leaves.
+    /// Time between kernels: launching, and the gaps it leaves.
     pub launch_ms: f64,
-    /// Results that the host reads before it goes on.
+    /// Reading results on the host before it continues.
     pub synchronisation_ms: f64,
-    /// Inputs written and brought to the device.
+    /// Writing inputs and copying them to the device.
     pub copy_ms: f64,
-    /// Standing still for want of rows.
+    /// Waiting for rows.
     pub data_ms: f64,
-    /// Parts below this are not told from nothing; three deviations.
+    /// Parts below this cannot be told from zero: three standard errors.
     pub noise_ms: f64,
 }
 
@@ -67,49 +66,50 @@ impl Budget {
     }
 }
 
-/// The measurements of a round: seconds an update, and the launches.
+/// The measurements of a round: seconds per update, and the launches.
 pub struct Round {
     pub step: f64,
     pub data: f64,
-    pub unfed: f64,
+    pub without_inputs: f64,
     pub plans: f64,
-    /// A vector a role.
+    /// One vector per role.
     pub launches: Vec<Vec<LaunchTime>>,
 }
 
 /// Measures a round: `updates` updates of each kind, and the launches one by one.
 pub fn round(bench: &mut Bench, updates: usize) -> Result<Round, Failure> {
     let before = bench.waited();
-    // Ranks begin each part together: one that came early would count its wait for the others.
+    // Ranks begin each part together, because an early one would count its wait for the others.
     bench.meet()?;
     let step = median(&bench.steps(updates)?) / 1e3;
     let data = bench.waited().since(before).total.as_secs_f64() / updates as f64;
     let runs = bench.runs();
     bench.meet()?;
-    let unfed = median(&unfed(bench.session(), &runs, updates)?);
+    let without_inputs = median(&without_inputs(bench.session(), &runs, updates)?);
     bench.meet()?;
     let plans = median(&plans(bench.session(), &runs, updates)?);
     let roles: Vec<Role> = runs.iter().map(|(role, _)| *role).collect();
     bench.meet()?;
-    Ok(Round { step, data, unfed, plans, launches: bench.session().time(&roles, PASSES)? })
+    Ok(Round { step, data, without_inputs, plans, launches: bench.session().time(&roles, PASSES)? })
 }
 
-/// The rounds as if their updates had all taken the median's time.
-pub fn steadied(rounds: Vec<Round>) -> Vec<Round> {
+/// Scales each round so that its update takes the median time over rounds.
+pub fn normalised(rounds: Vec<Round>) -> Vec<Round> {
     let step = median(&rounds.iter().map(|round| round.step).collect::<Vec<_>>());
-    let steady = |mut round: Round| {
+    let normalise = |mut round: Round| {
         let factor = step / round.step;
         for time in round.launches.iter_mut().flatten() {
             time.seconds *= factor;
             time.least_seconds *= factor;
         }
-        let [data, unfed, plans] = [round.data, round.unfed, round.plans].map(|time| factor * time);
-        Round { step, data, unfed, plans, ..round }
+        let [data, without_inputs, plans] =
+            [round.data, round.without_inputs, round.plans].map(|time| factor * time);
+        Round { step, data, without_inputs, plans, ..round }
     };
-    rounds.into_iter().map(steady).collect()
+    rounds.into_iter().map(normalise).collect()
 }
 
-/// The median time of every launch of every role over rounds that were steadied.
+/// The median time of every launch of every role over normalised rounds.
 pub fn launches(rounds: &[Round]) -> Vec<Vec<LaunchTime>> {
     let of = |role: usize, launch: usize| {
         let times = || rounds.iter().map(move |round| round.launches[role][launch]);
@@ -123,37 +123,38 @@ pub fn launches(rounds: &[Round]) -> Vec<Vec<LaunchTime>> {
     roles.map(|(role, times)| (0..times.len()).map(|launch| of(role, launch)).collect()).collect()
 }
 
-/// The parts of an update, of rounds that were steadied and what was made of their launches. `wire_ms` is what exchanges with other
-/// ranks add, which are no part of `timed` then.
+/// The parts of an update, from normalised rounds and their launches. `wire_ms` is the time that exchanges between ranks add;
+/// `timed` has no exchanges then.
 pub fn budget(rounds: &[Round], timed: &[Timed], wire_ms: Option<f64>, runs: &[(Role, u64)]) -> Budget {
     let ms = |of: &dyn Fn(&Round) -> f64| 1e3 * median(&rounds.iter().map(of).collect::<Vec<_>>());
     let noise = |of: &dyn Fn(&Round) -> f64| {
-        let middle = ms(of);
-        let off = |round: &Round| (1e3 * of(round) - middle).abs() / 1e3;
-        // Three deviations of a median, from the median of absolute deviations.
+        let centre = ms(of);
+        let off = |round: &Round| (1e3 * of(round) - centre).abs() / 1e3;
+        // Three standard errors of a median, from the median absolute deviation.
         3.0 * 1.2533 * 1.4826 * ms(&off) / (rounds.len() as f64).sqrt()
     };
     let kernels_of = |round: &Round| {
         let sum = |times: &[LaunchTime]| times.iter().map(|time| time.seconds).sum::<f64>();
         round.launches.iter().zip(runs).map(|(times, (_, runs))| *runs as f64 * sum(times)).sum()
     };
-    let [step, data, unfed, plans] = [ms(&|r| r.step), ms(&|r| r.data), ms(&|r| r.unfed), ms(&|r| r.plans)];
+    let [step, data, without_inputs, plans] =
+        [ms(&|r| r.step), ms(&|r| r.data), ms(&|r| r.without_inputs), ms(&|r| r.plans)];
     let kernels = 1e3 * timed.iter().map(Timed::update_seconds).sum::<f64>();
     Budget {
         step_ms: step,
         kernels_ms: kernels,
         wire_ms,
         launch_ms: plans - kernels - wire_ms.unwrap_or(0.0),
-        synchronisation_ms: unfed - plans,
-        copy_ms: step - data - unfed,
+        synchronisation_ms: without_inputs - plans,
+        copy_ms: step - data - without_inputs,
         data_ms: data,
-        noise_ms: noise(&|r| r.unfed).max(noise(&|r| r.plans)).max(noise(&kernels_of)),
+        noise_ms: noise(&|r| r.without_inputs).max(noise(&|r| r.plans)).max(noise(&kernels_of)),
     }
 }
 
-/// Seconds of each of some updates on the inputs that lie there. As in a run an update is asked for before the results of
-/// the last are read.
-fn unfed(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<Vec<f64>, Failure> {
+/// Seconds of each of some updates on the inputs already on the device. As in training, an update is enqueued before the results
+/// of the last are read.
+fn without_inputs(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<Vec<f64>, Failure> {
     let mut times = vec![];
     let mut clock = Instant::now();
     let mut read = |session: &mut Session, posted: Posted| -> Result<(), Failure> {
@@ -177,7 +178,7 @@ fn unfed(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<
     Ok(times)
 }
 
-/// Seconds of each of some updates of which nobody reads anything; on a GPU, which is not waited for between them, the mean.
+/// Seconds of each of some updates whose results are not read. On a GPU, which is not synchronised between them, their mean.
 fn plans(session: &mut Session, runs: &[(Role, u64)], updates: usize) -> Result<Vec<f64>, Failure> {
     let begun = Instant::now();
     let mut times = vec![];

@@ -1,10 +1,10 @@
-//! Exchanges between ranks, beside the launches of an update: when each launch runs, and which part of an exchange launches wait
-//! for.
+//! Overlap of exchanges between ranks with the launches of an update: when each launch runs, and which part of an exchange is
+//! exposed.
 //!
-//! Launches are timed one by one. On a GPU exchanges have a queue of their own, so the plans are played through with those times
-//! (`ir::schedule`): an exchange is exposed while no launch runs beside it, and hidden otherwise. The cost to launches of sharing the
-//! device with an exchange is in neither: it is part of the time between kernels. The CPU makes an exchange where it stands, so there
-//! all of it is exposed.
+//! Launches are timed one by one. On a GPU exchanges have their own queue, so the plans are simulated with these times
+//! (`ir::schedule`): an exchange is exposed while no launch runs at the same time, and hidden otherwise. What launches lose by
+//! sharing the device with an exchange is in neither: it is part of the time between kernels. The CPU runs exchanges in sequence
+//! with launches, so there all of their time is exposed.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,14 +17,14 @@ use super::launches::Timed;
 use super::table::kernel;
 use flatout_train::resolve::compile::Compiled;
 
-/// Exchanges of one kernel together. Times are of one update.
+/// The sum of the exchanges of one kernel. Times are of one update.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Exchange {
     pub name: String,
     pub launches: u64,
     /// Timed alone.
     pub ms: f64,
-    /// The part in which launches wait for it, and the part in which they run beside it.
+    /// The part in which launches wait for it, and the part in which they run at the same time.
     pub exposed_ms: f64,
     pub hidden_ms: f64,
     /// Sent by this rank, in a ring.
@@ -32,16 +32,20 @@ pub struct Exchange {
     pub gigabytes_per_second: f64,
 }
 
-/// When the launches of each plan of an update run, from the plan's beginning; `seconds` has a vector a plan that it `runs`.
+/// When the launches of each plan of an update run, from the plan's beginning; `seconds` has a vector for each plan in `runs`.
 pub fn timelines(compiled: &Compiled, seconds: &[Vec<f64>], runs: &[(Role, u64)]) -> Vec<Vec<Range<f64>>> {
     let of = |((role, _), seconds): (&(Role, u64), &Vec<f64>)| {
         let plan = compiled.plans.plan(*role).expect("an update has its plans");
-        if compiled.target.name == "cpu" { in_turn(seconds) } else { schedule::timeline(plan, 0.0, seconds) }
+        if compiled.target.name == "cpu" {
+            sequential(seconds)
+        } else {
+            schedule::timeline(plan, 0.0, seconds)
+        }
     };
     runs.iter().zip(seconds).map(of).collect()
 }
 
-fn in_turn(seconds: &[f64]) -> Vec<Range<f64>> {
+fn sequential(seconds: &[f64]) -> Vec<Range<f64>> {
     let mut now = 0.0;
     let next = |takes: &f64| {
         let begin = now;
@@ -51,12 +55,12 @@ fn in_turn(seconds: &[f64]) -> Vec<Range<f64>> {
     seconds.iter().map(next).collect()
 }
 
-/// The seconds of each launch of a plan in which it is exposed: 0 but for exchanges.
+/// The exposed seconds of each launch of a plan: 0 except for exchanges.
 pub fn exposed(plan: &Plan, runs: &[Range<f64>]) -> Vec<f64> {
     let is_of = |queue: Queue| move |i: &usize| plan.launches[*i].queue == queue;
     let all = 0..plan.launches.len();
     let mut seconds = vec![0.0; plan.launches.len()];
-    // Where the compute queue stands still: before a launch that joins an exchange, and at the end of the plan.
+    // Where the compute queue is idle: before a launch that joins an exchange, and at the end of the plan.
     let (mut gaps, mut now): (Vec<Range<f64>>, f64) = (vec![], 0.0);
     for i in all.clone().filter(is_of(Queue::Compute)) {
         gaps.push(now..runs[i].start);
@@ -79,7 +83,7 @@ pub fn exposed_seconds(compiled: &Compiled, timelines: &[Vec<Range<f64>>], runs:
     runs.iter().zip(timelines).map(of).sum()
 }
 
-/// A row a kernel, the longest first; `timed` are the launches of an update in its order.
+/// A row per kernel, the longest first; `timed` are the launches of an update in its order.
 pub fn table(
     compiled: &Compiled,
     timed: &[Timed],
@@ -165,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_row_a_kernel_that_exchanges() {
+    fn a_table_has_a_row_per_exchange_kernel() {
         let compiled = compiled(&[]);
         let runs = [(Role::Apply, 1)];
         let (plan, seconds) = apply(&compiled, 3.0);
@@ -190,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn on_a_cpu_one_launch_follows_the_other() {
-        assert_eq!(in_turn(&[1.0, 2.0, 0.5]), [0.0..1.0, 1.0..3.0, 3.0..3.5]);
+    fn launches_run_in_sequence_on_a_cpu() {
+        assert_eq!(sequential(&[1.0, 2.0, 0.5]), [0.0..1.0, 1.0..3.0, 3.0..3.5]);
     }
 }

@@ -1,4 +1,4 @@
-//! The launches of an update, each with its time and what the plan says of it.
+//! The launches of an update, each with its time and its entry in the plan.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -9,10 +9,10 @@ use flatout_runtime::LaunchTime;
 
 use flatout_train::resolve::compile::Compiled;
 
-/// A launch and the time one run of it takes.
+/// A launch and the time of one run of it.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Timed {
-    /// `grad`, one of its smaller ones or `apply`, and the place in it.
+    /// `grad`, one of its smaller variants or `apply`, and the launch's index in it.
     pub plan: Cow<'static, str>,
     pub launch: usize,
     /// How often an update runs it.
@@ -26,24 +26,24 @@ pub struct Timed {
     pub outs: Vec<String>,
     /// The extents of a product, M x N x K.
     pub extents: Option<String>,
-    /// The backward pass computes it again instead of keeping it.
+    /// Whether the backward pass recomputes it.
     pub is_again: bool,
-    /// It moves tensors between ranks.
+    /// Whether it moves tensors between ranks.
     #[serde(skip)]
     pub is_exchange: bool,
     pub flops: u64,
     pub bytes: u64,
     pub seconds: f64,
     pub least_seconds: f64,
-    /// The least its arithmetic and its memory traffic take at the device's rates.
+    /// The least times of its arithmetic and of its memory traffic at the device's peak rates.
     pub arithmetic_seconds: f64,
     pub memory_seconds: f64,
-    /// By what was timed on this device before; none where nothing was.
+    /// From kernels timed on this device before; none where none were.
     pub predicted_seconds: Option<f64>,
 }
 
 impl Timed {
-    /// Its part of an update's time.
+    /// Its share of an update's time, over all its runs.
     pub fn update_seconds(&self) -> f64 {
         self.times as f64 * self.seconds
     }
@@ -52,7 +52,7 @@ impl Timed {
         self.arithmetic_seconds.max(self.memory_seconds)
     }
 
-    /// The path with every number a star: all layers at once.
+    /// The path with every number replaced by a star, which is the same for all layers.
     pub fn pattern(&self) -> String {
         let star = |part: &'_ str| if part.parse::<u64>().is_ok() { "*".into() } else { part.to_string() };
         self.path.split('.').map(star).collect::<Vec<String>>().join(".")
@@ -63,7 +63,7 @@ fn named<S: serde::Serializer>(work: &Work, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_str(work.name())
 }
 
-/// The launches of an update in order; `times` has a vector a plan that it `runs`.
+/// The launches of an update in order; `times` has a vector for each plan in `runs`.
 pub fn joined(compiled: &Compiled, times: &[Vec<LaunchTime>], runs: &[(Role, u64)]) -> Vec<Timed> {
     let mut all = vec![];
     for ((role, repeats), times) in runs.iter().copied().zip(times) {

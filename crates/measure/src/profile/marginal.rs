@@ -1,9 +1,9 @@
-//! The time and energy that one more run of each kernel adds to an update, in the company of the others.
+//! Marginal cost of kernels: the time and energy that one more run of each adds to an update.
 //!
-//! A GPU at its limit of power lowers its clock, so that an update takes its energy over that limit: there a kernel's own time
-//! says little of what leaving it out would save. So the update is run as it is and, in turns with that, with every launch of
-//! one kernel done twice, for a while each. The difference is the kernel's share of the update's time and of its energy. Launches
-//! that lie in place of what they read cannot be repeated and are counted.
+//! A GPU at its power limit lowers its clock, so that an update takes as long as its energy over that limit: there a kernel's own
+//! time says little about what leaving it out would save. So the update is measured as it is, interleaved with measurements in
+//! which every launch of one kernel runs twice. The difference is the kernel's share of the update's time and energy. Launches
+//! that write in place over their inputs cannot be repeated; they are only counted.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -18,21 +18,21 @@ use crate::bench::Bench;
 use flatout_train::training::update::{collect, post};
 use flatout_train::{Failure, UserError};
 
-/// Kernels with less of the launches' time than this are left out.
+/// Kernels with a smaller share of the launches' time are left out.
 const LEAST_SHARE: f64 = 0.004;
-/// How often a kernel's launches and the update as it is take turns.
+/// Interleaved rounds of the plain update and the update with a kernel doubled.
 const ROUNDS: usize = 3;
 
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Marginal {
-    /// The update as it is, launches enqueued one by one.
+    /// The plain update, with launches enqueued one by one.
     pub step_ms: f64,
-    /// None where the device counts no energy.
+    /// None where the device does not measure energy.
     pub joules: Option<f64>,
     pub watts: Option<f64>,
     pub limit_watts: Option<f64>,
     pub kernels: Vec<Added>,
-    /// Launches that lie in place of what they read and cannot be repeated. Kernels that take next to no time are in neither.
+    /// Launches that write in place over their inputs and cannot be repeated. Kernels below the least share are in neither.
     pub once: u64,
 }
 
@@ -43,19 +43,19 @@ pub struct Added {
     pub launches: u64,
     /// Each timed alone.
     pub ms: f64,
-    /// The time that doing all of them once more adds.
+    /// The time that running all of them once more adds.
     pub added_ms: f64,
     pub added_joules: Option<f64>,
 }
 
-/// One measurement: seconds and joules an update.
+/// One measurement: seconds and joules per update.
 #[derive(Clone, Copy)]
 struct Sample {
     seconds: f64,
     joules: Option<f64>,
 }
 
-/// Measures for `seconds` each, `say` hears of each measurement that begins.
+/// Measures every kernel for `seconds` per round; `say` is called when a measurement begins.
 pub fn marginal(
     bench: &mut Bench,
     runs: &[(Role, u64)],
@@ -90,11 +90,11 @@ pub fn marginal(
         }
     }
     let plain: Vec<Sample> = samples.iter().flatten().map(|[plain, _]| *plain).collect();
-    let Some(step) = middle(&plain) else {
+    let Some(step) = median_sample(&plain) else {
         return Err(Failure::User(UserError("no kernel of this recipe can run twice in a row".into())));
     };
     let added = |(group, samples): (&Group, &Vec<[Sample; 2]>)| {
-        let of = |which: usize| middle(&samples.iter().map(|pair| pair[which]).collect::<Vec<_>>());
+        let of = |which: usize| median_sample(&samples.iter().map(|pair| pair[which]).collect::<Vec<_>>());
         let (plain, doubled) = (of(0).expect("measured"), of(1).expect("measured"));
         Added {
             name: group.name.clone(),
@@ -121,7 +121,7 @@ fn is_repeatable(session: &Session, runs: &[(Role, u64)], launch: &Timed) -> boo
     role.is_some_and(|role| session.is_repeatable(role, launch.launch))
 }
 
-/// The launches of a kernel, and how often the launches of every plan run where they run twice.
+/// The launches of a kernel, and for each plan how often each launch runs where this kernel's run twice.
 struct Group {
     name: String,
     launches: u64,
@@ -156,7 +156,7 @@ fn groups(session: &Session, runs: &[(Role, u64)], timed: &[Timed]) -> Vec<Group
     groups
 }
 
-/// Updates for some time, and what each took.
+/// Repeats updates for some time and returns the mean of each.
 fn repeat(
     session: &mut Session,
     runs: &[(Role, u64)],
@@ -173,7 +173,7 @@ fn repeat(
                 }
             }
             updates += 1;
-            // As in a run an update is asked for before the results of the last are read.
+            // As in training, an update is enqueued before the results of the last are read.
             if let Some(before) = pending.replace(post(session)?) {
                 collect(session, before)?;
             }
@@ -183,7 +183,7 @@ fn repeat(
         }
         Ok(updates)
     };
-    // The clock follows the load before anything counts.
+    // Warm up until the device's clock has settled under this load.
     during(session, seconds / 3.0)?;
     let (clock, before) = (Instant::now(), energy());
     let updates = during(session, seconds)?;
@@ -192,8 +192,8 @@ fn repeat(
     Ok(Sample { seconds: took / updates as f64, joules })
 }
 
-/// The median of each number by itself.
-fn middle(samples: &[Sample]) -> Option<Sample> {
+/// The medians of seconds and of joules.
+fn median_sample(samples: &[Sample]) -> Option<Sample> {
     let seconds: Vec<f64> = samples.iter().map(|sample| sample.seconds).collect();
     let joules: Option<Vec<f64>> = samples.iter().map(|sample| sample.joules).collect();
     (!samples.is_empty()).then(|| Sample { seconds: median(&seconds), joules: joules.map(|j| median(&j)) })

@@ -1,4 +1,4 @@
-//! The ranks of a profile: what each of them measured, told to all.
+//! Gathers the measurements of all ranks of a profile.
 
 use std::ops::Range;
 
@@ -17,36 +17,36 @@ pub struct RankTimes {
     pub rank: usize,
     /// With its host and process.
     pub name: String,
-    /// As a run makes it.
+    /// The update as in training.
     pub step_ms: f64,
-    /// Its launches, timed alone, without exchanges.
+    /// Its launches without exchanges, each timed alone.
     pub kernels_ms: f64,
-    /// Its exchanges: what launches wait for, and what runs beside them.
+    /// Its exchanges: the part that launches wait for, and the part that overlaps them.
     pub exposed_ms: f64,
     pub hidden_ms: f64,
 }
 
-/// One rank on a time axis of its own.
+/// One rank, with its own time axis.
 #[derive(Clone, Debug)]
 pub struct Member {
     pub times: RankTimes,
     /// When the launches of each plan run, from the plan's beginning.
     pub timelines: Vec<Vec<Range<f64>>>,
-    /// The activities of its host, from when to when in seconds.
+    /// Spans of its host: activity, begin and end in seconds.
     pub host: Vec<(String, f64, f64)>,
 }
 
-/// The message of a rank to the others.
+/// What a rank sends to the others.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct RankMessage {
     step_seconds: f64,
-    /// Of every launch, a vector a plan.
+    /// Seconds of every launch, one vector per plan.
     seconds: Vec<Vec<f64>>,
     host: Vec<(String, f64, f64)>,
 }
 
-/// All ranks in their order, by what this one measured: the times of launches, a vector a plan that an update `runs`. Every rank calls
-/// this.
+/// Sends this rank's measurements and returns those of all ranks in order; `times` has a vector for each plan in `runs`. Every
+/// rank calls this.
 pub fn gathered(
     stage: &Stage,
     compiled: &Compiled,
@@ -56,10 +56,10 @@ pub fn gathered(
 ) -> Result<Vec<Member>, Failure> {
     let seconds = times.iter().map(|times| times.iter().map(|time| time.seconds).collect());
     let span = |span: &Span| (span.what.to_string(), span.begin, span.end);
-    let own = Told { step_seconds, seconds: seconds.collect(), host: host.iter().map(span).collect() };
-    let all: Vec<Told> = stage.gather(&own)?;
-    let member = |(rank, told): (usize, Told)| {
-        let timelines = timelines(compiled, &told.seconds, runs);
+    let own = RankMessage { step_seconds, seconds: seconds.collect(), host: host.iter().map(span).collect() };
+    let all: Vec<RankMessage> = stage.gather(&own)?;
+    let member = |(rank, message): (usize, RankMessage)| {
+        let timelines = timelines(compiled, &message.seconds, runs);
         let exposed = exposed_seconds(compiled, &timelines, runs);
         let sum = |is_exchange: bool| {
             let of_plan = |((role, times), seconds): (&(Role, u64), &Vec<f64>)| {
@@ -68,17 +68,17 @@ pub fn gathered(
                 let of = of.filter(|(launch, _)| launch.op.kind().is_collective() == is_exchange);
                 *times as f64 * of.map(|(_, seconds)| seconds).sum::<f64>()
             };
-            runs.iter().zip(&told.seconds).map(of_plan).sum::<f64>()
+            runs.iter().zip(&message.seconds).map(of_plan).sum::<f64>()
         };
         let times = RankTimes {
             rank,
             name: stage.named(rank),
-            step_ms: 1e3 * told.step_seconds,
+            step_ms: 1e3 * message.step_seconds,
             kernels_ms: 1e3 * sum(false),
             exposed_ms: 1e3 * exposed,
             hidden_ms: 1e3 * (sum(true) - exposed).max(0.0),
         };
-        Member { times, timelines, host: told.host }
+        Member { times, timelines, host: message.host }
     };
     Ok(all.into_iter().enumerate().map(member).collect())
 }

@@ -1,4 +1,4 @@
-//! The result as tables of text.
+//! Renders a profile as text tables.
 
 use super::Report;
 use super::exchanges::Exchange;
@@ -8,12 +8,12 @@ use super::sinks::{millis, percent};
 use super::table::Row;
 use flatout_report::words::count;
 
-/// A table of text: its title, the names of its columns, its rows.
+/// A text table: its title, the names of its columns, its rows.
 pub struct ProfileTable {
     pub title: String,
     pub head: Vec<&'static str>,
     pub rows: Vec<Vec<String>>,
-    /// Columns from the second to before this one are numbers.
+    /// The index after the last numeric column; numeric columns begin with the second.
     pub numbers: usize,
 }
 
@@ -63,14 +63,14 @@ fn marginal(measured: &Marginal) -> ProfileTable {
             let limit = measured.limit_watts.map_or(String::new(), |limit| format!(" of {limit:.0}"));
             format!(", {joules:.1} J, {watts:.0}{limit} W")
         }
-        _ => ", and this device counts no energy".into(),
+        _ => ", and this device does not measure energy".into(),
     };
     let once = match measured.once {
         0 => String::new(),
-        once => format!("; {} launches lie in place of what they read and are not repeated", count(once)),
+        once => format!("; {} launches write in place over their inputs and are not repeated", count(once)),
     };
     let title = format!(
-        "by what one more run adds to the update: as it is {}{energy}{once}",
+        "by what one more run adds to the update: the plain update {}{energy}{once}",
         millis(measured.step_ms)
     );
     let head = vec!["", "launches", "ms alone", "ms added", "J added", "of the update"];
@@ -116,9 +116,9 @@ fn budget(report: &Report) -> ProfileTable {
     let launches: u64 = report.work.iter().map(|row| row.launches).sum();
     let mut meanings = vec![
         ("kernels", budget.kernels_ms, format!("{} launches, each timed alone", count(launches))),
-        ("launch", budget.launch_ms, "between kernels: the plans as they run, less their kernels".into()),
+        ("launch", budget.launch_ms, "between kernels: the plans as they run, minus their kernels".into()),
         ("synchronisation", budget.synchronisation_ms, "results that the host reads".into()),
-        ("copy", budget.copy_ms, "inputs written and brought to the device".into()),
+        ("copy", budget.copy_ms, "inputs written and copied to the device".into()),
         ("data", budget.data_ms, "waiting for rows".into()),
     ];
     if let Some(wire_ms) = budget.wire_ms {
@@ -168,16 +168,16 @@ fn kernels(title: &str, all: &[Row], most: usize) -> ProfileTable {
     ProfileTable { title, head, rows, numbers }
 }
 
-/// How it was measured, in a line.
+/// The method in a line, for people.
 pub fn how(report: &Report) -> String {
     let predicted = match report.predicted_ms {
         Some(ms) => format!("predicted {} for its kernels", millis(ms)),
         None => "nothing predicted: flatout doctor --calibrate times this device's kernels".into(),
     };
     let noise = report.budget.noise_ms / report.budget.step_ms;
-    // A machine of its own stays well below this.
+    // An idle machine stays well below this.
     let busy = match noise > 0.05 {
-        true => "; other programs share this machine, and every time here holds some of theirs",
+        true => "; other programs share this machine, and their load is in every time",
         false => "",
     };
     format!(

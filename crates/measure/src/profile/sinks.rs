@@ -1,8 +1,7 @@
-//! Where the most time is lost, in words, with what would help here.
-//!
+//! Describes where the most time is lost, with advice on what would help here.
 //! Lost time is the time above the roofline: a kernel that runs as fast as the device allows loses nothing, however long it
-//! takes. Time between kernels is lost altogether, and so is time spent on recomputation. Help is named only where this
-//! configuration and this device leave it open.
+//! takes. All time between kernels counts as lost, and so does recomputation. Advice is given only where this configuration and
+//! this device allow it.
 
 use std::collections::BTreeMap;
 
@@ -27,13 +26,13 @@ pub struct Sink {
     pub name: String,
     pub ms: f64,
     pub share: f64,
-    /// The gain there could be at most.
+    /// The largest possible gain.
     pub lost_ms: f64,
     pub words: String,
 }
 
-/// The facts that help depends on.
-pub struct Scene<'a> {
+/// The facts that advice depends on.
+pub struct Context<'a> {
     pub config: &'a Config,
     pub stage: &'a Stage,
     pub compiled: &'a Compiled,
@@ -41,12 +40,12 @@ pub struct Scene<'a> {
     pub active: &'a BTreeMap<String, String>,
     pub budget: &'a Budget,
     pub waited: Waited,
-    /// Launches and micro-batches an update.
+    /// Launches and micro-batches per update.
     pub launches: usize,
     pub parts: usize,
 }
 
-impl Scene<'_> {
+impl Context<'_> {
     fn state(&self, switch: &Switch) -> &str {
         self.active.get(switch.name).map_or("", String::as_str)
     }
@@ -56,39 +55,39 @@ impl Scene<'_> {
     }
 }
 
-/// Sinks that are told.
-const TOLD: usize = 3;
-/// Launches that are shorter on average do not fill a device.
+/// The number of sinks that are reported.
+const REPORTED: usize = 3;
+/// Launches that are shorter than this on average do not fill a device.
 const SHORT_MS: f64 = 0.02;
-/// A kernel this close to its roofline has little to give.
+/// A kernel this close to its roofline has little left to gain.
 const CLOSE: f64 = 0.75;
 
-/// A kernel that takes this multiple of its predicted time has something in its way that it had not when it was timed.
+/// A kernel that takes this multiple of its predicted time is reported as slower than predicted.
 const SLOWER: f64 = 1.5;
 
-/// The largest, by what is lost.
-pub fn sinks(scene: &Scene<'_>, timed: &[Timed]) -> Vec<Sink> {
-    let step_ms = scene.budget.step_ms;
+/// The largest sinks by lost time.
+pub fn sinks(context: &Context<'_>, timed: &[Timed]) -> Vec<Sink> {
+    let step_ms = context.budget.step_ms;
     let mut all: Vec<Sink> = grouped(timed, step_ms, kernel)
         .into_iter()
         .map(|row| {
             let of = timed.iter().find(|t| kernel(t) == row.name).expect("a row has launches");
-            of_kernel(scene, of.work, &row)
+            of_kernel(context, of.work, &row)
         })
         .collect();
-    let told = scene.budget.idle().into_iter().filter(|(_, ms)| *ms > scene.budget.noise_ms);
-    all.extend(told.map(|(name, ms)| of_idle(scene, name, ms)));
+    let idle = context.budget.idle().into_iter().filter(|(_, ms)| *ms > context.budget.noise_ms);
+    all.extend(idle.map(|(name, ms)| of_idle(context, name, ms)));
     let again: Vec<&Timed> = timed.iter().filter(|t| t.is_again).collect();
     if !again.is_empty() {
-        all.push(of_recomputing(scene, &row("recomputation".into(), &again, step_ms)));
+        all.push(of_recomputing(context, &row("recomputation".into(), &again, step_ms)));
     }
     all.retain(|sink| sink.lost_ms > 0.0);
     all.sort_by(|a, b| b.lost_ms.total_cmp(&a.lost_ms));
-    all.truncate(TOLD);
+    all.truncate(REPORTED);
     all
 }
 
-fn of_kernel(scene: &Scene<'_>, work: Work, row: &Row) -> Sink {
+fn of_kernel(context: &Context<'_>, work: Work, row: &Row) -> Sink {
     let lost_ms = (row.ms - row.roofline_ms).max(0.0);
     let slower = row.predicted_ms.map(|predicted| row.ms / predicted).filter(|times| *times >= SLOWER);
     let slower = slower.map_or(String::new(), |times| format!(" and {times:.1} times as long as predicted"));
@@ -99,12 +98,12 @@ fn of_kernel(scene: &Scene<'_>, work: Work, row: &Row) -> Sink {
         percent(row.share),
         percent(row.of_roofline),
         row.bound.name(),
-        help(scene, work, row)
+        help(context, work, row)
     );
     Sink { name: row.name.clone(), ms: row.ms, share: row.share, lost_ms, words }
 }
 
-/// A switch in a state that costs time, the value instead, the work it costs time in, and what the other does.
+/// A switch in a state that costs time, the value to set instead, the work that it slows down, and what the other value does.
 struct Lever {
     switch: Switch,
     state: &'static str,
@@ -186,12 +185,12 @@ const LEVERS: &[Lever] = &[
     },
 ];
 
-/// Ways to make this kernel faster here.
-fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
-    let rates = &scene.compiled.target.rates;
-    let on_gpu = scene.on_gpu();
-    let deterministic = on_gpu && scene.config.switches.kernels.deterministic == Toggle::On;
-    let precision = Precision::named(scene.state(&compute::PRECISION));
+/// Advice that makes this kernel faster here.
+fn help(context: &Context<'_>, work: Work, row: &Row) -> String {
+    let rates = &context.compiled.target.rates;
+    let on_gpu = context.on_gpu();
+    let deterministic = on_gpu && context.config.switches.kernels.deterministic == Toggle::On;
+    let precision = Precision::named(context.state(&compute::PRECISION));
     let mut ways: Vec<String> = vec![];
     let is_multiplied = [Work::Product, Work::Attention, Work::Loss].contains(&work);
     let now = match precision {
@@ -210,23 +209,23 @@ fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
         let times = fp8 / rates.bf16_flops;
         ways.push(format!("precision=fp8 multiplies up to {times:.0} times as fast (statistical)"));
     }
-    if on_gpu && work == Work::Optimizer && scene.state(&memory::OPTIMIZER_STATE) == Moments::F32.name() {
+    if on_gpu && work == Work::Optimizer && context.state(&memory::OPTIMIZER_STATE) == Moments::F32.name() {
         ways.push("optimizer.state=bf16 moves fewer bytes (statistical)".into());
     }
     if deterministic && [Work::Product, Work::Attention, Work::Index].contains(&work) {
         ways.push("deterministic=off lets the fastest kernels be taken".into());
     }
-    if work == Work::Attention && scene.config.switches.attention.kernel != AttentionKernel::Auto {
+    if work == Work::Attention && context.config.switches.attention.kernel != AttentionKernel::Auto {
         ways.push("attention_kernel=auto takes the fastest that was timed".into());
     }
     let levers = LEVERS
         .iter()
-        .filter(|lever| scene.state(&lever.switch) == lever.state && lever.works.contains(&work));
+        .filter(|lever| context.state(&lever.switch) == lever.state && lever.works.contains(&work));
     let levers = levers.filter(|lever| !(lever.switch.name == kernels::AUTOTUNE.name && deterministic));
     ways.extend(levers.map(|lever| format!("{}={} {}", lever.switch.name, lever.instead, lever.does)));
     let each_ms = row.ms / row.launches.max(1) as f64;
     if each_ms < SHORT_MS
-        && let Some(rows) = larger(scene)
+        && let Some(rows) = larger(context)
     {
         ways.push(format!(
             "its launches take {:.0} us each, and train.micro_batch={rows} makes fewer and longer ones",
@@ -248,13 +247,13 @@ fn help(scene: &Scene<'_>, work: Work, row: &Row) -> String {
     }
 }
 
-fn of_idle(scene: &Scene<'_>, name: &str, ms: f64) -> Sink {
-    let on_gpu = scene.on_gpu();
-    let replays = scene.state(&kernels::CUDA_GRAPHS) == Toggle::On.name();
-    let (share, launches) = (ms / scene.budget.step_ms, scene.launches);
+fn of_idle(context: &Context<'_>, name: &str, ms: f64) -> Sink {
+    let on_gpu = context.on_gpu();
+    let replays = context.state(&kernels::CUDA_GRAPHS) == Toggle::On.name();
+    let (share, launches) = (ms / context.budget.step_ms, context.launches);
     let each =
         format!("{} launches, {:.1} us each", words::count(launches as u64), 1e3 * ms / launches as f64);
-    let fewer = || match larger(scene) {
+    let fewer = || match larger(context) {
         Some(rows) => format!("train.micro_batch={rows} makes fewer of them"),
         None => "no switch makes fewer of them".into(),
     };
@@ -264,35 +263,35 @@ fn of_idle(scene: &Scene<'_>, name: &str, ms: f64) -> Sink {
             "cuda_graphs=on replays them without the host".to_string(),
         ),
         "launch" => (format!("the time between kernels ({each})"), fewer()),
-        "wire" => ("waiting for exchanges with other ranks".into(), wire_help(scene)),
+        "wire" => ("waiting for exchanges with other ranks".into(), wire_help(context)),
         "synchronisation" => (
             "reading results".into(),
             "it comes once an update, so a larger train.batch has it less often".to_string(),
         ),
         "copy" => (
-            format!("writing the inputs of {} micro-batches", scene.parts),
-            match larger(scene) {
+            format!("writing the inputs of {} micro-batches", context.parts),
+            match larger(context) {
                 Some(rows) => format!("train.micro_batch={rows} writes them in fewer parts"),
                 None => "no switch changes it".into(),
             },
         ),
-        _ => data_help(scene),
+        _ => data_help(context),
     };
     let words = format!("{what} takes {}, {} of the step: {help}", millis(ms), percent(share));
     Sink { name: name.into(), ms, share, lost_ms: ms, words }
 }
 
 /// Advice that shortens the wait for exchanges.
-fn wire_help(scene: &Scene<'_>) -> String {
-    if scene.on_gpu() && scene.state(&kernels::OVERLAP) == Toggle::Off.name() {
-        return "overlap=on lets launches run beside them".into();
+fn wire_help(context: &Context<'_>) -> String {
+    if context.on_gpu() && context.state(&kernels::OVERLAP) == Toggle::Off.name() {
+        return "overlap=on overlaps launches with them".into();
     }
-    let shard = scene.state(&memory::SHARD);
+    let shard = context.state(&memory::SHARD);
     if [Shard::Gradients, Shard::Parameters].iter().any(|level| level.name() == shard) {
-        return match larger(scene) {
+        return match larger(context) {
             Some(rows) => format!("they come with every micro-batch, and train.micro_batch={rows} has fewer"),
             None if shard == Shard::Parameters.name()
-                && scene.state(&memory::SHARD_KEEP) == Toggle::Off.name() =>
+                && context.state(&memory::SHARD_KEEP) == Toggle::Off.name() =>
             {
                 "shard_keep=on gathers every layer once, where memory suffices".into()
             }
@@ -303,19 +302,23 @@ fn wire_help(scene: &Scene<'_>) -> String {
 }
 
 /// The cause of waits for rows, and the ways to shorten them.
-fn data_help(scene: &Scene<'_>) -> (String, String) {
-    let cause = scene.waited.cause();
-    let workers =
-        scene.config.loader.workers.given().unwrap_or_else(|| (flatout_train::machine::threads() / 2).max(1));
+fn data_help(context: &Context<'_>) -> (String, String) {
+    let cause = context.waited.cause();
+    let workers = context
+        .config
+        .loader
+        .workers
+        .given()
+        .unwrap_or_else(|| (flatout_train::machine::threads() / 2).max(1));
     let more = format!("loader.workers={} (now {workers})", 2 * workers);
     let help = match cause {
-        Some("tokenising") if scene.config.data.source() != SourceKind::Synthetic => {
+        Some("tokenising") if context.config.data.source() != SourceKind::Synthetic => {
             format!("flatout data prepare tokenises once and for all; or {more}")
         }
         Some("busy cores") => {
             format!(
                 "its threads did not get to run: fewer other programs, or loader.prefetch={}",
-                2 * scene.config.loader.prefetch
+                2 * context.config.loader.prefetch
             )
         }
         Some("reading") => format!("{more}, or a faster disk"),
@@ -324,21 +327,21 @@ fn data_help(scene: &Scene<'_>) -> (String, String) {
     (format!("waiting for rows (mostly {})", cause.unwrap_or("nothing")), help)
 }
 
-fn of_recomputing(scene: &Scene<'_>, row: &Row) -> Sink {
+fn of_recomputing(context: &Context<'_>, row: &Row) -> Sink {
     let less = |recompute: Recompute| {
-        let mut config = scene.config.clone();
+        let mut config = context.config.clone();
         config.switches.memory.recompute = Auto::Given(recompute);
-        config.train.micro_batch = Count::Given(scene.compiled.micro_batch);
+        config.train.micro_batch = Count::Given(context.compiled.micro_batch);
         config.train.accumulate = None;
-        let plans = scene.stage.compile(&config).ok()?.plans;
-        let more = plans.arena_bytes.saturating_sub(scene.compiled.plans.arena_bytes);
+        let plans = context.stage.compile(&config).ok()?.plans;
+        let more = plans.arena_bytes.saturating_sub(context.compiled.plans.arena_bytes);
         Some(format!("recompute={} keeps it, in {} more memory", recompute.name(), words::bytes(more as u64)))
     };
-    let is_full = scene.state(&memory::RECOMPUTE) == Recompute::Full.name();
+    let is_full = context.state(&memory::RECOMPUTE) == Recompute::Full.name();
     let help = less(Recompute::None).or_else(|| less(Recompute::Cheap).filter(|_| is_full));
     let help = help.unwrap_or_else(|| "keeping it does not fit the memory".into());
     let words = format!(
-        "computing again what was not kept takes {}, {} of the step: {help}",
+        "recomputing what was not kept takes {}, {} of the step: {help}",
         millis(row.ms),
         percent(row.share)
     );
@@ -346,17 +349,17 @@ fn of_recomputing(scene: &Scene<'_>, row: &Row) -> Sink {
 }
 
 /// The next larger micro-batch that divides the batch, or a lane's part of it, where it fits the memory.
-fn larger(scene: &Scene<'_>) -> Option<usize> {
-    let batch = rows_a_lane(scene.config, scene.compiled.settled.options.lanes);
-    let now = scene.compiled.micro_batch;
+fn larger(context: &Context<'_>) -> Option<usize> {
+    let batch = rows_a_lane(context.config, context.compiled.settled.options.lanes);
+    let now = context.compiled.micro_batch;
     let rows = (now + 1..=batch).find(|rows| batch.is_multiple_of(*rows))?;
-    let mut config = scene.config.clone();
+    let mut config = context.config.clone();
     config.train.micro_batch = Count::Given(rows);
     config.train.accumulate = None;
-    scene.stage.compile(&config).ok().map(|_| rows)
+    context.stage.compile(&config).ok().map(|_| rows)
 }
 
-/// A share as people read it.
+/// Formats a share as a percentage.
 pub fn percent(share: f64) -> String {
     match 100.0 * share {
         p if p.abs() < 9.95 => format!("{p:.1}%"),
@@ -364,7 +367,7 @@ pub fn percent(share: f64) -> String {
     }
 }
 
-/// Milliseconds, to three places.
+/// Formats milliseconds with three significant digits.
 pub fn millis(ms: f64) -> String {
     match ms.abs() {
         m if m >= 99.95 => format!("{ms:.0} ms"),

@@ -7,7 +7,7 @@ use flatout_ir::{Role, Work};
 use flatout_runtime::LaunchTime;
 use serde_json::Value;
 
-use super::budget::{Round, launches, median, steadied};
+use super::budget::{Round, launches, median, normalised};
 use super::*;
 use flatout_train::recipes::resolve;
 use flatout_train::resolve::compile::Compiled;
@@ -33,20 +33,20 @@ fn near(a: f64, b: f64) -> bool {
 }
 
 #[test]
-fn one_more_run_of_every_kernel_is_measured_beside_the_update_as_it_is() {
+fn the_marginal_cost_of_every_kernel_is_measured() {
     let options = Options { steps: 1, rounds: 1, marginal_seconds: Some(0.02) };
     let config = config(&[]);
     let stage = Stage::open(&config).expect("a stage");
     let report = profile(&config, &options, &stage, &mut |_, _| {}).expect("a report");
     let marginal = report.marginal.as_ref().expect("measured");
     assert!(marginal.step_ms > 0.0 && marginal.kernels.len() > 5, "{marginal:?}");
-    // A CPU counts no energy.
+    // A CPU does not measure energy.
     assert!(marginal.joules.is_none() && marginal.kernels.iter().all(|row| row.added_joules.is_none()));
     let product = marginal.kernels.iter().find(|row| row.name.starts_with("product")).expect("products");
-    // Beside other work so short a measurement says nothing of how much is added.
+    // Next to other load so short a measurement does not show how much is added.
     assert!(product.added_ms.is_finite() && product.ms > 0.0 && product.launches > 10, "{product:?}");
-    // A launch in place of what it reads would compute another value the second time. Kernels that take next to no time have no row
-    // and are not among these.
+    // A launch in place of its inputs would compute another value the second time. Kernels below the least share have no row and
+    // are not among these.
     let mut bench = stage.bench(&config).expect("a bench");
     let in_place = |t: &&Timed| {
         let role = Role::parse(&t.plan).expect("a role");
@@ -57,18 +57,18 @@ fn one_more_run_of_every_kernel_is_measured_beside_the_update_as_it_is() {
     assert!(once > 0 && marginal.once == once && once + of_rows <= report.launches, "{marginal:?}");
     let tables = page::tables(&report, 3);
     let table = tables.last().expect("a table");
-    assert!(table.title.contains("counts no energy") && table.rows.len() == marginal.kernels.len());
+    assert!(table.title.contains("does not measure energy") && table.rows.len() == marginal.kernels.len());
 }
 
 #[test]
 fn every_table_adds_up_to_the_update_and_the_trace_to_its_kernels() {
     let options = Options { steps: 2, rounds: 3, marginal_seconds: None };
-    let mut heard = vec![];
+    let mut progress = vec![];
     let config = config(&["micro_batch=4"]);
     let stage = Stage::open(&config).expect("a stage");
-    let report = profile(&config, &options, &stage, &mut |round, of| heard.push((round, of)));
+    let report = profile(&config, &options, &stage, &mut |round, of| progress.push((round, of)));
     let report = report.expect("a report");
-    assert_eq!(heard, [(0, 3), (1, 3), (2, 3)]);
+    assert_eq!(progress, [(0, 3), (1, 3), (2, 3)]);
     let budget = &report.budget;
     let idle: f64 = budget.idle().iter().map(|(_, ms)| ms).sum();
     assert!(near(budget.kernels_ms + idle, budget.step_ms), "{budget:?}");
@@ -112,9 +112,8 @@ fn every_table_adds_up_to_the_update_and_the_trace_to_its_kernels() {
     assert_eq!(named + device.len() + plans.len() + host.len(), events.len());
 }
 
-/// On the CPU an update is its kernels and little else. A neighbour may disturb any round, so rounds are short and many,
-/// each kernel sum is held against the update of its own round, and the median counts; of three attempts one must show
-/// it.
+/// On the CPU an update is its kernels and little else. Other processes may disturb any round, so rounds are short and many, each
+/// sum of kernels is compared with the update of its own round, and the median counts; one of three attempts must succeed.
 #[test]
 fn kernels_make_up_the_update() {
     let config = config(&["model.layers=1"]);
@@ -141,16 +140,16 @@ fn time(launch: usize, seconds: f64) -> LaunchTime {
 }
 
 #[test]
-fn a_machine_that_drifts_changes_no_share() {
+fn drift_changes_no_share() {
     // The same update on a machine that is up to three times as slow.
     let round = |slow: f64| Round {
         step: slow * 10e-3,
         data: slow * 1e-3,
-        unfed: slow * 8e-3,
+        without_inputs: slow * 8e-3,
         plans: slow * 7e-3,
         launches: vec![vec![time(0, slow * 1e-3), time(1, slow * 1.5e-3)], vec![time(0, slow * 0.5e-3)]],
     };
-    let rounds = steadied([1.0, 3.0, 2.0].map(round).into());
+    let rounds = normalised([1.0, 3.0, 2.0].map(round).into());
     let times = launches(&rounds);
     let seconds: Vec<f64> = times.iter().flatten().map(|time| time.seconds).collect();
     assert!(seconds.iter().zip([2e-3, 3e-3, 1e-3]).all(|(a, b)| near(*a, b)), "{seconds:?}");
@@ -165,20 +164,20 @@ fn a_machine_that_drifts_changes_no_share() {
     assert!(near(budget.copy_ms, 2.0) && near(budget.data_ms, 2.0) && budget.noise_ms < 1e-9, "{budget:?}");
 }
 
-/// A configuration on the CPU, its launches at their roofline but for one kind of work, and a budget.
-struct Played {
+/// A configuration on the CPU, with all launches at their roofline except one kind of work, and a budget.
+struct Fixture {
     config: Config,
     stage: Stage,
     compiled: Compiled,
     active: BTreeMap<String, String>,
     budget: Budget,
     waited: Waited,
-    /// How many times its roofline what is slow takes.
+    /// The time of the slow work as a multiple of its roofline.
     slow: f64,
 }
 
-impl Played {
-    fn new(overrides: &[&str]) -> Played {
+impl Fixture {
+    fn new(overrides: &[&str]) -> Fixture {
         let config = config(overrides);
         let stage = Stage::open(&config).expect("a stage");
         let compiled = stage.compile(&config).expect("plans");
@@ -194,7 +193,7 @@ impl Played {
             data_ms: 0.0,
             noise_ms: 0.5,
         };
-        Played { config, stage, compiled, active, budget, waited: Waited::default(), slow: 100.0 }
+        Fixture { config, stage, compiled, active, budget, waited: Waited::default(), slow: 100.0 }
     }
 
     /// The launches where this kind of work is slow.
@@ -213,10 +212,10 @@ impl Played {
         timed
     }
 
-    /// The first sink there.
+    /// The largest sink.
     fn first(&self, slow: Option<Work>) -> Sink {
         let timed = self.timed(slow);
-        let scene = sinks::Scene {
+        let context = sinks::Context {
             config: &self.config,
             stage: &self.stage,
             compiled: &self.compiled,
@@ -226,10 +225,10 @@ impl Played {
             launches: timed.iter().map(|t| t.times as usize).sum(),
             parts: self.config.train.batch / self.compiled.micro_batch,
         };
-        sinks(&scene, &timed).into_iter().next().expect("a sink")
+        sinks(&context, &timed).into_iter().next().expect("a sink")
     }
 
-    fn on_gpu(mut self, states: &[(&str, &str)]) -> Played {
+    fn on_gpu(mut self, states: &[(&str, &str)]) -> Fixture {
         for (name, state) in [("backend", "cuda")].iter().chain(states) {
             self.active.insert(name.to_string(), state.to_string());
         }
@@ -243,39 +242,39 @@ fn sinks_name_what_would_help_here() {
         assert!(parts.iter().all(|part| sink.words.contains(part)), "{parts:?} in {}", sink.words);
     };
     says(
-        Played::new(&[]).first(Some(Work::Product)),
+        Fixture::new(&[]).first(Some(Work::Product)),
         &["product takes", "at 1.0% of its roofline (", "no switch"],
     );
     says(
-        Played::new(&["fuse.qkv=off"]).first(Some(Work::Product)),
+        Fixture::new(&["fuse.qkv=off"]).first(Some(Work::Product)),
         &["fuse.qkv=on makes one product of three"],
     );
-    says(Played::new(&["fuse.optimizer=off"]).first(Some(Work::Optimizer)), &["fuse.optimizer=on updates"]);
-    says(Played::new(&["fuse.norm=off"]).first(Some(Work::Elementwise)), &["fuse.norm=on adds"]);
-    let short = Played { slow: 2.0, ..Played::new(&["micro_batch=2"]) };
+    says(Fixture::new(&["fuse.optimizer=off"]).first(Some(Work::Optimizer)), &["fuse.optimizer=on updates"]);
+    says(Fixture::new(&["fuse.norm=off"]).first(Some(Work::Elementwise)), &["fuse.norm=on adds"]);
+    let short = Fixture { slow: 2.0, ..Fixture::new(&["micro_batch=2"]) };
     says(
         short.first(Some(Work::Elementwise)),
         &["map takes", "train.micro_batch=4 makes fewer and longer ones"],
     );
     says(
-        Played::new(&[]).on_gpu(&[("autotune", "quick")]).first(Some(Work::Product)),
+        Fixture::new(&[]).on_gpu(&[("autotune", "quick")]).first(Some(Work::Product)),
         &["precision=bf16 multiplies up to", "autotune=full times every algorithm"],
     );
-    let mut hopper = Played::new(&["precision=bf16"]).on_gpu(&[]);
+    let mut hopper = Fixture::new(&["precision=bf16"]).on_gpu(&[]);
     hopper.compiled.target.rates.fp8_flops = Some(2.0 * hopper.compiled.target.rates.bf16_flops);
     says(
         hopper.first(Some(Work::Product)),
         &["precision=fp8 multiplies up to 2 times as fast (statistical)"],
     );
     says(hopper.first(Some(Work::Optimizer)), &["optimizer.state=bf16 moves fewer bytes"]);
-    says(Played::new(&[]).on_gpu(&[]).first(Some(Work::Norm)), &["precision=bf16 moves half the bytes"]);
-    // Nothing is slow: what is computed twice is what is left.
+    says(Fixture::new(&[]).on_gpu(&[]).first(Some(Work::Norm)), &["precision=bf16 moves half the bytes"]);
+    // Where no kernel is slow, recomputation is the largest sink.
     says(
-        Played::new(&[]).first(None),
-        &["computing again what was not kept", "recompute=none keeps it, in ", " more memory"],
+        Fixture::new(&[]).first(None),
+        &["recomputing what was not kept", "recompute=none keeps it, in ", " more memory"],
     );
 
-    let mut idle = Played::new(&["micro_batch=4"]);
+    let mut idle = Fixture::new(&["micro_batch=4"]);
     idle.budget.launch_ms = 40.0;
     let launch = idle.first(None);
     assert_eq!((launch.name.as_str(), launch.lost_ms), ("launch", 40.0));
@@ -288,7 +287,7 @@ fn sinks_name_what_would_help_here() {
         &["cuda_graphs=on replays them without the host"],
     );
 
-    let mut starved = Played::new(&["loader.workers=3"]);
+    let mut starved = Fixture::new(&["loader.workers=3"]);
     starved.budget.data_ms = 30.0;
     starved.waited.packing = Duration::from_secs(1);
     says(
@@ -296,31 +295,31 @@ fn sinks_name_what_would_help_here() {
         &["waiting for rows (mostly packing) takes 30.0 ms, 30%", "loader.workers=6 (now 3)"],
     );
     // A part within noise is no sink.
-    let mut noisy = Played::new(&[]);
+    let mut noisy = Fixture::new(&[]);
     (noisy.budget.copy_ms, noisy.budget.noise_ms) = (30.0, 31.0);
     assert_ne!(noisy.first(None).name, "copy");
 }
 
 #[test]
-fn predictions_stand_beside_the_times_once_kernels_were_timed() {
-    let mut played = Played::new(&[]);
-    assert!(played.timed(None).iter().all(|t| t.predicted_seconds.is_none()));
-    let launches = played.compiled.plans.plans.iter().flat_map(|plan| &plan.launches);
-    let rates = played.compiled.target.rates;
+fn rows_have_predictions_once_kernels_were_timed() {
+    let mut fixture = Fixture::new(&[]);
+    assert!(fixture.timed(None).iter().all(|t| t.predicted_seconds.is_none()));
+    let launches = fixture.compiled.plans.plans.iter().flat_map(|plan| &plan.launches);
+    let rates = fixture.compiled.target.rates;
     let point = |size: Size| Point { seconds: 4.0 * size.roofline_seconds(&rates), size };
-    played.compiled.target.timings = Timings::new(launches.map(|launch| point(Size::of(launch))));
-    let timed = played.timed(Some(Work::Norm));
-    let rows = by_work(&timed, played.budget.step_ms);
+    fixture.compiled.target.timings = Timings::new(launches.map(|launch| point(Size::of(launch))));
+    let timed = fixture.timed(Some(Work::Norm));
+    let rows = by_work(&timed, fixture.budget.step_ms);
     let predicted = |row: &Row| row.predicted_ms.expect("all were timed") / row.roofline_ms;
     assert!(rows.iter().all(|row| near(predicted(row), 4.0)), "{rows:?}");
-    let words = played.first(Some(Work::Norm)).words;
+    let words = fixture.first(Some(Work::Norm)).words;
     assert!(words.contains("of its roofline (memory) and 25.0 times as long as predicted: "), "{words}");
 }
 
 #[test]
-fn numbers_read_well() {
-    let said = [0.004, 0.0999, 0.31, 1.0].map(sinks::percent);
-    assert_eq!(said, ["0.4%", "10%", "31%", "100%"]);
-    let said = [0.0123, 1.234, 12.34, 123.4].map(sinks::millis);
-    assert_eq!(said, ["12 us", "1.23 ms", "12.3 ms", "123 ms"]);
+fn percentages_and_times_are_rounded() {
+    let texts = [0.004, 0.0999, 0.31, 1.0].map(sinks::percent);
+    assert_eq!(texts, ["0.4%", "10%", "31%", "100%"]);
+    let texts = [0.0123, 1.234, 12.34, 123.4].map(sinks::millis);
+    assert_eq!(texts, ["12 us", "1.23 ms", "12.3 ms", "123 ms"]);
 }

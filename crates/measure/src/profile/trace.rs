@@ -1,11 +1,10 @@
-//! The result on a time axis, as trace events in JSON: ui.perfetto.dev and chrome://tracing show them.
+//! Writes a profile as trace events in JSON, for ui.perfetto.dev and chrome://tracing.
 //!
-//! Two processes. The host's has what it did in a few updates, as they ran. The device's has one update, its launches end
-//! to end with the times they take alone, and above them the plans they belong to; what passes between kernels is not
-//! in it.
+//! There are two processes. The host's has its activity in a few updates, as they ran. The device's has one update: its launches
+//! end to end with the times they take alone, and above them the plans they belong to. The time between kernels is not in it.
 //!
-//! Of several ranks there is a process a rank, with both of that, and its launches on two tracks: those that compute, and the
-//! exchanges beside them, each where it runs when the plans are played through with the times that launches take alone.
+//! With several ranks there is one process per rank, with the tracks of both, and its launches on two tracks: compute and
+//! exchanges, at the times that a simulation of the plans gives from the times that launches take alone.
 
 use std::path::Path;
 
@@ -21,7 +20,7 @@ const HOST: u32 = 1;
 const DEVICE: u32 = 2;
 const PLANS: u32 = 1;
 const LAUNCHES: u32 = 2;
-/// Tracks of a rank of several, behind those of plans and launches.
+/// Further tracks where there are several ranks.
 const EXCHANGES: u32 = 3;
 const THREAD: u32 = 4;
 
@@ -94,15 +93,15 @@ fn alone(report: &Report) -> Vec<Value> {
     events
 }
 
-/// Writes the trace; a path that cannot be written is the user's to change.
+/// Writes the trace. A path that cannot be written is a user error.
 pub fn write(report: &Report, path: &Path) -> Result<(), Failure> {
     std::fs::write(path, trace(report).to_string()).map_err(|error| unwritable(path, &error))
 }
 
-/// Says before any work that a trace could not be written.
+/// Checks before any work that a trace can be written.
 pub fn check(path: &Path) -> Result<(), Failure> {
     let (was_there, mut options) = (path.exists(), std::fs::OpenOptions::new());
-    // Opening for appending harms nothing that is there, and what was only tried is taken away.
+    // Opening for appending does not change an existing file, and a new one is removed again.
     let tried = options.append(true).create(true).open(path);
     let tried = tried.and_then(|_| if was_there { Ok(()) } else { std::fs::remove_file(path) });
     tried.map_err(|error| unwritable(path, &error))
@@ -121,7 +120,7 @@ fn name(what: &str, process: u32, thread: u32, name: &str) -> Value {
     json!({ "ph": "M", "name": what, "pid": process, "tid": thread, "args": { "name": name } })
 }
 
-/// A slice; times are in microseconds there.
+/// A slice of the trace, whose times are in microseconds.
 fn slice(
     process: u32,
     thread: u32,

@@ -1,4 +1,4 @@
-//! The settings of a sweep by their means over seeds: what one run of each says may be luck.
+//! Means of a sweep's settings over seeds, because the result of a single run may be luck.
 
 use std::collections::BTreeMap;
 
@@ -10,13 +10,13 @@ use super::{Trial, better_first};
 /// The key that settings are averaged over.
 const SEED: &str = "train.seed";
 
-/// Runs that differ in nothing but their seed.
+/// Runs that differ only in their seed.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Mean {
-    /// The values they share, of the keys that differ in the sweep.
+    /// Their common values of the keys that differ in the sweep.
     pub values: BTreeMap<String, String>,
     pub runs: usize,
-    /// Of these, the runs that came to a number: what follows is of them.
+    /// The runs among these that have a result, which the following fields are computed from.
     pub judged: usize,
     pub mean: f64,
     /// The standard error of the mean, where there are two or more.
@@ -26,7 +26,7 @@ pub struct Mean {
     pub most: f64,
 }
 
-/// The means over seeds, the best first; none where runs have one seed. Settings of which no run came to a number are left out.
+/// The means over seeds, the best first; none where all runs have the same seed. Settings without a result are left out.
 pub fn means(runs: &[Trial], goal: Metric) -> Vec<Mean> {
     let seeds = |run: &Trial| run.values.get(SEED).cloned();
     if runs.windows(2).all(|pair| seeds(&pair[0]) == seeds(&pair[1])) {
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn settings_are_ordered_by_their_means_over_seeds() {
-        // The luckiest run is of the setting that is worse in the mean.
+        // The best single run has the setting with the worse mean.
         let runs = [
             trial("1", "1", Some(1.0)),
             trial("1", "2", Some(5.0)),

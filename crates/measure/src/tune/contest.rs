@@ -1,24 +1,26 @@
-//! A race for the fastest: contestants are visited in rounds, the incumbent between them, and leave when they cannot win.
+//! A race for the fastest: contestants are visited in rounds, interleaved with the incumbent, and are eliminated when they cannot
+//! win.
 //!
-//! Times are compared as `ablate` compares them: a visit's time over the incumbent's at that moment, the median over the
-//! rounds, and a range around it (`statistics`). After every round those leave whose range lies above the leader's, and of
-//! the slower half those that were never near it: twice, because one visit may have been disturbed, unless it is far out.
-//! It ends when nobody left can be better by [`MATTERS`], after the last round, or when time is up. The incumbent stays
-//! unless somebody is faster beyond noise.
+//! Times are compared as in `ablate`: the ratio of a visit's time to the incumbent's at that moment, its median over rounds, and
+//! an interval around it (`statistics`). After every round, contestants whose interval lies above the leader's are eliminated,
+//! and of the slower half those that were never near the leader; after two visits, because one may have been disturbed, unless
+//! the difference is very large. The race ends when no contestant can be better by [`MATTERS`], after the last round, or when
+//! time is up. The incumbent stays unless a contestant is faster beyond noise.
 
 use std::time::Duration;
 
-use crate::statistics::{Estimate, Noise, estimate, middle, nearest, noise};
+use crate::statistics::{Estimate, Noise, estimate, median, nearest, noise};
 use flatout_train::Failure;
 
-/// Less than this is not worth another round.
+/// A smaller improvement is not worth another round.
 const MATTERS: f64 = 0.01;
-/// Of the slower half, whoever was slower than the leader by this in every round leaves; by two deviations, where those
-/// are more.
+/// Of the slower half, contestants that were slower than the leader by this in every round are eliminated; by two standard
+/// deviations, where those are more.
 const HALVED: f64 = 0.03;
-/// The same after a single visit: more than a neighbour that takes half the machine makes of it.
+/// The same after a single visit: more than a process that takes half the machine can cause.
 const HALVED_AT_ONCE: f64 = 0.7;
-/// Contestants between two visits of the incumbent: of many most will leave, of few small differences are to be told.
+/// Contestants between two visits of the incumbent: more while most will be eliminated, one when few are left and small
+/// differences must be resolved.
 const BETWEEN: [usize; 2] = [3, 1];
 const FEW: usize = 4;
 
@@ -26,18 +28,18 @@ const FEW: usize = 4;
 pub struct Rules {
     pub least_rounds: usize,
     pub most_rounds: usize,
-    /// No visit begins that might end later, by what [`Clock::elapsed`] tells.
+    /// No visit begins that might end later than this on [`Clock::elapsed`].
     pub until: Duration,
 }
 
-/// Times, and the time that goes by. Contestant 0 is the incumbent.
+/// Makes visits and measures elapsed time. Contestant 0 is the incumbent.
 pub struct Clock<'a> {
-    /// Milliseconds of an update of a contestant. An error of the incumbent's ends the contest.
+    /// Visits a contestant and returns the milliseconds of an update. An error of the incumbent ends the contest.
     pub visit: &'a mut dyn FnMut(usize) -> Result<f64, Failure>,
     pub elapsed: &'a mut dyn FnMut() -> Duration,
 }
 
-/// Where a contestant stands at the end.
+/// The result of a contestant.
 #[derive(Clone, Debug, Default)]
 pub struct Standing {
     /// The median of its visits.
@@ -53,16 +55,16 @@ pub struct Standing {
 pub struct Outcome {
     /// By contestant; the incumbent is first.
     pub standings: Vec<Standing>,
-    /// Those that nothing speaks against, the incumbent apart.
+    /// Contestants that were not eliminated, without the incumbent.
     pub alive: Vec<usize>,
-    /// Whether time sufficed: no more rounds would have been made.
+    /// Whether the race was decided before time was up.
     pub is_decided: bool,
-    /// How much the incumbent varies against itself.
+    /// Noise, from comparing the incumbent with itself.
     noise: Noise,
 }
 
 impl Outcome {
-    /// Standard deviation of one ratio where nothing differs, once there are visits to tell it by.
+    /// Standard deviation of one ratio where nothing differs, once there are visits to estimate it.
     pub fn deviation(&self) -> Option<f64> {
         Some(self.noise.deviation).filter(|deviation| deviation.is_finite())
     }
@@ -77,7 +79,7 @@ impl Outcome {
     }
 }
 
-/// Contestants 1 to `count` - 1, the most promising first, against the incumbent.
+/// Races contestants 1 to `count` - 1, the most promising first, against the incumbent.
 pub fn contest(count: usize, rules: Rules, clock: Clock<'_>) -> Result<Outcome, Failure> {
     let failed = vec![None; count];
     let mut race = Race { clock, visits: vec![], failed, took: vec![None; count], until: rules.until };
@@ -92,8 +94,8 @@ pub fn contest(count: usize, rules: Rules, clock: Clock<'_>) -> Result<Outcome, 
         let in_time = race.round(&order)?;
         alive.retain(|&i| race.failed[i].is_none());
         let standings = race.standings();
-        drop_hopeless(&mut alive, &standings, race.noise());
-        is_decided = alive.is_empty() || (round >= rules.least_rounds && no_more_to_tell(&alive, &standings));
+        eliminate(&mut alive, &standings, race.noise());
+        is_decided = alive.is_empty() || (round >= rules.least_rounds && is_settled(&alive, &standings));
         if is_decided || !in_time {
             break;
         }
@@ -109,16 +111,16 @@ struct Race<'a> {
     /// The contestant visited and how long an update took, in order.
     visits: Vec<(usize, f64)>,
     failed: Vec<Option<String>>,
-    /// How long the last visit of each took: a first one may have had to make what later ones find on disk.
+    /// Duration of the last visit of each: a first one may have had to fill caches that later ones hit.
     took: Vec<Option<Duration>>,
     until: Duration,
 }
 
 impl Race<'_> {
-    /// False where time was up before the end of the round.
+    /// Makes a round of visits. False where time was up before its end.
     fn round(&mut self, order: &[usize]) -> Result<bool, Failure> {
-        for some in order.chunks(BETWEEN[(order.len() <= FEW) as usize]) {
-            for &i in some {
+        for group in order.chunks(BETWEEN[(order.len() <= FEW) as usize]) {
+            for &i in group {
                 // The incumbent's visit after it must fit too.
                 if (self.clock.elapsed)() + self.may_take(i) + self.may_take(0) > self.until {
                     return Ok(false);
@@ -135,7 +137,7 @@ impl Race<'_> {
     fn incumbent(&mut self) -> Result<(), Failure> {
         let failed = self.failed.iter().flatten().last();
         let explained =
-            failed.map(|why| format!("what ran before does not any more, after another failed ({why})"));
+            failed.map(|why| format!("the incumbent ran before and fails after another failure ({why})"));
         self.visited(0).map_err(|why| match explained {
             Some(explained) => Failure::Environment(format!("{explained}: {why}")),
             None => why,
@@ -150,7 +152,7 @@ impl Race<'_> {
         Ok(())
     }
 
-    /// The expected time of the next visit: as long as the last, or as the longest of others.
+    /// The expected duration of the next visit: that of the last, or of the longest of others.
     fn may_take(&self, i: usize) -> Duration {
         self.took[i].or(self.took.iter().flatten().max().copied()).unwrap_or_default()
     }
@@ -169,7 +171,7 @@ impl Race<'_> {
             let times = self.of(i);
             let ratios: Vec<f64> = (0..self.visits.len()).filter_map(|at| self.ratio(i, at)).collect();
             Standing {
-                step_ms: (!times.is_empty()).then(|| middle(&times)),
+                step_ms: (!times.is_empty()).then(|| median(&times)),
                 over: (i > 0 && !ratios.is_empty()).then(|| estimate(&ratios, noise)),
                 least: ratios.iter().copied().fold(f64::INFINITY, f64::min),
                 failed: self.failed[i].clone(),
@@ -178,13 +180,13 @@ impl Race<'_> {
         (0..self.failed.len()).map(standing).collect()
     }
 
-    /// The time of visit `at` over the incumbent's at that moment, where it is one of contestant `i`.
+    /// The ratio of visit `at` to the incumbent's time at that moment, where it is a visit of contestant `i`.
     fn ratio(&self, i: usize, at: usize) -> Option<f64> {
-        let (who, ms) = self.visits[at];
-        let incumbent = |(who, ms): &(usize, f64)| (*who == 0).then_some(*ms);
+        let (contestant, ms) = self.visits[at];
+        let incumbent = |(contestant, ms): &(usize, f64)| (*contestant == 0).then_some(*ms);
         let before = self.visits[..at].iter().rev().filter_map(incumbent);
         let after = self.visits[at + 1..].iter().filter_map(incumbent);
-        (who == i).then(|| nearest(before, after)).flatten().map(|base| ms / base)
+        (contestant == i).then(|| nearest(before, after)).flatten().map(|base| ms / base)
     }
 }
 
@@ -195,7 +197,8 @@ fn leader(alive: &[usize], standings: &[Standing]) -> Estimate {
     all.min_by(|a, b| a.ratio.total_cmp(&b.ratio)).expect("the incumbent is one")
 }
 
-fn drop_hopeless(alive: &mut Vec<usize>, standings: &[Standing], noise: Noise) {
+/// Removes contestants that cannot win, or are not worth more visits.
+fn eliminate(alive: &mut Vec<usize>, standings: &[Standing], noise: Noise) {
     let leader = leader(alive, standings);
     let mut least: Vec<f64> = alive.iter().map(|&i| standings[i].least).collect();
     least.sort_by(f64::total_cmp);
@@ -209,9 +212,9 @@ fn drop_hopeless(alive: &mut Vec<usize>, standings: &[Standing], noise: Noise) {
     alive.retain(|&i| !standings[i].over.as_ref().is_some_and(|over| is_hopeless(&standings[i], over)));
 }
 
-/// Whether nobody can be better than the leader by what matters, and the leader differs from the incumbent or does not
-/// matter.
-fn no_more_to_tell(alive: &[usize], standings: &[Standing]) -> bool {
+/// Whether no contestant can be better than the leader by [`MATTERS`], and the leader differs from the incumbent beyond noise or
+/// by less than that.
+fn is_settled(alive: &[usize], standings: &[Standing]) -> bool {
     let best = leader(alive, standings);
     let cannot_win = |over: &Estimate| *over == best || over.low >= best.ratio * (1.0 - MATTERS);
     let others = alive.iter().all(|&i| standings[i].over.as_ref().is_some_and(cannot_win));
@@ -225,7 +228,7 @@ mod tests {
 
     const RULES: Rules = Rules { least_rounds: 3, most_rounds: 12, until: Duration::MAX };
 
-    /// Visits of contestants with these times, each 1% off, and a drift of a fifth over twenty visits.
+    /// Visits of contestants with these times, with noise of 1% and a drift of a fifth over twenty visits.
     fn raced(seed: u64, times: &[f64], rules: Rules, seconds_a_visit: u64) -> (Outcome, Vec<usize>) {
         let mut order = vec![];
         let seconds = std::cell::Cell::new(0);
@@ -263,21 +266,21 @@ mod tests {
     }
 
     #[test]
-    fn nobody_wins_among_equals() {
+    fn no_contestant_wins_among_equals() {
         let wins = (0..100).filter(|seed| !raced(*seed, &[30.0; 5], RULES, 0).0.faster().is_empty()).count();
         println!("{wins} of 100");
         assert!(wins <= 3, "{wins}");
     }
 
     #[test]
-    fn what_fails_leaves_with_its_reason() {
+    fn a_failing_contestant_is_eliminated_with_its_reason() {
         let (outcome, order) = raced(1, &[30.0, f64::NAN, 20.0], RULES, 0);
         assert_eq!(outcome.standings[1].failed.as_deref(), Some("it broke"));
         assert_eq!((outcome.faster()[0].0, order.iter().filter(|i| **i == 1).count()), (2, 1));
     }
 
     #[test]
-    fn time_is_kept_and_the_promising_are_measured_first() {
+    fn time_limits_hold_and_the_most_promising_are_measured_first() {
         let until = Duration::from_secs(7);
         let (outcome, order) = raced(1, &[30.0, 20.0, 31.0, 30.0, 30.0, 30.0], Rules { until, ..RULES }, 1);
         assert_eq!(order, [0, 1, 2, 3, 0, 4]);

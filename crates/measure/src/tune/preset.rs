@@ -1,5 +1,5 @@
-//! The settings that were found, as a preset for `--with`: a file where the user wants it, and a copy in the cache that a
-//! later `train` of the same recipe on the same machine can name. Nothing is ever applied that was not asked for.
+//! Writes the settings that were found as a preset for `--with`: to a file of the user's choice, and to the cache, so that a
+//! later `train` of the same recipe on the same machine can mention it. A preset is only applied on request.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use flatout_train::device::Device;
 use flatout_train::machine::cache_folder;
 use flatout_train::refuse;
 
-/// How every preset of ours begins: what does not is somebody else's, and is not written over.
+/// The beginning of every preset that `tune` writes. A file that begins otherwise is not overwritten.
 const MARK: &str = "# Written by `flatout tune`";
 
 /// A choice's changes to a config, as overrides.
@@ -34,7 +34,7 @@ pub fn text(report: &Report, config: &Config) -> String {
         format!(", {:.3} times as fast as its own settings ({:.3} to {:.3})", by.ratio, by.low, by.high)
     });
     let description = format!("{} tuned on {}{faster}.", report.recipe, report.device);
-    let mut out = format!("{MARK}: lay it over {} with --with.\n", report.recipe);
+    let mut out = format!("{MARK}: apply it to {} with --with.\n", report.recipe);
     out += &format!("description = {}\n", toml::Value::String(description));
     let mut section = String::new();
     for (key, value) in changed(config, &report.found.config) {
@@ -48,17 +48,17 @@ pub fn text(report: &Report, config: &Config) -> String {
     out
 }
 
-/// Where a preset goes that is not told where.
+/// The default path of a preset.
 pub fn usual_path(report_of: &str, target: &str, ranks: usize) -> PathBuf {
     PathBuf::from(format!("tuned-{}-{}{}.toml", word(report_of), word(target), times(ranks)))
 }
 
-/// Several devices in a file's name.
+/// The number of devices in a file's name, where there are several.
 fn times(ranks: usize) -> String {
     if ranks > 1 { format!("-x{ranks}") } else { String::new() }
 }
 
-/// A name as part of a file's.
+/// A name as part of a file's name.
 fn word(name: &str) -> String {
     let kept = |c: char| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '-' };
     name.chars().map(kept).collect()
@@ -75,7 +75,7 @@ pub fn check(path: &Path) -> Result<(), UserError> {
     }
     match fs::read_to_string(path) {
         Ok(text) if !text.starts_with(MARK) => {
-            refuse!("{} is there and no preset of `flatout tune`: give another --out", path.display())
+            refuse!("{} exists and is not a preset of `flatout tune`: give another --out", path.display())
         }
         Err(error) if path.exists() => refuse!("{} cannot be read: {error}", path.display()),
         _ => Ok(()),
@@ -86,7 +86,8 @@ pub fn write(path: &Path, text: &str) -> Result<(), Failure> {
     durable::replace(path, text.as_bytes()).map_err(Failure::io(path.display()))
 }
 
-/// Keeps a preset for the recipe on as many of this device, or forgets it where nothing is faster than the defaults. Where it went.
+/// Caches the preset for a recipe on this number of devices, or removes it where `text` is `None`. Returns the path where it was
+/// written.
 pub fn remember(
     config: &Config,
     device: &Device,
@@ -109,7 +110,7 @@ pub fn remember(
     }
 }
 
-/// A preset that was found earlier.
+/// A cached preset.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remembered {
     pub path: PathBuf,
@@ -118,7 +119,7 @@ pub struct Remembered {
     pub description: String,
 }
 
-/// The settings that `tune` found for this recipe on as many of this device, where they would change something.
+/// The cached settings for this recipe on this number of devices, where they would change something.
 pub fn remembered(config: &Config, device: &Device, ranks: usize) -> Option<Remembered> {
     let path = cache_folder()?.join("tune").join(file_name(config, device, ranks));
     let text = fs::read_to_string(&path).ok()?;
@@ -129,7 +130,7 @@ pub fn remembered(config: &Config, device: &Device, ranks: usize) -> Option<Reme
     (!settings.is_empty()).then_some(Remembered { path, settings, description })
 }
 
-/// The recipe, the device, and a hash of what decides the times: model, batch, what is not tuned, machine, version.
+/// Recipe and device, and a hash of everything that affects times: model, batch, switches that are not tuned, machine, version.
 fn file_name(config: &Config, device: &Device, ranks: usize) -> String {
     let decides = |key: &str| {
         let tuned = super::space::Knob::ALL.iter().any(|knob| knob.keys().iter().any(|own| own == key));

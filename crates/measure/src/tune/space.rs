@@ -1,5 +1,5 @@
-//! The settings to choose from, and those left out before anything is measured, each with its reason: the user holds them
-//! or does not allow them, they cannot run, do not fit, come to the same, or are predicted to be hopeless.
+//! The search space: candidate settings, and those left out before anything is measured, each with its reason: the user fixed or
+//! does not allow them, they cannot run, do not fit, lead to equal plans, or are predicted to be much slower.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ use flatout_train::resolve::prediction::step_cost;
 use flatout_train::switches::compile::COMPILE;
 use flatout_train::switches::{Auto, Autotune, Class, compute, kernels, memory, serialize};
 
-/// A value for everything that is tuned.
+/// A value for each knob.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Setting {
     pub micro_batch: usize,
@@ -27,12 +27,12 @@ pub struct Setting {
     pub precision: Precision,
     #[serde(serialize_with = "serialize")]
     pub autotune: Autotune,
-    /// Threads of the loader; `None` leaves them to it.
+    /// Threads of the loader; `None` is its own choice.
     pub workers: Option<usize>,
 }
 
 impl Setting {
-    /// The setting that a config comes to: `auto` is what was compiled for it.
+    /// The setting of a config, with `auto` resolved as it was compiled.
     pub fn of(config: &Config, compiled: &Compiled) -> Setting {
         Setting {
             micro_batch: compiled.micro_batch,
@@ -43,7 +43,8 @@ impl Setting {
         }
     }
 
-    /// The config with this. Values that the config's own `auto` comes to stay `auto` where memory has no part in them.
+    /// The config with this setting. A precision that the config's `auto` resolves to stays `auto`, because memory has no part in
+    /// it.
     pub fn applied(&self, config: &Config, default: &Setting) -> Config {
         let mut config = config.clone();
         config.train.micro_batch = Count::Given(self.micro_batch);
@@ -57,16 +58,16 @@ impl Setting {
         config
     }
 
-    /// The differences from another setting, which is what there is, in words.
+    /// The differences from another setting, the current one, in words.
     pub fn unlike(&self, other: &Setting) -> String {
         let pairs = Knob::ALL.map(|knob| (knob.name(), knob.value(self), knob.value(other)));
         let differ = pairs.into_iter().filter(|(_, own, other)| own != other);
         let words: Vec<String> = differ.map(|(name, own, _)| format!("{name}={own}")).collect();
-        if words.is_empty() { "what there is".into() } else { words.join(" ") }
+        if words.is_empty() { "the current setting".into() } else { words.join(" ") }
     }
 }
 
-/// A part of a setting that is tuned.
+/// A part of a setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knob {
     MicroBatch,
@@ -114,7 +115,7 @@ impl Knob {
     /// The equivalence class of its other values; a precision's class depends on the value.
     fn class(self) -> Option<Class> {
         match self {
-            // The sums over a batch are the same in exact arithmetic.
+            // Sums over a batch are equal in exact arithmetic.
             Knob::MicroBatch => Some(Class::Bounded),
             Knob::Recompute => Some(memory::RECOMPUTE.class),
             Knob::Precision => None,
@@ -125,23 +126,23 @@ impl Knob {
     }
 }
 
-/// The equivalence class of a change of precision: one as wide or wider rounds no more than the one it replaces.
+/// The equivalence class of a change of precision: one that is at least as wide rounds no more than the one it replaces.
 fn precision_class(from: Precision, to: Precision) -> Class {
     if to <= from { Class::Bounded } else { Class::Statistical }
 }
 
-/// Something to measure.
+/// A setting to measure.
 #[derive(Clone, Debug)]
 pub struct Candidate {
     pub setting: Setting,
     pub config: Config,
-    /// Arena, and what the driver and the wire take beside it.
+    /// Bytes of the arena, and of the driver and the wire besides it.
     pub bytes: u64,
     pub predicted_ms: f64,
     fingerprint: u64,
 }
 
-/// Why something is not measured.
+/// A setting that is not measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rejected {
     pub setting: Setting,
@@ -159,14 +160,14 @@ pub enum Reason {
     /// It cannot run here.
     Refused,
     DoesNotFit,
-    /// Its plans are another's.
+    /// Its plans equal those of another setting.
     Same,
     PredictedSlower,
-    /// Nothing near it was the fastest.
+    /// It is not next to the fastest micro-batch.
     FarFromTheFastest,
 }
 
-/// A knob that stays as it is.
+/// A knob that is not tuned.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct FixedKnob {
     pub knob: &'static str,
@@ -190,24 +191,24 @@ impl Phase {
     pub const ALL: [Phase; 4] = [Phase::Split, Phase::Between, Phase::Autotune, Phase::Workers];
 }
 
-/// Predictions that are off by a quarter in opposite directions give this ratio for equals.
+/// The ratio of predictions for equal times, if they are off by a quarter in opposite directions.
 const HOPELESS: f64 = 1.25 / 0.75;
-/// The same split in the same precision runs the same kernels, so their errors cancel but for what is recomputed.
+/// The same for equal micro-batch and precision, which run the same kernels, so that errors cancel except for recomputation.
 const MORE_WORK: f64 = 1.15;
-/// Micro-batches of a first sweep; of more divisors, those that are a factor of two apart.
+/// The most micro-batches of the first sweep; where there are more divisors, those a factor of two apart.
 const SWEEP: usize = 8;
 
 pub struct Space<'a> {
-    /// As the user gave it.
+    /// The config as the user gave it.
     pub config: &'a Config,
     pub target: &'a Target,
     pub allow: Class,
-    /// Keys that the user gave on the command line, by their full paths.
+    /// Full paths of the keys that the user gave on the command line.
     pub given: &'a [String],
     /// Whether there is data to load.
     pub has_data: bool,
     pub default: Candidate,
-    /// The most that are computed at once: a batch, or a lane's part of it.
+    /// The largest micro-batch: the batch, or a lane's part of it.
     rows: usize,
     /// Settings compiled so far.
     known: RefCell<HashMap<Setting, Result<Candidate, Box<Rejected>>>>,
@@ -228,7 +229,7 @@ impl<'a> Space<'a> {
         Ok(Space { config, target, allow, given, has_data, default, rows, known: RefCell::default() })
     }
 
-    /// Knobs that are not turned at all.
+    /// Knobs that are not tuned, and the reasons.
     pub fn held(&self) -> Vec<FixedKnob> {
         let held = |knob: Knob| {
             let why = self.why_held(knob)?;
@@ -259,14 +260,14 @@ impl<'a> Space<'a> {
         self.why_held(knob).is_some()
     }
 
-    /// The candidates that a phase measures around the choice so far, the most promising first, and those it leaves out.
+    /// The candidates that a phase measures around the choice so far, the most promising first, and the settings it leaves out.
     pub fn phase(&self, phase: Phase, choice: &Setting) -> (Vec<Candidate>, Vec<Rejected>) {
         let with = |change: &dyn Fn(&mut Setting)| {
             let mut setting = choice.clone();
             change(&mut setting);
             setting
         };
-        let (wanted, mut rejected) = match phase {
+        let (settings, mut rejected) = match phase {
             Phase::Split => self.splits(choice),
             Phase::Between => self.between(choice),
             Phase::Autotune if self.is_held(Knob::Autotune) => (vec![], vec![]),
@@ -285,7 +286,7 @@ impl<'a> Space<'a> {
         };
         let mut open: Vec<Candidate> = vec![];
         let incumbent = self.candidate(choice).expect("the choice so far was compiled before");
-        for setting in wanted {
+        for setting in settings {
             match self.candidate(&setting) {
                 Err(why) => rejected.push(*why),
                 Ok(candidate) => {
@@ -317,7 +318,7 @@ impl<'a> Space<'a> {
         (open, rejected)
     }
 
-    /// Every precision that is allowed, with every micro-batch of the sweep and every way to recompute.
+    /// Every allowed precision with every micro-batch of the sweep and every setting of recomputation.
     fn splits(&self, choice: &Setting) -> (Vec<Setting>, Vec<Rejected>) {
         let mut rejected = vec![];
         let mut precisions = vec![choice.precision];
@@ -348,28 +349,28 @@ impl<'a> Space<'a> {
         let rows = if self.is_held(Knob::MicroBatch) { vec![choice.micro_batch] } else { self.sweep() };
         let recompute = match self.is_held(Knob::Recompute) {
             true => vec![choice.recompute],
-            // Wide lies between cheap and full in time and memory: no race of speed is won by it.
+            // Wide lies between cheap and full in time and memory, so it is never the fastest.
             false => vec![Recompute::Cheap, Recompute::None, Recompute::Full],
         };
-        let mut wanted = vec![];
+        let mut settings = vec![];
         for precision in precisions {
             for &micro_batch in &rows {
                 for &recompute in &recompute {
                     let setting = Setting { precision, micro_batch, recompute, ..choice.clone() };
                     if setting != *choice {
-                        wanted.push(setting);
+                        settings.push(setting);
                     }
                 }
             }
         }
-        (wanted, rejected)
+        (settings, rejected)
     }
 
     fn divisors(&self) -> Vec<usize> {
         (1..=self.rows).rev().filter(|rows| self.rows.is_multiple_of(*rows)).collect()
     }
 
-    /// The divisors of the rows from the largest, all or a factor of two apart; always the default among them.
+    /// The divisors of the rows from the largest, all or a factor of two apart, always with the default.
     fn sweep(&self) -> Vec<usize> {
         let all = self.divisors();
         if all.len() <= SWEEP {
@@ -385,11 +386,11 @@ impl<'a> Space<'a> {
         kept
     }
 
-    /// Micro-batches that the sweep left out and that lie beside the fastest; the others are far from it.
+    /// Micro-batches next to the fastest that the sweep skipped; the others are left out.
     fn between(&self, choice: &Setting) -> (Vec<Setting>, Vec<Rejected>) {
-        let (mut wanted, mut rejected) = (vec![], vec![]);
+        let (mut settings, mut rejected) = (vec![], vec![]);
         if self.is_held(Knob::MicroBatch) {
-            return (wanted, rejected);
+            return (settings, rejected);
         }
         let sweep = self.sweep();
         let above =
@@ -398,20 +399,17 @@ impl<'a> Space<'a> {
         for micro_batch in self.divisors().into_iter().filter(|rows| !sweep.contains(rows)) {
             let setting = Setting { micro_batch, ..choice.clone() };
             match below < micro_batch && micro_batch < above {
-                true => wanted.push(setting),
+                true => settings.push(setting),
                 false => rejected.push(Rejected {
                     setting,
                     reason: Reason::FarFromTheFastest,
-                    why: format!(
-                        "{} was the fastest of a sweep, and it is not next to it",
-                        choice.micro_batch
-                    ),
+                    why: format!("not next to {}, the fastest of a sweep", choice.micro_batch),
                     bytes: None,
                     predicted_ms: None,
                 }),
             }
         }
-        (wanted, rejected)
+        (settings, rejected)
     }
 
     /// The equivalence class of a setting.
@@ -423,7 +421,7 @@ impl<'a> Space<'a> {
         changed.map(class).max().unwrap_or(Class::Bitwise)
     }
 
-    /// A setting compiled, or why it cannot be.
+    /// Compiles a setting, or returns why it cannot be measured.
     pub fn candidate(&self, setting: &Setting) -> Result<Candidate, Box<Rejected>> {
         if let Some(known) = self.known.borrow().get(setting) {
             return known.clone();
@@ -440,8 +438,8 @@ impl<'a> Space<'a> {
             Ok(compiled) => return Ok(candidate(config, setting.clone(), &compiled)),
             Err(refused) => refused,
         };
-        let endless = Target { memory_bytes: u64::MAX, ..self.target.clone() };
-        Err(Box::new(match compile_for(&config, &endless, rows, false) {
+        let unlimited = Target { memory_bytes: u64::MAX, ..self.target.clone() };
+        Err(Box::new(match compile_for(&config, &unlimited, rows, false) {
             Ok(compiled) => {
                 let planned = candidate(config, setting.clone(), &compiled);
                 let why = format!(
@@ -485,11 +483,11 @@ fn predicted_seconds(compiled: &Compiled, batch: usize) -> f64 {
     step_cost(compiled, batch).predicted_seconds
 }
 
-/// Why a candidate is not worth a visit, by its predicted time.
+/// The reason why a candidate is not worth a visit by its predicted time, if it is not.
 fn hopeless(one: &Candidate, open: &[Candidate], incumbent: &Candidate) -> Option<String> {
     let others = || open.iter().chain([incumbent]);
     let times = |other: &Candidate| one.predicted_ms / other.predicted_ms;
-    let said = |other: &Candidate| {
+    let reason = |other: &Candidate| {
         let name = other.setting.unlike(&incumbent.setting);
         format!("predicted to take {:.2} times as long as {name}", times(other))
     };
@@ -500,7 +498,7 @@ fn hopeless(one: &Candidate, open: &[Candidate], incumbent: &Candidate) -> Optio
     let least = |a: &&Candidate, b: &&Candidate| a.predicted_ms.total_cmp(&b.predicted_ms);
     let lighter = others().filter(alike).min_by(least).filter(|other| times(other) > MORE_WORK);
     let best = others().min_by(least).filter(|best| times(best) > HOPELESS);
-    lighter.or(best).map(said)
+    lighter.or(best).map(reason)
 }
 
 fn word(class: Class) -> &'static str {

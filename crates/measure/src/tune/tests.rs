@@ -1,4 +1,4 @@
-//! The search on machines whose times are known, and once on this one.
+//! Tests the search on simulated machines, and once on this one.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -30,10 +30,10 @@ fn config(overrides: &[&str]) -> Config {
 
 const ENDLESS: Duration = Duration::from_secs(100_000);
 
-/// The true time of an update with a setting: a machine of its own for every seed.
+/// A simulated machine, different for every seed, with a true time for each setting.
 struct Machine {
     seed: u64,
-    /// Of one visit.
+    /// Standard deviation of a visit's logarithm.
     noise: f64,
     visits: u64,
     seconds: f64,
@@ -45,13 +45,13 @@ impl Machine {
         Machine { seed, noise, visits: 0, seconds: 0.0, seconds_a_visit: 1.0 }
     }
 
-    /// Drawn once a machine: between 0 and 1.
+    /// A number between 0 and 1 that is fixed for a machine.
     fn draw(&self, of: u32) -> f64 {
         philox([of, 0, 0, 0], [self.seed as u32, 9])[0] as f64 / u32::MAX as f64
     }
 
-    /// The prediction, off by up to a fifth for every split and a few percent for what is recomputed; and effects that no
-    /// prediction knows: algorithms and threads, whose gain depends on the split.
+    /// The prediction with an error of up to a fifth for each micro-batch and a few percent for recomputation, and effects that
+    /// are not predicted: algorithms, whose gain depends on the micro-batch, and threads.
     fn truth(&self, candidate: &Candidate) -> f64 {
         let setting = &candidate.setting;
         let rows = setting.micro_batch;
@@ -91,7 +91,7 @@ fn timed(ms: f64) -> Timed {
     }
 }
 
-/// A search on a machine, and every setting that was visited.
+/// A search on a simulated machine, and the settings it visited.
 fn searched(space: &Space<'_>, machine: &mut Machine, budget: Duration) -> (TuneOutcome, HashSet<Setting>) {
     let machine = std::cell::RefCell::new(machine);
     let mut visited = HashSet::new();
@@ -105,7 +105,7 @@ fn searched(space: &Space<'_>, machine: &mut Machine, budget: Duration) -> (Tune
     (found, visited)
 }
 
-/// Every setting there is, by the space's own rules for what fits and is allowed.
+/// All settings that fit and are allowed.
 fn everything(space: &Space<'_>) -> Vec<Candidate> {
     let batch = space.config.train.batch;
     let threads = [None, Some(1), Some(2), Some(flatout_train::machine::threads())];
@@ -129,9 +129,9 @@ fn everything(space: &Space<'_>) -> Vec<Candidate> {
     all
 }
 
-/// Within 3% of the best of everything there is on 24 of 25 machines, and within 12% on 99 of 100: each is disturbed in one visit of
-/// 25, and where that hits the visits that decide, the search stays with what it began with. Which machine of a thousand
-/// is the worst, and by how much (10% to 47% for different thousands), is luck.
+/// The choice is within 3% of the best setting on 24 of 25 machines, and within 12% on 99 of 100: one visit in 25 is disturbed,
+/// and where these are the visits that decide, the search keeps the defaults. The worst of a thousand machines is random (10% to
+/// 47% for different thousands).
 #[test]
 fn the_choice_is_within_three_percent_of_an_exhaustive_sweep() {
     let config = config(&["train.batch=32", "train.micro_batch=8"]);
@@ -159,7 +159,7 @@ fn the_choice_is_within_three_percent_of_an_exhaustive_sweep() {
     assert!(near * 100 >= machines * 99, "{near} of {machines} within 12%");
 }
 
-/// A louder machine needs more visits and is not led astray.
+/// A machine with more noise needs more visits and does not propose noise.
 #[test]
 fn noise_is_not_proposed() {
     let config = config(&["train.batch=32", "train.micro_batch=8"]);
@@ -182,18 +182,18 @@ fn noise_is_not_proposed() {
     assert!(proposed <= 1, "{proposed}");
 }
 
-/// Whatever the memory, what does not fit is neither visited nor proposed, and says what it needs.
+/// Whatever the memory, a setting that does not fit is neither visited nor proposed, and its row says what it needs.
 #[test]
-fn what_does_not_fit_is_never_tried() {
+fn settings_that_do_not_fit_are_never_tried() {
     let config = config(&["train.batch=32", "train.micro_batch=8"]);
-    let roomy = named("h200", &config.switches).expect("a GPU");
-    let largest = Space::new(&config, &roomy, Class::Bounded, &[], false).expect("a space");
+    let large = named("h200", &config.switches).expect("a GPU");
+    let largest = Space::new(&config, &large, Class::Bounded, &[], false).expect("a space");
     let full = Setting { micro_batch: 32, recompute: Recompute::None, ..largest.default.setting.clone() };
     let full = largest.candidate(&full).expect("it fits an h200").bytes;
     let mut refused_some = 0;
     for percent in [40, 55, 70, 85, 100] {
         let least = largest.default.bytes;
-        let target = Target { memory_bytes: least + (full - least) * percent / 100, ..roomy.clone() };
+        let target = Target { memory_bytes: least + (full - least) * percent / 100, ..large.clone() };
         let space = Space::new(&config, &target, Class::Bounded, &[], false).expect("a space");
         for seed in 0..10 {
             let (found, visited) =
@@ -216,11 +216,11 @@ fn what_does_not_fit_is_never_tried() {
         }
     }
     assert!(refused_some >= 40, "{refused_some}");
-    let nothing = Target { memory_bytes: 1 << 10, ..roomy };
+    let nothing = Target { memory_bytes: 1 << 10, ..large };
     assert!(matches!(Space::new(&config, &nothing, Class::Bounded, &[], false), Err(Failure::User(_))));
 }
 
-/// Nothing is passed over in silence, and nothing is tried that the user holds or does not allow.
+/// Every setting that is left out has a reason, and none is tried that the user fixed or does not allow.
 #[test]
 fn everything_left_out_has_a_reason() {
     let config = config(&["train.batch=24", "train.micro_batch=8"]);
@@ -245,9 +245,9 @@ fn everything_left_out_has_a_reason() {
             for knob in Knob::ALL.into_iter().filter(|knob| held.contains(&knob.name())) {
                 assert_eq!(knob.value(setting), knob.value(default), "{held:?} {setting:?}");
             }
-            // Every setting that was visited and is not the default is told.
-            let told = setting == default || found.rows.iter().any(|row| row.setting == *setting);
-            assert!(told, "{setting:?}");
+            // Every setting that was visited and is not the default has a row.
+            let is_reported = setting == default || found.rows.iter().any(|row| row.setting == *setting);
+            assert!(is_reported, "{setting:?}");
         }
         let not_allowed = |row: &&Row| row.fate == Fate::LeftOut(Reason::NotAllowed);
         match (allow, given.is_empty()) {
@@ -259,7 +259,7 @@ fn everything_left_out_has_a_reason() {
             _ => assert!(held.is_empty(), "{held:?}"),
         }
     }
-    // A batch with more divisors than a sweep takes has all of them told.
+    // A batch with more divisors than a sweep takes has a row for each.
     let many = config.with(&["train.batch=240".into()]).expect("a config");
     let space = Space::new(&many, &target, Class::Bounded, &[], false).expect("a space");
     let (found, visited) = searched(&space, &mut Machine::new(5, 0.003), ENDLESS);
@@ -270,7 +270,7 @@ fn everything_left_out_has_a_reason() {
     assert!(found.rows.iter().any(|row| row.fate == Fate::LeftOut(Reason::FarFromTheFastest)));
 }
 
-/// On a GPU the types that are slower by far are predicted to be, and not visited.
+/// On a GPU, precisions that are predicted to be much slower are not visited.
 #[test]
 fn hopeless_precisions_are_skipped_by_prediction() {
     let words = ["layers=8", "batch=16", "micro_batch=8"].map(String::from);
@@ -289,10 +289,10 @@ fn hopeless_precisions_are_skipped_by_prediction() {
             .all(|(reason, why)| *reason == Reason::PredictedSlower && why.starts_with("predicted to take")),
         "{reasons:?}"
     );
-    // The same split with more recomputed does more of the same work.
+    // The same micro-batch with more recomputation does more of the same work.
     assert!(open.iter().all(|candidate| candidate.setting.recompute != Recompute::Full));
     let cheap = open.iter().find(|c| c.setting.micro_batch == 16 && c.setting.recompute == Recompute::Cheap);
-    assert!(cheap.is_some(), "what may be worth it is measured");
+    assert!(cheap.is_some(), "what may be faster is measured");
 }
 
 #[test]
@@ -340,7 +340,7 @@ fn report(config: &Config, found: TuneOutcome) -> Report {
     }
 }
 
-/// The file gives what was chosen, over the recipe and the words it was made with, whatever those were.
+/// The recipe, its overrides and the preset resolve to the choice, whatever the overrides were.
 #[test]
 fn the_preset_resolves_to_the_choice() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -361,8 +361,8 @@ fn the_preset_resolves_to_the_choice() {
         let text = preset::text(&report, &config);
         preset::check(&path).expect("a new file");
         preset::write(&path, &text).expect("written");
-        preset::check(&path).expect("one of ours may be written again");
-        // The words lie over a preset, so those that are tuned are not given again.
+        preset::check(&path).expect("a preset of `tune` may be overwritten");
+        // Overrides take precedence over a preset, so those of tuned keys are not given again.
         let tuned = |word: &&String| {
             let keys = flatout_train::config::keys_of(std::slice::from_ref(*word)).expect("a key");
             !Knob::ALL.iter().any(|knob| knob.keys().contains(&keys[0]))
@@ -389,7 +389,7 @@ fn the_preset_resolves_to_the_choice() {
     let other = folder.path().join("mine.toml");
     std::fs::write(&other, "[train]\nbatch = 3\n").expect("a file");
     for (path, sentence) in [
-        (other.as_path(), "is there and no preset of `flatout tune`"),
+        (other.as_path(), "exists and is not a preset of `flatout tune`"),
         (folder.path(), "is a folder"),
         (Path::new("no/such/folder/x.toml"), "there is no folder no/such/folder"),
     ] {
@@ -397,20 +397,20 @@ fn the_preset_resolves_to_the_choice() {
     }
 }
 
-/// On this machine, where parts of one row take several times as long as larger ones. One that is so busy that the same
-/// update varies by a fifth tells nothing of times: then only what never depends on them is asked.
+/// On this machine, where micro-batches of one row take several times as long per row as larger ones. If it is so busy that the
+/// same update varies by a fifth, only what does not depend on times is checked.
 #[test]
 fn a_real_search_is_near_the_best_of_a_sweep() {
     let config = config(&["train.batch=64", "train.micro_batch=1", "backend=cpu", "model.context=4"]);
     let stage = Stage::open(&config).expect("a stage");
     let whole = stage.device().target(&config.switches);
     let space = Space::new(&config, &whole, Class::Bounded, &[], false).expect("a space");
-    // All rows at once do not fit, whatever is recomputed.
+    // A micro-batch of all rows does not fit, whatever is recomputed.
     let all = Setting { micro_batch: 64, recompute: Recompute::Full, ..space.default.setting.clone() };
     let memory_bytes = space.candidate(&all).expect("plans").bytes - 1;
     let target = Target { memory_bytes, ..whole.clone() };
     let space = Space::new(&config, &target, Class::Bounded, &[], false).expect("a space");
-    // Time is counted in visits, so that a busy machine makes it slower and not poorer.
+    // Time is counted in visits, so that a busy machine makes the search slower and not worse.
     let visits = std::cell::Cell::new(0);
     let mut measured = |candidate: &Candidate| {
         visits.set(visits.get() + 1);
@@ -420,7 +420,7 @@ fn a_real_search_is_near_the_best_of_a_sweep() {
     let budget = Duration::from_secs(120);
     let mut watch = Watch { visit: &mut measured, elapsed: &mut elapsed, budget, say: &mut |_| {} };
     let found = search(&space, &mut watch).expect("a result");
-    // The least of many updates is what a setting takes where nothing else runs.
+    // The minimum over many updates estimates the time on an idle machine.
     let mut sweep = [1, 2, 4, 8, 16, 32].map(|rows| (rows, f64::INFINITY));
     for _ in 0..5 {
         for (micro_batch, least) in &mut sweep {

@@ -5,19 +5,20 @@ use crate::config::bounds::{self, MAX_EXTENT, MAX_LAYERS};
 use flatout_settings::{choice, section};
 
 choice! {
-    /// The state that an application's result is added to: normed, as in the original model, or as it came. They differ in
-    /// the first application only.
+    /// The state that an application's result is added to: normed, as in the original model, or unchanged. They differ only in
+    /// the first application.
     pub enum BdhResidual { Normed = "normed", Plain = "plain" }
 }
 
 choice! {
-    /// How far the encoders' first values reach: the original's bound counts all heads' latents as one fan, a soft start;
-    /// wide counts those of a head.
+    /// The bound of the encoders' initial values: soft, the original's, computes it from all heads' latents; wide from those of
+    /// one head.
     pub enum BdhInit { Soft = "soft", Wide = "wide" }
 }
 
 section! {
-    /// The layer of BDH: sparse latents a head, linear attention of the latents with themselves, a gate, and back.
+    /// The layer of BDH: sparse latents per head, linear attention of the latents with themselves, a gate, and the projection
+    /// back.
     pub struct BdhConfig {
         /// Size of the state.
         pub width: usize = 192,
@@ -27,9 +28,9 @@ section! {
         pub heads: usize = 6,
         /// Latents of a head; even, because they rotate in pairs.
         pub latent: usize = 1024,
-        /// The state that an application's result is added to: normed, or as it came.
+        /// The state that an application's result is added to: normed, or unchanged.
         pub residual: BdhResidual = BdhResidual::Normed,
-        /// How far the encoders' first values reach.
+        /// The bound of the encoders' initial values.
         pub init: BdhInit = BdhInit::Soft,
         /// Base of the rotary frequencies.
         pub rope_theta: f64 = 65536.0,
@@ -39,17 +40,17 @@ section! {
         pub dropout: f64 = 0.1,
         /// The output: the class of an image, or logits of the next token of a text.
         pub head: Head = Head::Classes,
-        /// Number of classes, of images.
+        /// Images: the number of classes.
         pub classes: Option<usize>,
         /// Side of a square image in pixels.
         pub image_size: usize = 32,
-        /// Pixels of an image from top to bottom, where it is not square; image_size is its width then.
+        /// Height of an image in pixels, if it is not square; image_size is then its width.
         pub image_height: Option<usize>,
         /// Side of a patch in pixels.
         pub patch: usize = 4,
-        /// Number of tokens in the vocabulary, of texts; 256 are bytes.
+        /// Texts: the number of tokens in the vocabulary; 256 means bytes.
         pub vocab: usize = 256,
-        /// Tokens in a training row, of texts.
+        /// Texts: the tokens in a training row.
         pub context: usize = 512,
         /// Initial weights, and the rest of this section: RUN[@step].
         pub from: Option<String>,
@@ -66,12 +67,12 @@ impl BdhConfig {
         [self.image_height.unwrap_or(self.image_size), self.image_size]
     }
 
-    /// Tokens of an image: its patches, and one for the whole before them.
+    /// Number of tokens of an image: its patches, and one for the whole image.
     pub fn image_tokens(&self) -> usize {
         self.sides().iter().map(|side| side / self.patch).product::<usize>() + 1
     }
 
-    /// The bound of the uniform first values of both encoders.
+    /// The bound of the uniform initial values of both encoders.
     pub fn encoder_bound(&self) -> f64 {
         let [d, h, n] = [self.width, self.heads, self.latent].map(|x| x as f64);
         match self.init {

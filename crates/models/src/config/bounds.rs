@@ -2,13 +2,13 @@
 
 use super::Head;
 
-/// Largest extents accepted, chosen so that no product of them that is formed here overflows 64 bits.
+/// The largest extents accepted, such that no product of them here overflows 64 bits.
 pub const MAX_EXTENT: usize = 1 << 24;
 pub const MAX_LAYERS: usize = 1 << 12;
-/// A class is counted in a table of all pairs of them.
+/// Classes are counted in a table of all pairs of classes.
 pub const MAX_CLASSES: usize = 1 << 12;
 
-/// Keys with their values and the most of each.
+/// Checks extents, each given as key, value and maximum.
 pub fn extents(keys: &[(&str, usize, usize)]) -> Result<(), String> {
     for &(key, value, most) in keys {
         if value == 0 {
@@ -28,7 +28,7 @@ pub fn positive(keys: &[(&str, f64)]) -> Result<(), String> {
     }
 }
 
-/// Probabilities of dropping something.
+/// Checks dropout probabilities.
 pub fn dropped(keys: &[(&str, f64)]) -> Result<(), String> {
     match keys.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
         Some((key, value)) => Err(format!("`model.{key}` is {value} and must be at least 0 and below 1")),
@@ -36,7 +36,7 @@ pub fn dropped(keys: &[(&str, f64)]) -> Result<(), String> {
     }
 }
 
-/// Whether a head and its number of classes go together.
+/// Whether a head and its number of classes are consistent.
 pub fn head(head: Head, classes: Option<usize>) -> Result<(), String> {
     match (head, classes) {
         (Head::Tokens, None) => Ok(()),
@@ -54,9 +54,9 @@ pub fn head(head: Head, classes: Option<usize>) -> Result<(), String> {
     }
 }
 
-/// Whether images of these sides, rows and columns, are whole patches.
+/// Whether the sides of images, rows and columns, are whole numbers of patches.
 pub fn cut(patch: usize, sides: [usize; 2]) -> Result<(), String> {
-    // Of a square the key that is given is named.
+    // For a square the message names the key that was set.
     for (key, side) in [("image_size", sides[1]), ("image_height", sides[0])] {
         if !side.is_multiple_of(patch) {
             return Err(format!(

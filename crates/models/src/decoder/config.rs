@@ -7,8 +7,7 @@ use crate::vision::Vision;
 use flatout_settings::{choice, section};
 
 choice! {
-    /// Which products add a learned vector: none, the projections to q, k and v, all of attention's, every product but the
-    /// head, or the feed-forward's.
+    /// Products with a bias: none, those to q, k and v, all of attention's, all except the head, or the feed-forward's.
     pub enum Bias { None = "none", Qkv = "qkv", Attention = "attention", All = "all", Ffn = "ffn" }
 }
 
@@ -18,7 +17,7 @@ choice! {
 }
 
 choice! {
-    /// How the learned weights of norms enter: as they are, or added to 1.
+    /// Whether norms multiply by their learned weights (plain), or by 1 plus these (one_plus).
     pub enum NormWeights { Plain = "plain", OnePlus = "one_plus" }
 }
 
@@ -28,7 +27,7 @@ choice! {
 }
 
 choice! {
-    /// Which tokens of its text a token sees: those up to itself, or all.
+    /// The tokens of its text that a token sees: those up to itself, or all.
     pub enum Attention { Causal = "causal", Bidirectional = "bidirectional" }
 }
 
@@ -39,17 +38,17 @@ choice! {
 }
 
 choice! {
-    /// How tokens know where they stand.
+    /// The kind of position embeddings.
     pub enum Positions { Rope = "rope", Learned = "learned", None = "none" }
 }
 
 choice! {
-    /// Which elements of a head rotate together: i with i + half, or 2i with 2i + 1.
+    /// The pairs of elements of a head that rotate together: i with i + half, or 2i with 2i + 1.
     pub enum RopePairs { Half = "half", Interleaved = "interleaved" }
 }
 
 choice! {
-    /// How rotary frequencies are stretched for a context longer than the model was trained at.
+    /// The scaling of rotary frequencies for contexts longer than the model was trained with.
     pub enum RopeScaling {
         None = "none",
         Linear = "linear",
@@ -81,105 +80,105 @@ section! {
         pub context: usize,
         /// Normalisation before each half of a block and before the head.
         pub norm: Norm = Norm::Rms,
-        /// The norms over the width add a learned vector.
+        /// The norms over the width have a bias.
         pub norm_bias: bool = false,
         /// Added to the variance in every norm.
         pub norm_eps: f64 = 1e-6,
-        /// How the learned weights of norms enter: as they are, or added to 1.
+        /// Whether norms multiply by their learned weights (plain), or by 1 plus these (one_plus).
         pub norm_weight: NormWeights = NormWeights::Plain,
         /// Norm of the embedded tokens, before the first block.
         pub embed_norm: bool = false,
-        /// The first block has a norm before its attention; one behind the embedding makes it idle.
+        /// The first block has a norm before its attention; a norm after the embedding makes it redundant.
         pub first_norm: bool = true,
-        /// Norms before each half block; without them `post_norms` are all there are.
+        /// Norms before each half block; without them a block only has `post_norms`.
         pub pre_norms: bool = true,
-        /// Norms of each half block's output as well, before it is added to the residual stream.
+        /// Norms of each half block's output too, before it is added to the residual stream.
         pub post_norms: bool = false,
-        /// Norms of the residual stream behind each addition, which are all there are: `pre_norms` is false then.
+        /// Norms of the residual stream after each addition, as in the original transformer; `pre_norms` must then be false.
         pub residual_norms: bool = false,
-        /// Products that add a learned vector: none, q k v, all of attention's, all but the head, or the feed-forward's.
+        /// Products with a bias: none, those to q, k and v, all of attention's, all except the head, or the feed-forward's.
         pub bias: Bias = Bias::None,
         /// The feed-forward's non-linearity; swiglu, geglu and geglu_exact are gated, geglu with the tanh form of GELU.
         pub activation: Activation = Activation::Swiglu,
-        /// Value embeddings: so many first and last layers add a learned vector of each token to the values of attention.
+        /// Value embeddings: this many first and last layers add a learned vector of each token to the values of attention.
         pub value_embeddings: usize = 0,
-        /// Which tokens of its text a token sees: those up to itself, or all.
+        /// The tokens of its text that a token sees: those up to itself, or all.
         pub attention: Attention = Attention::Causal,
-        /// Tokens a token of a local layer sees, itself among them, or half of them to either side; all see all if not given.
+        /// Tokens that a token of a local layer sees, itself included, or half of them to either side; unlimited if not given.
         pub window: Option<usize>,
-        /// With a window: layers whose number, from 1, this divides see everything; none does where not given.
+        /// With a window: every n-th layer ignores the window, counted from 1; no layer does if not given.
         pub global_every: Option<usize>,
-        /// With a window: the layers that see everything, by number from 0, where they follow no period.
+        /// With a window: the layers that ignore it, counted from 0, where they follow no period.
         pub global_layers: Option<Vec<usize>>,
         /// Scores are divided by the square root of this; the head size where not given.
         pub score_size: Option<usize>,
-        /// The factor on scores, where it is no such root.
+        /// The factor on scores, if it is not such a square root.
         pub score_scale: Option<f64>,
-        /// Scores s become cap tanh(s / cap), which stays within the cap; they are as they come where not given.
+        /// Scores s become cap tanh(s / cap), which stays within the cap; unchanged if not given.
         pub score_cap: Option<f64>,
-        /// How tokens know where they stand.
+        /// The kind of position embeddings.
         pub positions: Positions = Positions::Rope,
-        /// Types of tokens, each with a learned vector that is added to the embedding: of pairs the second text has type 1.
+        /// Number of token types, each with a learned vector that is added to the embedding; the second text of a pair has type 1.
         pub token_types: usize = 0,
         /// Base of the rotary frequencies.
         pub rope_theta: f64 = 1e4,
-        /// Base of the rotary frequencies in local layers, which are not stretched; as in global ones where not given.
+        /// Base of the rotary frequencies in local layers, which are not scaled; as in global layers if not given.
         pub rope_local_theta: Option<f64>,
-        /// With a tower: pairs of a head that follow time, height and width, which take turns.
+        /// With a tower: the numbers of pairs of a head for time, height and width, which are interleaved.
         pub rope_sections: Option<[usize; 3]>,
         /// Elements of a head that rotate, the first ones; all where not given.
         pub rope_size: Option<usize>,
         /// Layers without rotation, by number from 0.
         pub unrotated_layers: Option<Vec<usize>>,
-        /// Which elements of a head rotate together.
+        /// The pairs of elements of a head that rotate together.
         pub rope_pairs: RopePairs = RopePairs::Half,
-        /// How rotary frequencies are stretched for longer contexts.
+        /// The scaling of rotary frequencies for longer contexts.
         pub rope_scaling: RopeScaling = RopeScaling::None,
-        /// How many times longer the context is; every scaling asks for it.
+        /// The factor by which the context is longer; required by every scaling.
         pub rope_factor: Option<f64>,
-        /// The context before the stretch; every scaling but linear asks for it.
+        /// The context before scaling; required by every scaling except linear.
         pub rope_original_context: Option<usize>,
-        /// llama3: pairs that turn less often than this in the original context are stretched.
+        /// llama3: pairs that turn less often than this in the original context are scaled.
         pub rope_low_freq_factor: f64 = 1.0,
         /// llama3: pairs that turn more often than this in the original context are kept.
         pub rope_high_freq_factor: f64 = 4.0,
         /// yarn: pairs that turn more often than this in the original context are kept.
         pub rope_beta_fast: f64 = 32.0,
-        /// yarn: pairs that turn less often than this in the original context are stretched.
+        /// yarn: pairs that turn less often than this in the original context are scaled.
         pub rope_beta_slow: f64 = 1.0,
-        /// yarn and longrope: factor on cosines and sines; the papers' function of rope_factor where not given.
+        /// yarn and longrope: factor on cosines and sines; the papers' function of rope_factor if not given.
         pub rope_attention_factor: Option<f64>,
-        /// longrope: what each frequency is divided by in rows no longer than rope_original_context.
+        /// longrope: the divisor of each frequency in rows no longer than rope_original_context.
         pub rope_short_factors: Option<Vec<f64>>,
-        /// longrope: what each frequency is divided by in longer rows.
+        /// longrope: the divisor of each frequency in longer rows.
         pub rope_long_factors: Option<Vec<f64>>,
         /// RMS norm of queries and keys, with a learned weight, before the rotation.
         pub qk_norm: bool = false,
-        /// The elements that norm is taken over: those of each head, or of all heads of a token together.
+        /// That norm is over each head, or over all heads of a token together.
         pub qk_norm_over: QkNormOver = QkNormOver::Head,
         /// The head shares the embedding's weights.
         pub tied: bool = true,
         /// The head on the last hidden states: logits of the next token, or of the class of the whole text.
         pub head: Head = Head::Tokens,
-        /// Number of classes, of a head of classes.
+        /// Head of classes: the number of classes.
         pub classes: Option<usize>,
-        /// Head of classes: how the hidden states of a text become one.
+        /// Head of classes: the pooling of a text's hidden states.
         pub pooling: Pooling = Pooling::Mean,
         /// Head of classes: the layer between the pooled state and the classes.
         pub class_layer: ClassLayer = ClassLayer::None,
-        /// Head of classes: every class adds a learned number.
+        /// Head of classes: the head has a bias.
         pub class_bias: bool = false,
         /// The model predicts no next token: only a head of classes can be put on it.
         pub encoder: bool = false,
         /// Head of classes: probability of dropping an element of the pooled state.
         pub head_dropout: f64 = 0.0,
-        /// Factor on the embedding's rows as they enter the first block; a tied head has none.
+        /// Factor on the embedding's rows at the input of the first block; not applied by a tied head.
         pub embed_scale: f64 = 1.0,
         /// Factor on each half block's output as it is added to the residual stream.
         pub residual_scale: f64 = 1.0,
         /// Logits of tokens are divided by it.
         pub logit_divisor: f64 = 1.0,
-        /// Logits of tokens z become cap tanh(z / cap), which stays within the cap; they are as they come where not given.
+        /// Logits of tokens z become cap tanh(z / cap), which stays within the cap; unchanged if not given.
         pub logit_cap: Option<f64>,
         /// Probability of dropping an element of each half block's output.
         pub dropout: f64 = 0.0,
@@ -189,9 +188,9 @@ section! {
         pub init_residual: f64 = 1.0,
         /// Factor on init_std for a head of its own; with 0 all tokens, or classes, are equally likely at first.
         pub init_head: f64 = 1.0,
-        /// The family it is published as (`phi3`, `mistral`), where several have such a model; the first that does if not given.
+        /// The family to export it as (`phi3`, `mistral`), where several have such a model; the first of them if not given.
         pub family: Option<String>,
-        /// The tower by which it sees images; none where not given.
+        /// The vision tower; none if not given.
         pub vision: Option<Vision>,
         /// Initial weights, and the rest of this section: a Hugging Face folder, ORG/NAME[@revision] or RUN[@step].
         pub from: Option<String>,
@@ -210,7 +209,6 @@ impl DecoderConfig {
         self.head_size.unwrap_or_else(|| self.width / self.heads)
     }
 
-    /// Of a head of classes.
     pub fn classes(&self) -> usize {
         self.classes.unwrap_or(0)
     }
@@ -568,7 +566,7 @@ mod tests {
 
     /// Two tables of 12 layers, each read by one of the first two and one of the last two, with gains of 256 values.
     #[test]
-    fn tables_of_values_serve_the_first_and_the_last_layers() {
+    fn value_tables_serve_the_first_and_last_layers() {
         let with = DecoderConfig { layers: 12, value_embeddings: 2, ..pretrain() };
         assert_eq!(with.validate(), Ok(()));
         let tables: Vec<Option<usize>> = (0..12).map(|layer| with.value_table(layer)).collect();

@@ -1,11 +1,11 @@
-//! The rotary frequencies a config names: which of its keys belong together, and what they come to.
+//! The rotary frequencies of a config: validation of its keys, and the frequencies that they define.
 
 use flatout_ir::ops::frequency::{Factors, Frequencies, Scaling};
 
 use super::{DecoderConfig, Positions, RopeScaling};
 
 impl DecoderConfig {
-    /// The frequencies of a layer's rotations. The config is valid.
+    /// The frequencies of a layer's rotation, for a valid config.
     pub fn frequencies(&self, layer: usize) -> Frequencies {
         let mut theta_of_all = self.rope_theta;
         if let Some(theta) = self.rope_local_theta.filter(|_| self.is_local(layer)) {
@@ -29,7 +29,7 @@ impl DecoderConfig {
                 original,
                 amplitude: self.rope_attention_factor.unwrap_or(1.0 + 0.1 * factor.ln()),
             },
-            // The base grows with what rows have beyond the original context.
+            // The base grows with the excess of the context over the original one.
             RopeScaling::Dynamic => {
                 let longer = (self.context as f64).max(original);
                 let size = self.rope_size() as f64;
@@ -49,7 +49,7 @@ impl DecoderConfig {
         Frequencies { scaling, ..Frequencies::from(theta_of_all) }
     }
 
-    /// Elements of a head that rotate.
+    /// Number of elements of a head that rotate.
     pub fn rope_size(&self) -> usize {
         self.rope_size.unwrap_or(self.head_size())
     }
@@ -60,7 +60,7 @@ impl DecoderConfig {
         self.positions == Positions::Rope && !is_listed
     }
 
-    /// Whether the keys of the scaling go together; otherwise one sentence that names one.
+    /// Whether the keys of the scaling are consistent; otherwise one sentence that names one of them.
     pub(super) fn validate_rope(&self) -> Result<(), String> {
         let scaling = self.rope_scaling;
         let is_long = scaling == RopeScaling::Longrope;
@@ -185,7 +185,7 @@ impl DecoderConfig {
     }
 }
 
-/// The factor on cosines and sines that LongRoPE gives to a context `factor` times as long.
+/// LongRoPE's factor on cosines and sines for a context `factor` times as long.
 pub(crate) fn longrope_amplitude(factor: f64, original: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { (1.0 + factor.ln() / original.ln()).sqrt() }
 }
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_go_together_is_named() {
+    fn inconsistent_keys_are_refused_by_name() {
         let refused = |change: fn(&mut DecoderConfig), words: &str| {
             let mut config = yarn();
             change(&mut config);

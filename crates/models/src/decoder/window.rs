@@ -1,4 +1,4 @@
-//! Local and global layers: how far the tokens of each see.
+//! Local and global layers: the attention window of each layer.
 
 use flatout_ir::ops::attention::Mask;
 
@@ -13,7 +13,7 @@ impl DecoderConfig {
         self.window.is_some() && !is_listed && !is_due
     }
 
-    /// The keys that say which layers, of those with a window, see everything: a period where there is one, else a list.
+    /// Sets the keys that say which layers ignore the window: a period where there is one, otherwise a list.
     pub(crate) fn with_global_layers(self, is_global: impl Fn(usize) -> bool) -> DecoderConfig {
         let layers = self.layers;
         let follows = |every: &usize| (0..layers).all(|i| is_global(i) == (i + 1).is_multiple_of(*every));
@@ -23,12 +23,12 @@ impl DecoderConfig {
         DecoderConfig { global_every, global_layers, ..self }
     }
 
-    /// Which keys the queries of a layer see. A window of W reaches W - 1 tokens back, or W / 2 to either side.
+    /// The attention mask of a layer. A window of W reaches W - 1 tokens back, or W / 2 to either side.
     pub fn mask(&self, layer: usize) -> Mask {
         self.mask_within(layer, None)
     }
 
-    /// The same where no layer sees further than a window of training.
+    /// The attention mask where no layer may see further than a training window.
     pub fn mask_within(&self, layer: usize, window: Option<usize>) -> Mask {
         let own = self.window.filter(|_| self.is_local(layer));
         let window = own.into_iter().chain(window).min();
@@ -51,7 +51,7 @@ impl DecoderConfig {
         self.score_scale.map_or_else(root, |scale| scale as f32)
     }
 
-    /// Whether the keys of windows go together; otherwise one sentence that names one.
+    /// Whether the keys of windows are consistent; otherwise one sentence that names one of them.
     pub(super) fn validate_window(&self) -> Result<(), String> {
         for (key, value) in
             [("window", self.window), ("global_every", self.global_every), ("score_size", self.score_size)]
@@ -171,14 +171,14 @@ mod tests {
     }
 
     #[test]
-    fn scores_are_divided_by_the_root_of_what_is_said() {
+    fn scores_are_divided_by_the_root_of_score_size() {
         assert_eq!(local().score_scale(), 1.0 / 8f32.sqrt());
         assert_eq!(DecoderConfig { score_size: Some(16), ..local() }.score_scale(), 0.25);
         assert_eq!(DecoderConfig { score_scale: Some(0.375), ..local() }.score_scale(), 0.375);
     }
 
     #[test]
-    fn what_does_not_go_together_is_named() {
+    fn inconsistent_keys_are_refused_by_name() {
         let refused = |change: fn(&mut DecoderConfig), words: &str| {
             let mut config = local();
             change(&mut config);

@@ -11,25 +11,25 @@ use super::{Cache, Linear, Norm, weight};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Heads {
-    /// Of queries.
+    /// Number of query heads.
     pub count: usize,
-    /// Of keys and values.
+    /// Number of key and value heads.
     pub kv_count: usize,
     pub size: usize,
     /// The factor on scores.
     pub scale: f32,
-    /// The bound on scores.
+    /// The soft bound on scores.
     pub cap: Cap,
 }
 
 impl Heads {
-    /// As many of keys as of queries, and scores divided by the root of their size.
+    /// Heads with as many keys as queries, and scores divided by the square root of the head size.
     pub fn plain(count: usize, size: usize) -> Heads {
         Heads { count, kv_count: count, size, scale: 1.0 / (size as f32).sqrt(), cap: Cap::NONE }
     }
 }
 
-/// Which tokens see which: how the token axis is cut into sequences, and the keys and values of earlier runs.
+/// The attention pattern: the division of the token axis into sequences, and cached keys and values.
 #[derive(Clone, Copy)]
 pub struct Sight<'g> {
     pub q: Segments,
@@ -52,19 +52,19 @@ impl<'g> Sight<'g> {
         Sight { q: segments, k: segments, masking, cache: None }
     }
 
-    /// Trees at (start, len) i32 [S] of at most `longest` tokens each, in which a token sees the rows of its two `intervals`
-    /// i32 [T, 4].
+    /// Trees at (start, len) i32 [S] of at most `longest` tokens each, in which a token sees the rows of its two
+    /// `intervals` i32 [T, 4].
     pub fn trees(bounds: (Tensor<'g>, Tensor<'g>), intervals: Tensor<'g>, longest: usize) -> Sight<'g> {
         let ragged = Sight::ragged(bounds, longest);
         Sight { masking: Masking { intervals: Some(intervals), ..ragged.masking }, ..ragged }
     }
 
-    /// The mask of a layer: its own, unless tokens say which rows they see.
+    /// The mask of a layer: its own, unless the tokens' intervals give the rows they see.
     pub fn mask(&self, own: Mask) -> Mask {
         if self.masking.intervals.is_some() { Mask::TwoIntervals } else { own }
     }
 
-    /// New tokens of sequences at `new`, after those of a cache of `capacity` tokens a sequence, whose bounds are `seen`.
+    /// New tokens of sequences at `new`, after those in a cache of `capacity` tokens per sequence, whose bounds are `seen`.
     pub fn cached(
         [new, seen]: [(Tensor<'g>, Tensor<'g>); 2],
         places: Tensor<'g>,
@@ -82,14 +82,14 @@ impl<'g> Sight<'g> {
     }
 }
 
-/// Inputs `name_start` and `name_len` i32 [S]: where each of S sequences begins, and its tokens.
+/// Inputs `name_start` and `name_len`, i32 [S]: the first row and the number of tokens of each of S sequences.
 pub fn bounds<'g>(b: &'g Builder, name: &str, sequences: usize) -> (Tensor<'g>, Tensor<'g>) {
     let of = |what: &str| b.input(&format!("{name}_{what}"), DType::I32, &[sequences]);
     (of("start"), of("len"))
 }
 
-/// Where tokens stand, i32 [axes, T], and how that turns queries and keys: of each head the first elements, as many as the
-/// frequencies have pairs for.
+/// The rotary positions i32 [axes, T] and frequencies of queries and keys. Only the first elements of each head rotate, as many
+/// as there are frequencies for.
 pub struct Rotation<'g> {
     pub positions: Tensor<'g>,
     pub spec: RopeSpec,
@@ -109,9 +109,9 @@ impl<'g> Rotation<'g> {
 /// The norm of queries and keys.
 #[derive(Clone, Copy, Debug)]
 pub enum HeadNorm {
-    /// Of every head.
+    /// Over each head.
     Each(NormSpec),
-    /// Of all heads of a token together, before they are told apart.
+    /// Over all heads of a token together, before they are split.
     All(NormSpec),
 }
 
@@ -121,20 +121,20 @@ pub struct Attention {
     wq: Linear,
     wk: Linear,
     wv: Linear,
-    /// Of queries and keys.
+    /// The norms of queries and keys.
     norms: Option<[Norm; 2]>,
-    /// Whether those are over all heads of a token together, and not over each.
+    /// Whether those are over all heads of a token together, rather than over each head.
     norms_join_heads: bool,
-    /// The factors on learned values of the tokens, [HK K], where such are added.
+    /// The factors on learned values of the tokens, [HK K], where the layer adds such values.
     value_gain: Option<SlotId>,
     wo: Linear,
 }
 
-/// First value of the factors on learned values.
+/// The initial value of the factors on learned values.
 const VALUE_GAIN: f32 = 0.5;
 
 impl Attention {
-    /// Declares `wq`, `wk`, `wv`, `q_norm`, `k_norm` and `wo`. Biases and first values are those of the projections to heads
+    /// Declares `wq`, `wk`, `wv`, `q_norm`, `k_norm` and `wo`. Biases and initial values are pairs: of the projections to heads
     /// and of the output, which writes to the residual stream.
     pub fn declare(
         b: &Builder,
@@ -166,7 +166,7 @@ impl Attention {
         }
     }
 
-    /// The same, to whose values learned ones of the tokens are added. Declares `value_gain`.
+    /// The layer with learned values of tokens added to its values. Declares `value_gain`.
     pub fn adding_values(self, b: &Builder) -> Attention {
         let size = self.heads.kv_count * self.heads.size;
         let gain = weight(b, "value_gain", &[size], Init::Constant { value: VALUE_GAIN });
@@ -179,7 +179,7 @@ impl Attention {
         v + (learned * row(b.read(gain))).reshape(&v.dims())
     }
 
-    /// Queries [T, H, K], keys and values [T, HK, K] of x [T, D], as they leave their products.
+    /// Queries [T, H, K], keys and values [T, HK, K] of x [T, D], as their products compute them.
     pub fn project<'g>(&self, b: &'g Builder, x: Tensor<'g>) -> [Tensor<'g>; 3] {
         let q = self.queries(b, x);
         let [k, v] = self.keys_values(b, x);
@@ -210,7 +210,7 @@ impl Attention {
         y.reshape(&[x.dims()[0], heads, self.heads.size])
     }
 
-    /// Queries and keys normed and turned.
+    /// Queries and keys after norm and rotation.
     pub fn place<'g>(
         &self,
         b: &'g Builder,
@@ -224,7 +224,7 @@ impl Attention {
         [place(q, self.norm(0, false)), place(k, self.norm(1, false))]
     }
 
-    /// The norm of queries (0) or keys (1), where it is over all heads together or over each.
+    /// The norm of queries (0) or keys (1), if it has this scope: all heads together, or each.
     fn norm(&self, of: usize, joins_heads: bool) -> Option<&Norm> {
         self.norms.as_ref().filter(|_| self.norms_join_heads == joins_heads).map(|norms| &norms[of])
     }
@@ -235,7 +235,7 @@ impl Attention {
         self.wo.apply(b, gathered.reshape(&[t, self.heads.count * self.heads.size]))
     }
 
-    /// The heads' outputs [T, H, K] of queries, keys and values as they leave their products. `layer` numbers the caches.
+    /// The heads' outputs [T, H, K] from queries, keys and values as their products compute them. `layer` names the caches.
     pub fn attend<'g>(
         &self,
         b: &'g Builder,
@@ -260,7 +260,7 @@ impl Attention {
         q.attention(k, v, &attend, &sight.masking)
     }
 
-    /// x [T, D] to [T, D]. `layer` numbers the caches.
+    /// x [T, D] to [T, D]. `layer` names the caches.
     pub fn apply<'g>(
         &self,
         b: &'g Builder,

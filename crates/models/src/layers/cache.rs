@@ -6,12 +6,12 @@ use flatout_ir::{Class, Init, Tensor};
 pub struct Cache<'g> {
     /// The row of each new token: i32 [T].
     pub places: Tensor<'g>,
-    /// Rows of all sequences.
+    /// Number of rows of all sequences.
     pub rows: usize,
 }
 
 impl<'g> Cache<'g> {
-    /// All rows so far: the new ones x [T, H, K] among those kept, which stay for the next run.
+    /// All rows so far: the new ones, x [T, H, K], scattered into the cached ones and kept for the next run.
     pub fn extend(&self, name: &str, x: Tensor<'g>) -> Tensor<'g> {
         let dims = [self.rows, x.dims()[1], x.dims()[2]];
         let slot = x.b.slot(&format!("cache.{name}"), Class::Cache, x.dtype(), &dims, Init::Zeros);

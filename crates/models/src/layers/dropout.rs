@@ -1,13 +1,13 @@
-//! Dropout, by counter-based random numbers of the rows' own coordinates.
+//! Dropout with counter-based random numbers by the rows' coordinates.
 
 use flatout_ir::{DType, Tensor};
 
-/// The random numbers of what is dropped.
+/// The coordinates by which dropout draws random numbers.
 #[derive(Clone, Copy)]
 pub struct Draw<'g> {
     /// i32 [3]
     pub rng: Tensor<'g>,
-    /// The sample of a row and its place in it: i32 [rows, 2].
+    /// The sample of each row and its index in the sample: i32 [rows, 2].
     pub rows: Tensor<'g>,
 }
 
@@ -17,7 +17,7 @@ impl<'g> Draw<'g> {
         x.dropout(p as f32, self.rng, self.rows)
     }
 
-    /// The branch y [B N, D] of some samples left out whole, with probability p, and stretched in the others.
+    /// Drops the branch y [B N, D] for whole samples with probability p, and scales it for the others.
     pub fn drop_path(self, y: Tensor<'g>, p: f64) -> Tensor<'g> {
         if p == 0.0 {
             return y;
@@ -28,7 +28,7 @@ impl<'g> Draw<'g> {
         (y.reshape(&[samples, dims[0] / samples, dims[1]]) * kept).reshape(&dims)
     }
 
-    /// The draw of every token, of samples [B] with N tokens each that lie one after another: rows [B N, 2].
+    /// The coordinates of every token, for samples [B] of N tokens each that lie one after the other: rows [B N, 2].
     pub fn of_tokens(self, tokens: usize) -> Draw<'g> {
         let (b, all) = (self.rng.b, [self.rows.dims()[0], tokens]);
         let sample = self.rows.slice(1, 0, 1).broadcast(&all).reshape(&[all[0] * tokens, 1]);

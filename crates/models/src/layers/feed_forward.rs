@@ -6,7 +6,7 @@ use flatout_ir::{Builder, Init, Tensor};
 use super::Linear;
 use crate::config::Activation;
 
-/// The factor by which quick GELU is SiLU: x sigmoid(1.702 x).
+/// Quick GELU, x sigmoid(1.702 x), is SiLU with its argument scaled by this factor.
 const QUICK: f64 = 1.702;
 
 #[derive(Clone, Debug)]
@@ -18,8 +18,8 @@ pub struct FeedForward {
 }
 
 impl FeedForward {
-    /// Declares `gate` where the activation has one, `up` and `down`; `outward` are the first values of `down`, which writes
-    /// to the residual stream.
+    /// Declares `gate` if the activation has one, `up` and `down`; `outward` initialises `down`, which writes to the residual
+    /// stream.
     pub fn declare(
         b: &Builder,
         [width, inner]: [usize; 2],

@@ -1,4 +1,4 @@
-//! A product with a weight, and the vector that may be added to it.
+//! A linear layer: a product with a weight, and an optional bias.
 
 use flatout_ir::{Builder, Init, SlotId, Tensor};
 
@@ -13,7 +13,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Declares `name` and, where there is one, `name_bias`, which begins as zeros.
+    /// Declares `name` and, with a bias, `name_bias`, which starts as zeros.
     pub fn named(b: &Builder, name: &str, [out, inner]: [usize; 2], init: Init, has_bias: bool) -> Linear {
         let weight_slot = weight(b, name, &[out, inner], init);
         let bias = has_bias.then(|| weight(b, &format!("{name}_bias"), &[out], Init::Zeros));

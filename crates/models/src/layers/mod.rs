@@ -1,7 +1,7 @@
-//! Layers that models share: weights are declared once and applied as often as a model wants.
+//! Layers that models share: weights are declared once and applied as often as a model needs.
 //!
-//! A layer's struct holds slots. Declaring it makes no node, so that it changes no node's key, by which random numbers are
-//! drawn; `apply` reads the slots where they are used, under whatever scope the caller is in.
+//! A layer's struct holds slots. Declaring it creates no nodes, so it does not change the keys of nodes, which seed random
+//! numbers; `apply` reads the slots where they are used, under the caller's scope.
 //!
 //! T tokens, D width, H heads, HK key and value heads, K head size.
 

@@ -13,7 +13,7 @@ pub struct Norm {
 }
 
 impl Norm {
-    /// Declares `name`, which begins as a factor of 1, and `name_bias` where the norm adds one.
+    /// Declares `name`, a weight with an effective factor of 1, and `name_bias` if the norm has one.
     pub fn declare(b: &Builder, name: &str, size: usize, spec: NormSpec) -> Norm {
         let init = if spec.weight == NormWeight::OnePlus { Init::Zeros } else { Init::Ones };
         let weight_slot = weight(b, name, &[size], init);

@@ -1,14 +1,15 @@
-//! Pixels to patches: normalised, mixed with those of other images, cut, and projected to the width of a model.
+//! Pixels to patches: normalised, mixed with those of other images, divided into patches, and projected to the width of a
+//! model.
 //!
-//! B images of Y rows and X columns of pixels, P pixels of a patch a side, G patches of an image. Pixels cross memory as
-//! bytes, [B, Y, X, 3] from the top row, red, green and blue together, and are normalised where they are cut.
+//! B images of Y rows and X columns of pixels, P pixels per patch side, G patches per image. Pixels cross memory as bytes, [B,
+//! Y, X, 3], top row first, red, green and blue interleaved, and are normalised where they are divided into patches.
 
 use flatout_ir::{Builder, DType, Tensor};
 
 use super::{Linear, row};
 use crate::images::{CHANNELS, Mix};
 
-/// Patches [B G, P P 3] of pixels u8 [B, Y, X, 3] in the order of rows, normalised by channel: (x / 255 - mean) / std.
+/// Patches [B G, P P 3] of pixels u8 [B, Y, X, 3] in row order, normalised by channel: (x / 255 - mean) / std.
 pub fn patches<'g>(
     pixels: Tensor<'g>,
     mix: Option<Mix<'g>>,
@@ -18,44 +19,44 @@ pub fn patches<'g>(
 ) -> Tensor<'g> {
     let (b, dims) = (pixels.b, pixels.dims());
     let (n, rows, columns) = (dims[0], dims[1] / patch, dims[2] / patch);
-    let normal = Normal::new(b, mean, std);
+    let normal = PixelNormalisation::new(b, mean, std);
     let cut = pixels.reshape(&[n, rows, patch, columns, patch, CHANNELS]);
     let cut = cut.transpose(&[0, 1, 3, 2, 4, 5]).cast(DType::F32); // [B, Y / P, X / P, P, P, 3]
     let cut = mix.map_or(cut, |mix| mixed(cut, mix));
     normal.of(cut).reshape(&[n * rows * columns, patch * patch * CHANNELS])
 }
 
-/// How pixels are normalised: (x / 255 - mean) / std by channel. It is made before the pixels, so that nothing parts what is
-/// done to those.
-pub struct Normal<'g> {
+/// The normalisation of pixels: (x / 255 - mean) / std by channel. Constants are built first, so that they do not separate
+/// operations on pixels.
+pub struct PixelNormalisation<'g> {
     factor: Channels<'g>,
     shift: Channels<'g>,
 }
 
-impl<'g> Normal<'g> {
+impl<'g> PixelNormalisation<'g> {
     pub fn new(b: &'g Builder, mean: &[f64; CHANNELS], std: &[f64; CHANNELS]) -> Self {
-        Normal {
+        PixelNormalisation {
             factor: Channels::new(b, std.map(|std| 1.0 / (255.0 * std))),
             shift: Channels::new(b, [0, 1, 2].map(|c| -mean[c] / std[c])),
         }
     }
 
-    /// Of pixels [.., 3] as floats.
+    /// Normalises pixels [.., 3] given as floats.
     pub fn of(&self, x: Tensor<'g>) -> Tensor<'g> {
         let x = self.factor.with(x, |x, f| x.scale(f), |x, f| x * f);
         self.shift.with(x, |x, s| x.offset(s), |x, s| x + s)
     }
 }
 
-/// Patches to the width of a model, as `Linear::apply` of both operands aligned.
+/// Projects patches to the width of a model, like `Linear::apply` with both operands aligned.
 pub fn project<'g>(b: &'g Builder, to: &Linear, patches: Tensor<'g>) -> Tensor<'g> {
     let weight = b.read(to.weight);
     let y = aligned(patches).linear(aligned(weight));
     to.bias.map_or(y, |bias| y + row(b.read(bias)))
 }
 
-/// Rows [.., K] with zeros behind them up to a multiple of what matrix units load at once; a patch of 14 pixels has 588
-/// values, and rows that begin anywhere cost its products twenty times as much.
+/// Rows [.., K], padded with zeros to a multiple of the width that matrix units load at once. A patch of 14 pixels has 588
+/// values, and unaligned rows make its products twenty times as slow.
 fn aligned(rows: Tensor<'_>) -> Tensor<'_> {
     const LOADED: usize = 8;
     let (count, inner) = (rows.dims()[0], rows.dims()[1]);
@@ -65,14 +66,14 @@ fn aligned(rows: Tensor<'_>) -> Tensor<'_> {
     }
 }
 
-/// Cut images [B, Y / P, X / P, P, P, 3] with parts of others in them.
+/// Patches [B, Y / P, X / P, P, P, 3] mixed with those of other images.
 fn mixed<'g>(cut: Tensor<'g>, mix: Mix<'g>) -> Tensor<'g> {
     let (b, dims) = (cut.b, cut.dims());
     let (n, patch) = (dims[0], dims[3]);
     let pixels: usize = dims[1..].iter().product();
     let other = cut.reshape(&[n, pixels]).gather(mix.with).reshape(&dims);
     let to_all = |x: Tensor<'g>| x.reshape(&[n, 1, 1, 1, 1, 1]).broadcast(&dims);
-    // Which row, then which column of the image an element is in.
+    // The row, then the column, of each element in the image.
     let place = |patches: usize, within: usize| {
         b.iota(DType::I32, &dims, patches).scale(patch as f64) + b.iota(DType::I32, &dims, within)
     };
@@ -88,7 +89,7 @@ fn mixed<'g>(cut: Tensor<'g>, mix: Mix<'g>) -> Tensor<'g> {
     to_all(has_box).select(pasted, blended)
 }
 
-/// A number for every channel of [.., 3]: one, where they share it, or a row of three.
+/// A number for every channel of [.., 3]: a single one where all are equal, otherwise a row of three.
 enum Channels<'g> {
     Same(f64),
     Row(Tensor<'g>),

@@ -1,7 +1,7 @@
-//! The hidden states of each text to one state.
+//! Pools the hidden states of each text to one state.
 //!
-//! T tokens, S texts, L tokens of the longest text, D width. Tokens of no text count nothing, and a text without tokens
-//! gives zeros or, of the first token, whatever stands there.
+//! T tokens, S texts, L tokens of the longest text, D width. Tokens outside texts are ignored. A text without tokens gives
+//! zeros, or with first-token pooling an arbitrary row.
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::elementwise::Elementwise;
@@ -10,7 +10,7 @@ use flatout_ir::{DType, Op, Tensor};
 
 use crate::config::Pooling;
 
-/// States x [T, D] of the texts at `start`, `len` i32 [S] to [S, D].
+/// Pools states x [T, D] of the texts at `start`, `len` i32 [S] to [S, D].
 pub fn pool<'g>(
     x: Tensor<'g>,
     start: Tensor<'g>,
@@ -42,7 +42,7 @@ fn mean<'g>(x: Tensor<'g>, start: Tensor<'g>, len: Tensor<'g>) -> Tensor<'g> {
     sum * count.recip().reshape(&[s, 1])
 }
 
-/// The largest of every element. Where several tokens have it, each gets an equal part of the gradient.
+/// Maximum of every element. Where several tokens have it, each gets an equal part of the gradient.
 fn max<'g>(x: Tensor<'g>, start: Tensor<'g>, len: Tensor<'g>, longest: usize) -> Tensor<'g> {
     let (b, d, s) = (x.b, x.dims()[1], start.dims()[0]);
     let column = |v: Tensor<'g>| v.reshape(&[s, 1]).broadcast(&[s, longest]);
@@ -54,7 +54,7 @@ fn max<'g>(x: Tensor<'g>, start: Tensor<'g>, len: Tensor<'g>, longest: usize) ->
     let inside = inside.cast(x.dtype()).reshape(&[s, longest, 1]).broadcast(&all);
     let seen = inside.select(rows, b.fill(-1e30, x.dtype(), &all));
     let largest = seen.reduce(1, Fold::Max).broadcast(&all);
-    // Through whole numbers, because who is the largest has no slope.
+    // Cast through integers, so that which token is the maximum has no gradient.
     let hits = (seen.equal(largest) * inside).cast(DType::I32).cast(x.dtype());
     let count = hits.sum(1).zip(Elementwise::Max, b.fill(1.0, x.dtype().accumulator(), &[s, 1, d]));
     let share = hits * count.recip().cast(x.dtype()).broadcast(&all);
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// Seven tokens of width 2: a text of three, one of nobody, a text of two, one of nobody, and an unused entry.
+    /// Seven tokens of width 2: a text of three, one outside texts, a text of two, one outside texts, and an unused entry.
     fn pooled(pooling: Pooling) -> Vec<f64> {
         let b = Builder::new();
         let x = b.input("x", DType::F32, &[7, 2]);

@@ -1,8 +1,8 @@
-//! The architectures of the `transformers` library that a decoder can equal, a row each.
+//! The architectures of the `transformers` library that a decoder can represent, one row each.
 //!
-//! A row reads the fields of a `config.json` and writes them. A decoder is of an architecture where what the row writes of it
-//! reads back as the same decoder. A key that a row does not write is thereby one that the architecture does not have: no
-//! list of what each cannot hold is kept, and a new key is refused by every row until it is written there.
+//! A row reads the fields of a `config.json` and writes them. A decoder belongs to an architecture if the fields that the row
+//! writes for it read back as the same decoder. A key that a row does not write is therefore one that the architecture does not
+//! have: there is no list of unsupported keys, and every row refuses a new key until it writes it.
 
 use flatout_settings::Section;
 use serde_json::{Map, Value, json};
@@ -22,20 +22,20 @@ pub(crate) struct Architecture {
     pub model_type: &'static str,
     /// The library's class with a head of tokens.
     pub class: &'static str,
-    /// The one without any head, whose files have names without the class's prefix, and further ones whose heads are not read.
+    /// The class without a head, whose files have names without the class's prefix, and classes whose heads are not read.
     pub bodies: &'static [&'static str],
-    /// The one with a head of classes, where the library has one.
+    /// The class with a head of classes, if the library has one.
     pub class_of_classes: Option<&'static str>,
     pub read: fn(&Fields<'_>) -> Result<DecoderConfig, String>,
     pub write: fn(&DecoderConfig) -> Map<String, Value>,
-    /// Where every weight lies in the library's checkpoints.
+    /// Location of every weight in the library's checkpoints.
     pub stored: fn(&DecoderConfig, Shape<'_>) -> Vec<Stored>,
-    /// Whether embeddings are multiplied by the root of the width, rounded to the type of the weights: the factor follows
-    /// from that type, and no field has it.
+    /// Whether embeddings are multiplied by the square root of the width, rounded to the type of the weights: no field has the
+    /// factor, because it follows from that type.
     pub scales_embeddings: bool,
 }
 
-/// In the order in which a decoder is compared with them: of two that can hold it, the first is written.
+/// In the order in which a decoder is compared with them: if several can represent it, the first is written.
 const ALL: [&Architecture; 16] = [
     &llama::LLAMA,
     &qwen::QWEN3,
@@ -55,7 +55,7 @@ const ALL: [&Architecture; 16] = [
     &distilbert::DISTILBERT,
 ];
 
-/// A key in which a decoder differs from what an architecture can say of it.
+/// A key whose value an architecture cannot represent.
 struct Difference {
     key: &'static str,
     ours: Value,
@@ -63,7 +63,7 @@ struct Difference {
 }
 
 impl Architecture {
-    /// The one that a decoder equals, or the key that is in the way: the family it names, or else the first.
+    /// The architecture of a decoder, or the key that prevents it: that of the family it names, or else the first that fits.
     pub fn of(model: &DecoderConfig) -> Result<&'static Architecture, String> {
         let named = match &model.family {
             Some(family) => Some(Architecture::by_name(family).ok_or_else(|| {
@@ -74,7 +74,7 @@ impl Architecture {
         let tried: Vec<&'static Architecture> = named.map_or(ALL.to_vec(), |named| vec![named]);
         let mut nearest: Option<(&Architecture, Vec<Difference>)> = None;
         for architecture in tried {
-            // Fields that read back as no decoder are further away than any that do.
+            // Fields that do not read back as a decoder at all are no candidates for the closest match.
             let Some(differences) = architecture.differences(model) else { continue };
             if differences.is_empty() {
                 return Ok(architecture);
@@ -97,7 +97,7 @@ impl Architecture {
         ))
     }
 
-    /// The decoder with the name of this family, where another would be taken for it otherwise.
+    /// The decoder with this family's name, if it would otherwise be taken for another family.
     pub fn naming(&self, model: DecoderConfig) -> DecoderConfig {
         let is_first = Architecture::of(&model).is_ok_and(|first| first.model_type == self.model_type);
         DecoderConfig { family: (!is_first).then(|| self.model_type.to_string()), ..model }
@@ -107,12 +107,12 @@ impl Architecture {
         ALL.into_iter().find(|architecture| architecture.model_type == model_type)
     }
 
-    /// The `model_type`s that are read, in a sentence.
+    /// The supported `model_type`s, as a sentence.
     pub fn names() -> String {
         ALL.map(|architecture| architecture.model_type).join(", ")
     }
 
-    /// The library's class with a head.
+    /// The library's class with the given head.
     pub fn class(&self, head: Head) -> Result<&'static str, String> {
         match head {
             Head::Tokens => Ok(self.class),
@@ -126,7 +126,7 @@ impl Architecture {
         let fields = common_fields(model).into_iter().chain((self.write)(model)).collect();
         let back = (self.read)(&Fields(&fields)).ok()?;
         let [mut ours, mut theirs] = [model, &back].map(|model| comparable(model, self.scales_embeddings));
-        // How far positions go says nothing where they are not parameters on both sides.
+        // Number of positions is irrelevant unless both sides have them as parameters.
         if [model, &back].iter().any(|model| model.positions != Positions::Learned) {
             for all in [&mut ours, &mut theirs] {
                 all["context"].take();
@@ -157,8 +157,8 @@ fn shown(value: Value) -> String {
     }
 }
 
-/// The keys of a decoder that a `config.json` of the text alone has: heads of classes, towers and settings of training aside, and keys
-/// that say the same in one form.
+/// The keys of a decoder that the `config.json` of a text model determines, in a canonical form: without heads of classes,
+/// towers and training settings.
 fn comparable(model: &DecoderConfig, scales_embeddings: bool) -> Value {
     let d = DecoderConfig::default();
     let rotates = model.positions == Positions::Rope;

@@ -1,8 +1,8 @@
-//! BERT as the `transformers` library describes it: an encoder whose norms stand behind the additions, with learned positions and
-//! types of tokens, and a head of classes behind the pooler.
+//! BERT as the `transformers` library describes it: an encoder with norms after the additions, with learned positions and token
+//! types, and a head of classes after the pooler.
 //!
-//! The pooler, a product and tanh of the first token's state, is part of the body there: files without a head of classes
-//! may bring it, and then it is read.
+//! There the pooler, a product and tanh of the first token's state, is part of the body: files without a head of classes may
+//! contain it, and then it is read.
 
 use serde_json::{Map, Value, json};
 
@@ -58,7 +58,7 @@ pub(super) fn dimensions(f: &Fields<'_>, vocab: usize) -> Result<DecoderConfig, 
     })
 }
 
-/// An encoder with norms behind the additions, learned positions, biases everywhere and a layer before its classes.
+/// An encoder with norms after the additions, learned positions, biases everywhere and a layer before its classes.
 pub(super) fn post_norm([width, heads]: [usize; 2]) -> DecoderConfig {
     DecoderConfig {
         width,
@@ -135,7 +135,7 @@ fn stored(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
     };
     let mut all = stored_as(c, shape, &names);
     if c.head == Head::Tokens {
-        // A body that brings its pooler.
+        // The pooler of a body, if it has one.
         all.extend(pair("score.dense", names.dense, [c.width; 2]));
     }
     all
@@ -144,10 +144,10 @@ fn stored(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
 /// The names in which encoders of this form differ.
 pub(super) struct Names {
     pub base: &'static str,
-    /// Before the number of a block.
+    /// The prefix before the number of a block.
     pub layers: &'static str,
     pub block: &'static [(&'static str, &'static str)],
-    /// The row of the first position in the library's table.
+    /// Index of the first position in the library's table.
     pub first_position: usize,
     /// The layer before the classes, and the classes.
     pub dense: &'static str,
@@ -162,7 +162,7 @@ fn pair(ours: &str, theirs: &str, [out, inner]: [usize; 2]) -> [Stored; 2] {
     ]
 }
 
-/// Where every weight of an encoder with these names lies.
+/// Location of every weight of an encoder with these names.
 pub(super) fn stored_as(c: &DecoderConfig, shape: Shape<'_>, names: &Names) -> Vec<Stored> {
     let of = |name: &str| format!("{}.embeddings.{name}", names.base);
     let mut all = vec![];
@@ -208,7 +208,7 @@ mod tests {
     use crate::library::{encoder, huggingface};
     use crate::registry::Family;
 
-    /// The published file of bert-base-uncased, shortened to what is read.
+    /// The published file of bert-base-uncased, reduced to the fields that are read.
     fn base() -> Value {
         json!({
             "architectures": ["BertForMaskedLM"], "model_type": "bert", "hidden_act": "gelu", "hidden_size": 768,
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_numbers_is_refused_by_name() {
+    fn fields_that_change_results_are_refused_by_name() {
         for (name, value, words) in [
             ("hidden_act", json!("relu"), "its `hidden_act` is \"relu\""),
             ("position_embedding_type", json!("relative_key"), "`position_embedding_type`"),

@@ -1,10 +1,10 @@
-//! A head of classes as the `transformers` library describes it: `id2label` and, of our own, how texts are pooled.
+//! A head of classes as the `transformers` library describes it: `id2label` and, as an extension of ours, the pooling of texts.
 //!
-//! The names of `id2label` are in the order of the head's outputs. A file without them has the library's own, `LABEL_0`
-//! and so on.
+//! The names of `id2label` are in the order of the head's outputs. A file without them has the library's own, `LABEL_0` and so
+//! on.
 //!
-//! The library's classes (`LlamaForSequenceClassification` and so on) score the last token that is not padding. A model
-//! that pools otherwise is read by them with its weights all the same; `classifier_pooling` says what it was trained with.
+//! The library's classes (`LlamaForSequenceClassification` and so on) score the last token that is not padding. They still load
+//! a model with other pooling with its weights; `classifier_pooling` records the pooling that it was trained with.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,7 @@ pub(crate) fn read(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig
     Ok(DecoderConfig { head: Head::Classes, classes: Some(classes), pooling, ..model })
 }
 
-/// How the library's head of classes pools.
+/// The pooling of the library's head of classes.
 pub(crate) fn pooling(f: &Fields<'_>, model: &DecoderConfig) -> Result<Pooling, String> {
     match f.get(POOLING).map(Value::as_str) {
         None if model.encoder => Ok(Pooling::Cls),
@@ -37,13 +37,12 @@ pub(crate) fn write(model: &DecoderConfig) -> Map<String, Value> {
     label_fields(&names).into_iter().chain([(POOLING.to_string(), json!(model.pooling))]).collect()
 }
 
-/// The names that the library gives to classes without any.
+/// The library's names for unnamed classes.
 pub(crate) fn numbered(classes: usize) -> Vec<String> {
     (0..classes).map(|class| format!("LABEL_{class}")).collect()
 }
 
-/// The names of a head's classes in the order of its outputs, each of them once. A head that says of every label
-/// whether it holds, or that gives a number, is refused.
+/// The names of a head's classes in the order of its outputs, made unique. Multi-label heads and regression heads are refused.
 pub(crate) fn names(f: &Fields<'_>) -> Result<Vec<String>, String> {
     if let Some(kind) = f.get("problem_type").filter(|kind| *kind != "single_label_classification") {
         return Err(format!(
@@ -55,10 +54,10 @@ pub(crate) fn names(f: &Fields<'_>) -> Result<Vec<String>, String> {
     let wrong = || format!("its `id2label` is {named}, and wants a name for every class from 0 on");
     let named = named.as_object().ok_or_else(wrong)?;
     let name = |class: usize| named.get(&class.to_string()).and_then(text).ok_or_else(wrong);
-    Ok(told_apart((0..named.len()).map(name).collect::<Result<_, _>>()?))
+    Ok(make_unique((0..named.len()).map(name).collect::<Result<_, _>>()?))
 }
 
-/// A name as it is written, or a number as text.
+/// A name as written, or a number as text.
 pub(crate) fn text(name: &Value) -> Option<String> {
     match name {
         Value::String(name) => Some(name.trim().to_string()),
@@ -67,8 +66,8 @@ pub(crate) fn text(name: &Value) -> Option<String> {
     }
 }
 
-/// Names with the number of their class behind those that several classes share: published lists have some.
-pub(crate) fn told_apart(names: Vec<String>) -> Vec<String> {
+/// Appends the class's number to names that several classes share, as some published lists have them.
+pub(crate) fn make_unique(names: Vec<String>) -> Vec<String> {
     let mut counts: HashMap<&str, usize> = HashMap::new();
     names.iter().for_each(|name| *counts.entry(name).or_default() += 1);
     let one = |(class, name): (usize, &String)| match counts[name.as_str()] {
@@ -90,7 +89,7 @@ pub fn label_fields(names: &[String]) -> Map<String, Value> {
     ])
 }
 
-/// Whether the library's class of a file is the one with a head of classes, where others are bodies without one.
+/// Whether the library's class of a file is the one with a head of classes; others are bodies without one.
 pub(super) fn is_there(
     f: &Fields<'_>,
     model_type: &str,

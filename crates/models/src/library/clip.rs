@@ -1,9 +1,9 @@
 //! The vision towers of CLIP and SigLIP as the `transformers` library describes them: alone, as part of a model that also reads
 //! text, and with a head of classes.
 //!
-//! CLIP norms its tokens before the first block, and its classifier reads the mean of the patches as the last block leaves
-//! them: the norm behind the blocks is of the embedding that is compared with texts, so it is not read here. SigLIP has no class
-//! token, and its classifier reads the mean of all tokens behind the norm; the attention that pools them is not read.
+//! CLIP norms its tokens before the first block, and its classifier reads the mean of the patches after the last block. The
+//! norm after the blocks belongs to the embedding that is compared with texts, so it is not read here. SigLIP has no class
+//! token, and its classifier reads the mean of all tokens after the norm; its attention pooling is not read.
 
 use serde_json::{Map, Value, json};
 
@@ -47,17 +47,17 @@ pub(crate) const SIGLIP: Files = Files {
 /// The tensor of positions.
 const POSITIONS: &str = "vision_model.embeddings.position_embedding.weight";
 
-/// Whether a tensor is of the part that reads text, or compares the two.
+/// Whether a tensor belongs to the text part, or to the comparison of the two.
 fn of_text(name: &str) -> bool {
     ["text_model.", "text_projection.", "visual_projection.", "logit_scale", "logit_bias"]
         .iter()
         .any(|part| name.starts_with(part))
 }
 
-/// The names and forms that tell the two apart.
+/// The names and properties in which the two differ.
 pub(super) struct Tower {
     model_type: &'static str,
-    /// Of the tower alone.
+    /// The library's class of the tower alone.
     alone: &'static str,
     class: &'static str,
     bodies: &'static [&'static str],
@@ -101,7 +101,7 @@ const ACTIVATIONS: [(&str, Activation); 4] = [
 ];
 
 impl Tower {
-    /// A tower without dimensions.
+    /// The tower's defaults, without dimensions.
     fn plain(&self) -> VitConfig {
         let is_clip = self.model_type == OF_CLIP.model_type;
         VitConfig {
@@ -120,7 +120,7 @@ impl Tower {
 fn read(f: &Fields<'_>, tower: &Tower) -> Result<VitDescription, String> {
     let has_head = class_heads::is_there(f, tower.model_type, tower.class, tower.bodies)?;
     let classes = if has_head { class_heads::names(f)? } else { vec![] };
-    // Of a model that reads text as well the tower is a part.
+    // In a model that also reads text the tower is a section.
     let nested = f.get("model_type").is_some_and(|kind| kind == tower.model_type);
     let none = Map::new();
     let inner = match f.get("vision_config") {
@@ -158,7 +158,7 @@ fn read(f: &Fields<'_>, tower: &Tower) -> Result<VitDescription, String> {
     Ok((vit, classes, Processor::default()))
 }
 
-/// Whether a vision transformer is such a tower; otherwise the key that is in the way.
+/// Whether a vision transformer is such a tower; otherwise the key that prevents it.
 fn fits(c: &VitConfig, tower: &Tower) -> Result<(), String> {
     let plain = tower.plain();
     let asked = [
@@ -197,7 +197,7 @@ fn write(c: &VitConfig, dtype: &str, tower: &Tower) -> Result<Value, String> {
         "image_size": c.image_size,
         "patch_size": c.patch,
         "num_channels": CHANNELS,
-        // SigLIP's attention that pools is not among the tensors.
+        // SigLIP's attention pooling has no tensors here.
         "vision_use_head": false,
     }));
     let common = object(json!({ "torch_dtype": dtype, "dtype": dtype }));
@@ -214,7 +214,7 @@ fn write(c: &VitConfig, dtype: &str, tower: &Tower) -> Result<Value, String> {
     Ok(Value::Object([whole, common, labels].into_iter().flatten().collect()))
 }
 
-/// Where every weight lies.
+/// Location of every weight.
 fn stored(c: &VitConfig, tower: &Tower) -> Result<Vec<Stored>, String> {
     fits(c, tower)?;
     let (d, f) = (c.width, c.ffn());
@@ -279,7 +279,7 @@ mod tests {
         }
     }
 
-    /// The published files of clip-vit-base-patch32 and siglip-base-patch16-224, shortened to what is read.
+    /// The published files of clip-vit-base-patch32 and siglip-base-patch16-224, reduced to the fields that are read.
     #[test]
     fn the_published_files_read_and_are_written_back() {
         let clip = tower(&json!({
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_numbers_is_refused_by_name() {
+    fn fields_that_change_results_are_refused_by_name() {
         let refused = |config: Value| read_any(&config).expect_err("a refusal");
         let vision = |fields: Value| json!({ "model_type": "siglip", "vision_config": fields });
         assert!(refused(vision(json!({ "hidden_act": "relu" }))).contains("`hidden_act` is \"relu\""));

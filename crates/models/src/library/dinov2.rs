@@ -1,9 +1,8 @@
-//! DINOv2 as the `transformers` library describes it, with and without registers: `config.json` to a vision
-//! transformer and back, and where its weights lie.
+//! DINOv2 as the `transformers` library describes it, with and without registers: reads and writes `config.json`, and locates
+//! the weights.
 //!
-//! Its positions are resampled where images have another grid: with antialiasing in the form with registers, without it in
-//! the other. The token that stands for masked patches in pretraining is not read, and not written: `use_mask_token` says
-//! so.
+//! Positions are resampled for images with another grid: with antialiasing in the form with registers, without it in the other.
+//! The mask token of pretraining is neither read nor written, as `use_mask_token` says.
 
 use serde_json::{Value, json};
 
@@ -21,7 +20,7 @@ const WITH_REGISTERS: &str = "dinov2_with_registers";
 pub(crate) const DINOV2: Files = Files {
     model_types: &[PLAIN, WITH_REGISTERS],
     read,
-    // timm's registers are as many as have a position, or none has one.
+    // In timm, either all registers have a position or none has.
     holds: |c| {
         let has_registers = c.registers > 0 && c.class_token && c.prefix_positions() == 1;
         c.pooling == Pooling::ClsMean || c.swiglu || has_registers
@@ -29,7 +28,7 @@ pub(crate) const DINOV2: Files = Files {
     write,
     stored,
     bases: &[PLAIN, WITH_REGISTERS],
-    // Of pretraining alone.
+    // Used only in pretraining.
     is_redundant: |name| name == "embeddings.mask_token",
     resampled: |_| None,
     label_fields: class_heads::label_fields,
@@ -84,7 +83,7 @@ fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
     Ok((vit, classes, Processor::default()))
 }
 
-/// Pixels of a patch and of the images that positions are of, a side each.
+/// The sizes in pixels of patches and of the images that positions belong to.
 pub(super) fn patches(f: &Fields<'_>, patch: usize) -> Result<(usize, usize), String> {
     let (patch, image_size) = (f.extent_or("patch_size", patch)?, f.extent_or("image_size", 224)?);
     match image_size.is_multiple_of(patch) {
@@ -93,12 +92,12 @@ pub(super) fn patches(f: &Fields<'_>, patch: usize) -> Result<(usize, usize), St
     }
 }
 
-/// The inner size of a gated feed-forward: two thirds of an ungated one's, up to a multiple of 8.
+/// The inner size of a gated feed-forward: two thirds of an ungated one's, rounded up to a multiple of 8.
 fn gated(width: usize, ratio: usize) -> usize {
     (width * ratio * 2 / 3).next_multiple_of(8)
 }
 
-/// The `mlp_ratio` by which the library comes to a feed-forward.
+/// The `mlp_ratio` from which the library computes the size of the feed-forward.
 fn ratio(c: &VitConfig) -> Option<usize> {
     let sizes = |ratio: usize| if c.swiglu { gated(c.width, ratio) } else { c.width * ratio };
     (1..=64).find(|ratio| sizes(*ratio) == c.ffn())
@@ -114,7 +113,7 @@ fn class_of(model_type: &str, has_head: bool) -> &'static str {
     }
 }
 
-/// Whether a vision transformer is a DINOv2; otherwise the key that is in the way.
+/// Whether a vision transformer is a DINOv2; otherwise the key that prevents it.
 fn fits(c: &VitConfig) -> Result<(), String> {
     let asked = [
         ("pooling", c.pooling == Pooling::ClsMean, "cls_mean"),
@@ -170,7 +169,7 @@ fn write(c: &VitConfig, dtype: &str) -> Result<Value, String> {
     Ok(config)
 }
 
-/// Where every weight lies.
+/// Location of every weight.
 fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
     let base = if c.registers > 0 { WITH_REGISTERS } else { PLAIN };
@@ -183,11 +182,11 @@ pub(super) struct Names {
     pub base: &'static str,
     pub registers: &'static str,
     pub norms: [&'static str; 2],
-    /// Up, with the gate before it in its rows where there is one, and down.
+    /// Up (with the rows of the gate first, if there is one), and down.
     pub ffn: [&'static str; 2],
 }
 
-/// Where every weight of a vision transformer with these names lies.
+/// Location of every weight of a vision transformer with these names.
 pub(super) fn stored_as(c: &VitConfig, names: &Names) -> Vec<Stored> {
     let (d, f, grid) = (c.width, c.ffn(), c.grid());
     let Names { base, registers, norms: [first, second], ffn: [up, down] } = *names;

@@ -1,5 +1,5 @@
-//! DistilBERT as the `transformers` library describes it: BERT without types of tokens and without a pooler, with a head of classes
-//! behind a product and ReLU.
+//! DistilBERT as the `transformers` library describes it: BERT without token types and without a pooler, with a head of classes
+//! after a product and ReLU.
 
 use serde_json::{Map, Value, json};
 
@@ -31,7 +31,7 @@ pub(crate) const ENCODER: Encoder = Encoder {
     poolings: &[Pooling::Cls],
 };
 
-/// The library's constant; no field has it.
+/// A constant in the library, without a field.
 const NORM_EPS: f64 = 1e-12;
 
 fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
@@ -59,7 +59,7 @@ fn write(c: &DecoderConfig) -> Map<String, Value> {
         "dropout": c.dropout,
         "attention_dropout": 0.0,
         "seq_classif_dropout": c.head_dropout,
-        // Files have the positions, however they were made.
+        // Files contain the positions, whether learned or sinusoidal.
         "sinusoidal_pos_embds": false,
     }))
 }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::library::{encoder, huggingface};
 
-    /// The published file of distilbert-base-uncased, shortened to what is read.
+    /// The published file of distilbert-base-uncased, reduced to the fields that are read.
     #[test]
     fn the_published_file_reads_and_is_written_back() {
         let mut config = json!({

@@ -1,22 +1,22 @@
-//! Encoders among the architectures: how their tensors may be named, which of them a model here has no use for, and how
-//! their heads of classes pool.
+//! Encoders among the architectures: alternative names of tensors, tensors that are not read, and the poolings of their heads
+//! of classes.
 
 use super::architecture::Architecture;
 use super::{bert, distilbert, modernbert, roberta};
 use crate::config::{DecoderConfig, Head, Pooling};
 
-/// A row of the table of encoders, beside the architecture of the same name.
+/// A row of the table of encoders, in addition to the architecture of the same name.
 pub(crate) struct Encoder {
     pub architecture: &'static Architecture,
-    /// The name before the tensors of the body, which a file of the body alone leaves out.
+    /// The prefix of the body's tensors, which a file of the body alone omits.
     pub base: &'static str,
-    /// Beginnings of the names of tensors, behind the base, that no head of classes reads.
+    /// Prefixes, after the base, of tensors that models without a head of classes do not read.
     pub unread: &'static [&'static str],
-    /// Beginnings of the names of tensors, behind the base, that are not read even where they lie beside a head of classes.
+    /// Prefixes, after the base, of tensors that are never read, even beside a head of classes.
     pub never_read: &'static [&'static str],
-    /// Beginnings of the names of tensors of the head that a body may bring, and may be without.
+    /// Prefixes of tensors of the head that a body's file may contain or lack.
     pub brought: &'static [&'static str],
-    /// The poolings that the library's head of classes has, the first where no field says it.
+    /// The poolings of the library's head of classes; the first applies where no field says it.
     pub poolings: &'static [Pooling],
 }
 
@@ -28,7 +28,7 @@ impl Encoder {
         ALL.into_iter().find(|known| known.architecture.model_type == architecture.model_type)
     }
 
-    /// Whether the head of a model is one that the library has.
+    /// Whether the library has the head of a model.
     pub fn check_head(&self, c: &DecoderConfig) -> Result<(), String> {
         let class = self.architecture.class_of_classes.unwrap_or_default();
         match c.head {
@@ -46,8 +46,7 @@ impl Encoder {
     }
 }
 
-/// Other names that a weight of an encoder may have: in files of the body alone, and in those that call the vectors of a norm
-/// gamma and beta.
+/// Other names of an encoder's weight: in files of the body alone, and in files that call a norm's vectors gamma and beta.
 pub(crate) fn other_names(name: &str) -> Vec<String> {
     let of_base = |known: &&Encoder| name.strip_prefix(known.base)?.strip_prefix('.');
     let bare = ALL.iter().find_map(of_base);
@@ -60,7 +59,7 @@ pub(crate) fn other_names(name: &str) -> Vec<String> {
     all.into_iter().flatten().collect()
 }
 
-/// Whether a tensor is one that a head of classes does not read.
+/// Whether a tensor is not read.
 pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
     let Some(known) = encoder(c) else { return false };
     let bare = name.strip_prefix(known.base).and_then(|rest| rest.strip_prefix('.')).unwrap_or(name);
@@ -71,7 +70,7 @@ pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
         || (c.head == Head::Tokens && is_of(known.unread))
 }
 
-/// Whether a tensor may be absent: part of a head that a model without a head of classes may bring.
+/// Whether a tensor may be absent: a part of the head in a file without a head of classes.
 pub(crate) fn may_lack(c: &DecoderConfig, name: &str) -> bool {
     let is_brought = |known: &Encoder| known.brought.iter().any(|start| name.starts_with(start));
     c.head == Head::Tokens && encoder(c).is_some_and(is_brought)

@@ -1,10 +1,10 @@
-//! The fields of a `config.json`, each read with a sentence that names it where it is not what it should be.
+//! The fields of a `config.json`, with errors that name the field.
 
 use serde_json::{Map, Value};
 
 use crate::config::bounds::MAX_LAYERS;
 
-/// One that is null is one that is absent, as the library has it.
+/// The fields of an object. As in the library, a null field counts as absent.
 pub(crate) struct Fields<'a>(pub &'a Map<String, Value>);
 
 impl<'a> Fields<'a> {
@@ -28,7 +28,7 @@ impl<'a> Fields<'a> {
         number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
     }
 
-    /// A number of layers, which is bounded before anything is listed by layer.
+    /// A number of layers, limited before anything is listed by layer.
     pub fn layers(&self, name: &str, default: Option<usize>) -> Result<usize, String> {
         let layers = match default {
             Some(default) => self.extent_or(name, default)?,
@@ -40,7 +40,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// A number that may be absent.
+    /// An optional number.
     pub fn number(&self, name: &str) -> Result<Option<f64>, String> {
         self.get(name).map(|_| self.number_or(name, 0.0)).transpose()
     }
@@ -54,7 +54,7 @@ impl<'a> Fields<'a> {
         value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and wants to be true or false"))
     }
 
-    /// A field that, where it is there, has this value; `supported` says what there is here.
+    /// Checks that a field, if present, has this value; `supported` names what is supported here.
     pub fn only(&self, name: &str, value: Value, supported: &str) -> Result<(), String> {
         let Some(found) = self.get(name).filter(|found| **found != value) else { return Ok(()) };
         let shown = found.to_string();

@@ -1,5 +1,5 @@
-//! The foveated video model as its authors store it: a DINOv2 below `encoder.dino.`, a Llama below `llm.`, and the vectors
-//! and linear layers between them. A `config.json` says how large both are; the authors' files have none.
+//! The foveated video model in its authors' format: a DINOv2 below `encoder.dino.`, a Llama below `llm.`, and the vectors and
+//! linear layers between them. A `config.json` of our own has the dimensions of both; the authors' files have none.
 
 use serde_json::{Map, Value, json};
 
@@ -16,7 +16,7 @@ const CLASS: &str = "FoveatedVLM";
 const TEXT: &str = "llm";
 const TOWER: &str = "encoder.dino";
 
-/// Reads the whole file, or says in a sentence which field stands in the way.
+/// Reads the whole file, or returns a sentence that names the unsupported field.
 pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
     let text = outer.part("text_config")?;
     let model = llama::read(&text).map_err(|why| format!("in its `text_config`: {why}"))?;
@@ -31,7 +31,7 @@ pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
     Ok(DecoderConfig { vision: Some(Vision::Fovea(fovea)), ..model })
 }
 
-/// A tower whose blocks are those of a DINOv2, for frames of its own size.
+/// A tower with the blocks of a DINOv2, for frames of its own size.
 pub fn tower(vit: &VitConfig, own: &FoveaConfig) -> Result<FoveaConfig, String> {
     if vit.registers > 0 {
         return Err("it has registers, and a foveated tower has none: give a DINOv2 without them".into());
@@ -62,12 +62,12 @@ pub fn tower(vit: &VitConfig, own: &FoveaConfig) -> Result<FoveaConfig, String> 
     })
 }
 
-/// The blocks of a tower as a DINOv2 that the library describes.
+/// The blocks of a tower as a DINOv2 of the library.
 fn published(v: &FoveaConfig) -> VitConfig {
     VitConfig { pooling: Pooling::ClsMean, ..v.vit() }
 }
 
-/// Where every weight lies in the authors' checkpoints.
+/// Location of every weight in the authors' checkpoints.
 pub(crate) fn stored(
     c: &DecoderConfig,
     v: &FoveaConfig,
@@ -92,7 +92,7 @@ pub(crate) fn stored(
         let dims = if theirs.starts_with("q_") { [vec![1], dims].concat() } else { dims };
         Stored::whole(ours, theirs, dims)
     };
-    // A DINOv2 without a head, whose names have no name of the model before them.
+    // A DINOv2 without a head, whose names lack the model's prefix.
     let bare = |name: &str| DINOV2.bare(name).unwrap_or(name).to_string();
     let below = |at: Stored| Stored {
         ours: format!("{SCOPE}.{}", at.ours),
@@ -103,7 +103,7 @@ pub(crate) fn stored(
     Ok(text.chain(between).map(whole).chain(blocks).collect())
 }
 
-/// Other names of a weight of the text, in a file of the text model alone.
+/// Other names of the text's weights, in a file of the text model alone.
 pub(crate) fn other_names(name: &str) -> Vec<String> {
     match name.strip_prefix(&format!("{TEXT}.")) {
         Some(bare) => [vec![bare.to_string()], huggingface::other_names(bare)].concat(),
@@ -111,13 +111,13 @@ pub(crate) fn other_names(name: &str) -> Vec<String> {
     }
 }
 
-/// Whether a tensor follows from the rest, or is of pretraining alone.
+/// Whether a tensor is redundant or used only in pretraining.
 pub(crate) fn is_redundant(c: &DecoderConfig, name: &str) -> bool {
     let bare = name.strip_prefix(&format!("{TEXT}.")).unwrap_or(name);
     huggingface::is_redundant_text(c, bare) || name.ends_with("embeddings.mask_token")
 }
 
-/// The `config.json`: `common` are the fields that every model of the library has.
+/// The `config.json`; `common` are the fields that all models of the library have.
 pub(crate) fn write(c: &DecoderConfig, v: &FoveaConfig, common: Map<String, Value>) -> Result<Value, String> {
     let dtype = common.get("dtype").and_then(Value::as_str).unwrap_or("float32");
     let vision = (DINOV2.write)(&published(v), dtype)?;
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_in_the_way_is_named() {
+    fn unsupported_keys_are_named() {
         let refused = |model: DecoderConfig, words: &str| {
             let sentence = write(&model).expect_err(words);
             assert!(sentence.contains(words), "{sentence:?} lacks {words:?}");

@@ -1,10 +1,10 @@
-//! Gemma-2 and Gemma-3 as the `transformers` library describes them: their fields, their names, and the text part of the
-//! models that see images as well.
+//! Gemma-2 and Gemma-3 as the `transformers` library describes them: their fields, their names, and the text part of the models
+//! that also see images.
 //!
-//! Norms multiply by 1 + w and stand before and behind each half of a block. Some layers see a window: every other one of
-//! Gemma-2, five of six of Gemma-3, with frequencies of their own. The embedding's rows are multiplied by the root of the
-//! width, rounded to the type of the weights, as the library does it. Gemma-2 caps scores and logits; Gemma-3 norms queries
-//! and keys instead, and may cap logits.
+//! Norms multiply by 1 + w and stand before and after each half of a block. Some layers see a window: every other one in
+//! Gemma-2, five of six in Gemma-3, with rotary frequencies of their own. As in the library, embeddings are multiplied by the
+//! square root of the width, rounded to the type of the weights. Gemma-2 caps scores and logits; Gemma-3 norms queries and keys
+//! instead, and may cap logits.
 
 use serde_json::{Map, Value, json};
 
@@ -36,7 +36,7 @@ pub(crate) const GEMMA3: Architecture = Architecture {
     scales_embeddings: true,
 };
 
-/// The library's own defaults: a file leaves out what equals them, and the files of the 4B do.
+/// The library's defaults: a file omits fields that equal them, as the files of the 4B do.
 const OF_GEMMA3: Defaults =
     Defaults { vocab: 262_208, context: 131_072, global_every: 6, score_cap: None, logit_cap: None };
 const OF_GEMMA2: Defaults =
@@ -50,7 +50,7 @@ struct Defaults {
     logit_cap: Option<f64>,
 }
 
-/// Where the text part's names begin in files of models that see images: as published, and as newer versions write it.
+/// The prefixes of the text part's names in files of models that see images: as published, and as newer versions write them.
 const TEXT_PARTS: [&str; 2] = ["language_model.model.", "model.language_model."];
 
 /// Other names a weight of the text part may have in a file.
@@ -59,13 +59,13 @@ pub(crate) fn other_names(name: &str) -> Vec<String> {
     TEXT_PARTS.iter().map(|part| format!("{part}{rest}")).collect()
 }
 
-/// Whether a tensor belongs to the part of a model that sees images, which is not read.
+/// Whether a tensor belongs to the image part of a model, which is not read.
 pub fn is_of_images(name: &str) -> bool {
     let name = name.strip_prefix("model.").unwrap_or(name);
     ["vision_tower.", "multi_modal_projector."].iter().any(|part| name.starts_with(part))
 }
 
-/// The factor on embeddings of a model whose weights have this type.
+/// The factor on embeddings for a model whose weights have this type.
 pub fn embed_scale(width: usize, dtype: &str) -> f64 {
     let root = (width as f64).sqrt() as f32 as f64;
     match dtype {
@@ -75,18 +75,18 @@ pub fn embed_scale(width: usize, dtype: &str) -> f64 {
     }
 }
 
-/// `x` with `digits` binary digits, to nearest even.
+/// `x` rounded to `digits` binary digits, to nearest even.
 fn rounded(x: f64, digits: i32) -> f64 {
     let last = 2f64.powi(x.log2().floor() as i32 + 1 - digits);
     (x / last).round_ties_even() * last
 }
 
-/// Reads the fields that both have in common, without rotations.
+/// Reads the fields that both have in common, except rotations.
 fn read_common(f: &Fields<'_>, d: &Defaults) -> Result<DecoderConfig, String> {
     for name in ["hidden_activation", "hidden_act"] {
         f.only(name, json!("gelu_pytorch_tanh"), "gelu_pytorch_tanh")?;
     }
-    // A cap that is null is none, and one that is absent is the library's.
+    // A null cap means none, and an absent one the library's default.
     let cap = |name: &str, default: Option<f64>| match f.0.get(name) {
         None => Ok(default),
         Some(_) => f.number(name),
@@ -117,7 +117,7 @@ fn read_common(f: &Fields<'_>, d: &Defaults) -> Result<DecoderConfig, String> {
         tied: f.flag_or("tie_word_embeddings", true)?,
         ..DecoderConfig::default()
     };
-    // The period is of files before `layer_types`.
+    // Files before `layer_types` have a period.
     let every = f.extent_or("sliding_window_pattern", d.global_every)?;
     let window = f.extent_or("sliding_window", 4096)?;
     layer_kinds::read(f, model, Some(window), |layer| !(layer + 1).is_multiple_of(every))
@@ -139,7 +139,7 @@ fn read_gemma3(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     rope::by_layer(f, DecoderConfig { qk_norm: true, ..model }, thetas)
 }
 
-/// The fields that both have in common, without rotations of local layers.
+/// The fields that both have in common, except rotations of local layers.
 fn write_common(c: &DecoderConfig) -> Map<String, Value> {
     let fields = llama::write_dimensions(c).into_iter().filter(|(name, _)| name != "hidden_act");
     let own = object(json!({
@@ -163,17 +163,17 @@ fn write_gemma3(c: &DecoderConfig) -> Map<String, Value> {
     let (global, local) = rope::write_by_layer(c);
     let local_theta = c.rope_local_theta.unwrap_or(c.rope_theta);
     let mut fields = write_common(c);
-    // Versions before 5 read these two, of those before `rope_scaling`, and later ones the third.
+    // Versions before 5 read these two, the earliest ones without `rope_scaling`, and later versions the third.
     fields.insert("sliding_window_pattern".into(), json!(c.global_every.unwrap_or(c.layers + 1)));
     fields.insert("rope_local_base_freq".into(), json!(local_theta));
     fields.insert("rope_parameters".into(), json!({ "full_attention": global, "sliding_attention": local }));
     fields
 }
 
-/// Whether the factor on embeddings is the one that the library takes with weights of this type.
+/// Whether the factor on embeddings is the library's for weights of this type.
 pub(crate) fn check_embed_scale(c: &DecoderConfig, dtype: &str) -> Result<(), String> {
     let factor = embed_scale(c.width, dtype);
-    // It is multiplied as f32, whatever digits behind those a config has.
+    // The factor is applied as f32, so further digits in a config do not matter.
     if c.embed_scale as f32 == factor as f32 {
         return Ok(());
     }
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_configs_read_back() {
         for config in [one_b(), four_b()] {
             let described = huggingface::read(&config).unwrap();
             let mut model = described.model;
@@ -295,13 +295,13 @@ mod tests {
         assert_eq!(huggingface::read(&written).unwrap().model, pairs);
         let wide = huggingface::write(&model, "float32", &[2], &[1]).unwrap_err();
         assert!(wide.contains("multiplied by 34, and in float32") && wide.contains("--dtype bf16"), "{wide}");
-        // The root with all digits that f64 has is the same factor.
+        // The square root in full f64 precision is the same factor.
         let root = DecoderConfig { embed_scale: 1152f64.sqrt(), ..model };
         assert!(huggingface::write(&root, "float32", &[2], &[1]).is_ok());
     }
 
     #[test]
-    fn what_would_change_numbers_is_refused_by_name() {
+    fn fields_that_change_results_are_refused_by_name() {
         let refused = |name: &str, value: Value| {
             let mut config = one_b();
             config[name] = value;
@@ -327,14 +327,14 @@ mod tests {
         let centred = DecoderConfig { norm: Norm::Layer, ..huggingface::read(&one_b()).unwrap().model };
         let refused = huggingface::write(&centred, "bfloat16", &[], &[]).unwrap_err();
         assert!(refused.ends_with("Gemma3ForCausalLM, the nearest, has rms"), "{refused}");
-        // Local layers that are stretched as global ones are not Gemma-3's.
+        // Gemma-3 does not scale rotations of local layers.
         let stretched =
             DecoderConfig { rope_local_theta: None, ..huggingface::read(&four_b()).unwrap().model };
         let refused = huggingface::write(&stretched, "bfloat16", &[], &[]).unwrap_err();
         assert!(refused.contains("model.rope_local_theta = none"), "{refused}");
     }
 
-    /// Caps and layers that follow no period are options of the architecture, and published Gemma-2 files have both caps.
+    /// Caps and layers without a period are options of the architecture; published Gemma-2 files have both caps.
     #[test]
     fn caps_and_layers_without_a_period_are_read() {
         let mut config = one_b();

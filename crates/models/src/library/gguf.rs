@@ -1,8 +1,8 @@
-//! Decoders as GGUF files describe them, the format of llama.cpp: the name of the architecture, its metadata, and where each of our
-//! weights goes among the tensors.
+//! Decoders in GGUF, the format of llama.cpp: the name of the architecture, its metadata, and the tensor of each of our
+//! weights.
 //!
-//! Pure: values in, values out. A family is a row. A model that llama.cpp would compute differently is refused by the key that is
-//! in the way, because a file that loads and answers otherwise is worse than none.
+//! Pure functions on values. A family is one row. A model that llama.cpp would compute differently is refused with the key that
+//! prevents it, because a file that loads and answers wrongly is worse than none.
 
 use flatout_ir::ops::frequency::Frequencies;
 
@@ -27,7 +27,7 @@ pub enum Value {
 /// Metadata in the order in which it is written.
 pub type Metadata = Vec<(String, Value)>;
 
-/// A decoder as a file describes it, but for its tokeniser.
+/// A decoder as a file describes it, except for its tokeniser.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
     /// llama.cpp's name of the architecture.
@@ -42,29 +42,29 @@ pub struct Tensor {
     pub values: Values,
 }
 
-/// The values of a tensor.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
-    /// A weight of ours, by its path.
+    /// One of our weights, by its path.
     Weight { path: String, change: Change },
-    /// A vector that no weight of ours is.
+    /// A vector that is not one of our weights.
     Vector(Vec<f32>),
 }
 
-/// The difference between a weight of ours and the tensor.
+/// The conversion from one of our weights to its tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
     None,
-    /// Norms that multiply by 1 + w are stored as what they multiply by.
+    /// Adds 1: norms that multiply by 1 + w are stored as the factor itself.
     AddOne,
-    /// Rows of each of the heads go from halves to neighbours: row i of a head becomes row 2i, and row half + i row 2i + 1.
+    /// Permutes the rows of each head from half to interleaved pairs: row i of a head becomes row 2i, and row half + i row 2i +
+    /// 1.
     Interleave {
         heads: usize,
     },
 }
 
 impl Change {
-    /// The values of the tensor, out of ours: `rows` of equal length.
+    /// Converts our values to the tensor's; the values are `rows` rows of equal length.
     pub fn apply(self, mut values: Vec<f32>, rows: usize) -> Vec<f32> {
         match self {
             Change::None => values,
@@ -88,14 +88,14 @@ impl Change {
 struct Row {
     /// The library's name of the family.
     model_type: &'static str,
-    /// llama.cpp's name of it.
+    /// llama.cpp's name of the family.
     name: &'static str,
-    /// Rotations turn neighbours, and rows of queries and keys are stored in that order.
+    /// Whether rotations use interleaved pairs, with rows of queries and keys stored in that order.
     rotates_neighbours: bool,
     scalings: &'static [RopeScaling],
-    /// Refuses what llama.cpp computes differently.
+    /// Refuses options that llama.cpp computes differently.
     check: fn(&DecoderConfig) -> Result<(), String>,
-    /// Metadata beside the common ones, under the name of the architecture.
+    /// Metadata besides the common ones, under the architecture's name.
     own: fn(&DecoderConfig) -> Vec<(&'static str, Value)>,
 }
 
@@ -198,12 +198,12 @@ const BLOCK: [(&str, &str); 13] = [
     ("ffn_post_norm", "post_ffw_norm"),
 ];
 
-/// The families that can be written, as the library names them.
+/// The supported families, by the library's names.
 pub fn families() -> String {
     ROWS.map(|row| row.model_type).join(", ")
 }
 
-/// Describes a decoder, or says in a sentence what stands in the way.
+/// Describes a decoder, or returns a sentence that names the unsupported key.
 pub fn describe(c: &DecoderConfig) -> Result<Described, String> {
     if c.vision.is_some() {
         return Err("it sees images, and GGUF files are written of models of text alone".into());
@@ -234,7 +234,8 @@ pub fn describe(c: &DecoderConfig) -> Result<Described, String> {
     let mut tensors: Vec<Tensor> =
         llama::weight_names(c).into_iter().map(|(path, _)| tensor(c, row, path)).collect();
     if c.rope_scaling == RopeScaling::Llama3 {
-        tensors.push(Tensor { name: "rope_freqs.weight".into(), values: Values::Vector(slower_by(c)) });
+        tensors
+            .push(Tensor { name: "rope_freqs.weight".into(), values: Values::Vector(frequency_divisors(c)) });
     }
     Ok(Described { architecture: row.name, metadata, tensors })
 }
@@ -278,7 +279,7 @@ fn common(c: &DecoderConfig) -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Rotations. A stretch by llama3's rule has no metadata: it is a tensor.
+/// Metadata of rotations. Llama 3 scaling has no metadata: it is a tensor.
 fn rope(c: &DecoderConfig) -> Vec<(&'static str, Value)> {
     let mut rope = vec![("rope.freq_base", Value::F32(c.rope_theta as f32))];
     let factor = c.rope_factor.unwrap_or(1.0);
@@ -291,22 +292,22 @@ fn rope(c: &DecoderConfig) -> Vec<(&'static str, Value)> {
         rope.push(("rope.scaling.original_context_length", u32(original)));
         rope.push(("rope.scaling.yarn_beta_fast", Value::F32(c.rope_beta_fast as f32)));
         rope.push(("rope.scaling.yarn_beta_slow", Value::F32(c.rope_beta_slow as f32)));
-        // The factor on cosines and sines is multiplied onto the paper's.
+        // The format's factor on cosines and sines is multiplied onto the paper's.
         let beside = c.rope_attention_factor.map(|amplitude| amplitude / (1.0 + 0.1 * factor.ln()));
         rope.extend(beside.map(|beside| ("rope.scaling.attn_factor", Value::F32(beside as f32))));
     }
     rope
 }
 
-/// How many times slower each pair of a head turns than it would unstretched.
-fn slower_by(c: &DecoderConfig) -> Vec<f32> {
+/// The factor by which scaling slows each pair of a head.
+fn frequency_divisors(c: &DecoderConfig) -> Vec<f32> {
     let half = c.head_size() / 2;
     let stretched = c.frequencies(0);
     let plain = Frequencies::from(stretched.theta).turns(half);
     plain.iter().zip(stretched.turns(half)).map(|(plain, turn)| (plain / turn) as f32).collect()
 }
 
-/// Which layers have a window, where it is not all but every `usual`-th, which llama.cpp takes for granted.
+/// The layers with a window, unless all but every `usual`-th have one, which is llama.cpp's default.
 fn windows(c: &DecoderConfig, usual: usize) -> Option<(&'static str, Value)> {
     let local: Vec<bool> = (0..c.layers).map(|layer| c.is_local(layer)).collect();
     let is_usual = local.iter().enumerate().all(|(layer, local)| *local == (layer % usual < usual - 1));
@@ -327,8 +328,8 @@ fn no_bias(c: &DecoderConfig) -> Result<(), String> {
     }
 }
 
-/// llama.cpp divides scores by the root of the head's size, but for the largest model, known by its layers, by the root of width /
-/// heads; and multiplies embeddings by the root of the width, whatever type that was rounded to.
+/// llama.cpp divides scores by the root of the head size, but for the largest model, known by its layers, by the root of width
+/// / heads; and it multiplies embeddings by the unrounded root of the width.
 fn of_gemma(c: &DecoderConfig, layers_of_27b: usize) -> Result<(), String> {
     no_bias(c)?;
     if c.attention == Attention::Bidirectional {
@@ -362,7 +363,7 @@ mod tests {
     use crate::decoder::build;
     use crate::registry::Family;
 
-    /// A decoder of each family, small.
+    /// A small decoder of each family.
     fn small(model_type: &str) -> DecoderConfig {
         let plain = DecoderConfig {
             width: 64,
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_written_where_llama_cpp_would_take_others() {
+    fn windows_are_written_where_llama_cpp_has_other_defaults() {
         let local = |described: &Described| value(described, "attention.sliding_window_pattern").cloned();
         assert_eq!(local(&describe(&small("gemma2")).unwrap()), None, "every other layer");
         let six = DecoderConfig { layers: 12, ..small("gemma3_text") };
@@ -451,7 +452,7 @@ mod tests {
         assert_eq!(value(&describe(&none).unwrap(), "attention.sliding_window"), None);
     }
 
-    /// The formula of the file's readers: a frequency is divided by its factor.
+    /// The readers' formula: each frequency is divided by its factor.
     #[test]
     fn a_stretch_by_llama3s_rule_is_a_tensor() {
         let stretched = DecoderConfig {
@@ -472,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn heads_are_interleaved_one_by_one_and_norms_get_their_one() {
+    fn heads_are_interleaved_and_norms_get_their_one() {
         let rows: Vec<f32> = (0..8).flat_map(|row| [row as f32, row as f32 + 0.5]).collect();
         let interleaved = Change::Interleave { heads: 2 }.apply(rows, 8);
         let firsts: Vec<f32> = interleaved.iter().step_by(2).copied().collect();

@@ -1,7 +1,7 @@
-//! GPT-2 as the `transformers` library describes it: fields and names of its own.
+//! GPT-2 as the `transformers` library describes it, with its own fields and names.
 //!
-//! Its checkpoints have q, k and v in one tensor and matrices stored [in, out]; files without the head have the names
-//! without `transformer.`.
+//! Its checkpoints have q, k and v in one tensor and matrices stored [in, out]; files without the head have names without
+//! `transformer.`.
 
 use std::ops::Range;
 
@@ -26,7 +26,7 @@ pub(crate) const GPT2: Architecture = Architecture {
     scales_embeddings: false,
 };
 
-/// Fields that would change numbers, with the value that the decoder has.
+/// Fields that would change the results, with the only supported value.
 const FIXED: [(&str, bool); 3] = [
     ("scale_attn_weights", true),
     ("scale_attn_by_inverse_layer_idx", false),
@@ -85,7 +85,7 @@ fn write(model: &DecoderConfig) -> Map<String, Value> {
     }))
 }
 
-/// Where every weight lies, of a decoder that is a GPT-2.
+/// Location of every weight of a decoder that is a GPT-2.
 pub fn stored(c: &DecoderConfig) -> Vec<Stored> {
     let d = c.width;
     let mut all = vec![];
@@ -147,15 +147,15 @@ mod tests {
         }
     }
 
-    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    /// Every parameter of the graph has one location of its size, and the locations fill each tensor.
     #[test]
-    fn every_weight_has_its_place() {
+    fn every_weight_has_one_location() {
         let graph = build(&small(), Form::Logits { rows: 1, len: 3, seen: None });
         assert_eq!(assert_filled(&graph, &stored(&small())), 2 + 2 * 12 + 2);
     }
 
     #[test]
-    fn what_is_taken_can_be_put_back() {
+    fn taken_values_can_be_put_back() {
         let table = stored(&small());
         let key = table.iter().find(|s| s.ours == "layers.1.attn.wk").unwrap();
         // [in 6, out 18]: element (in, out) is 100 in + out; ours is [out, in] of the middle six columns.

@@ -1,7 +1,7 @@
-//! Decoders as the `transformers` library describes them: which of its architectures a `config.json` or a config is.
+//! Decoders as the `transformers` library describes them: finds the architecture of a `config.json` or of a config.
 //!
-//! Pure: values in, values out. A field that would change numbers and that the decoder does not have is refused by
-//! name; fields of training (dropout, initialisation) and of the library itself are not the model's and are left alone.
+//! Pure functions on values. A field that would change results and that the decoder does not support is refused by name; fields
+//! of training (dropout, initialisation) and of the library itself are ignored.
 
 use serde_json::{Value, json};
 
@@ -17,18 +17,18 @@ use crate::config::{DecoderConfig, Head, Vision};
 /// The description of a model in a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
-    /// The decoder. `context` is the library's `max_position_embeddings`.
+    /// The decoder. Its `context` is the library's `max_position_embeddings`.
     pub model: DecoderConfig,
-    /// Tokens a text may begin and end with, as far as the file names them.
+    /// The tokens that a text may begin and end with, if the file has them.
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
-    /// The names of its classes in the order of its outputs, where it has a head of classes.
+    /// The names of its classes in the order of its outputs, if it has a head of classes.
     pub classes: Vec<String>,
-    /// The library's class of a body without a head, where no embeddings are tied to one either.
+    /// The library's class, for a body without a head and without tied embeddings.
     pub headless: Option<&'static str>,
 }
 
-/// Reads a parsed `config.json`, or says in a sentence which field stands in the way.
+/// Reads a parsed `config.json`, or returns a sentence that names the unsupported field.
 pub fn read(config: &Value) -> Result<Described, String> {
     let Some(fields) = config.as_object() else {
         return Err("it is not a JSON object".into());
@@ -40,7 +40,7 @@ pub fn read(config: &Value) -> Result<Described, String> {
         Some(fovea::MODEL_TYPE) => (fovea::read(&outer)?, vec![], None),
         _ => read_text(&outer, &f)?,
     };
-    // An encoder without a head is one to put a head on.
+    // An encoder without a head is meant to get one.
     let headed = match model.encoder && model.head == Head::Tokens {
         true => DecoderConfig { head: Head::Classes, classes: Some(2), ..model.clone() },
         false => model.clone(),
@@ -53,7 +53,7 @@ pub fn read(config: &Value) -> Result<Described, String> {
     Ok(Described { model, bos: tokens("bos_token_id")?, eos: tokens("eos_token_id")?, classes, headless })
 }
 
-/// A model of text alone, the names of its classes, and the class of a body that lacks its head.
+/// A text model, the names of its classes, and the class of a body that lacks its head.
 type Text = (DecoderConfig, Vec<String>, Option<&'static str>);
 
 fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<Text, String> {
@@ -68,12 +68,12 @@ fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<Text, String> {
     let model = architecture.naming(model);
     match head {
         Some(Head::Classes) => Ok((class_heads::read(f, model)?, class_heads::names(f)?, None)),
-        // The head that an encoder is given is the library's.
+        // An encoder's new head is the library's head of classes.
         _ if model.encoder => {
             Ok((DecoderConfig { pooling: class_heads::pooling(f, &model)?, ..model }, vec![], None))
         }
         Some(Head::Tokens) => Ok((model, vec![], None)),
-        // Tied embeddings are a head.
+        // Tied embeddings serve as a head.
         None => {
             let headless = (!model.tied).then_some(architecture.bodies[0]);
             Ok((model, vec![], headless))
@@ -81,38 +81,38 @@ fn read_text<'a>(outer: &Fields<'a>, f: &Fields<'a>) -> Result<Text, String> {
     }
 }
 
-/// Other names that a weight may have in a file: of a body without its head, or of the text part of a model that sees images as
-/// well.
+/// Other names that a weight may have in a file: of a body without its head, or of the text part of a model that also sees
+/// images.
 pub fn other_names(name: &str) -> Vec<String> {
     let bare = ["model.", "transformer."].iter().find_map(|prefix| name.strip_prefix(prefix));
     bare.map(str::to_string).into_iter().chain(gemma::other_names(name)).collect()
 }
 
-/// Where every weight of a decoder lies in the library's checkpoints.
+/// Location of every weight of a decoder in the library's checkpoints.
 pub fn stored(model: &DecoderConfig, shape: impl Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String> {
     let architecture = Architecture::of(model)?;
     match &model.vision {
         Some(Vision::Qwen3Vl(vision)) => {
-            seeing(architecture).map(|()| qwen3_vl::stored(model, vision, shape))
+            check_text_of_qwen3_vl(architecture).map(|()| qwen3_vl::stored(model, vision, shape))
         }
         Some(Vision::Fovea(vision)) => {
-            looking(architecture).and_then(|()| fovea::stored(model, vision, shape))
+            check_text_of_fovea(architecture).and_then(|()| fovea::stored(model, vision, shape))
         }
         None => Ok((architecture.stored)(model, &shape)),
     }
 }
 
-/// Whether the text of a decoder that sees images is one that the library has beside a tower.
-fn seeing(text: &Architecture) -> Result<(), String> {
-    beside(text, &qwen::QWEN3, qwen3_vl::CLASS)
+/// Whether the library has this text model beside a vision tower.
+fn check_text_of_qwen3_vl(text: &Architecture) -> Result<(), String> {
+    check_text(text, &qwen::QWEN3, qwen3_vl::CLASS)
 }
 
-/// Whether the text of a decoder that looks at frames is one that the authors' files have.
-fn looking(text: &Architecture) -> Result<(), String> {
-    beside(text, &llama::LLAMA, "foveated model")
+/// Whether the authors' files have this text model beside a tower for frames.
+fn check_text_of_fovea(text: &Architecture) -> Result<(), String> {
+    check_text(text, &llama::LLAMA, "foveated model")
 }
 
-fn beside(text: &Architecture, wanted: &Architecture, what: &str) -> Result<(), String> {
+fn check_text(text: &Architecture, wanted: &Architecture, what: &str) -> Result<(), String> {
     match text.model_type == wanted.model_type {
         true => Ok(()),
         false => Err(format!(
@@ -122,8 +122,8 @@ fn beside(text: &Architecture, wanted: &Architecture, what: &str) -> Result<(), 
     }
 }
 
-/// Whether a tensor of a checkpoint follows from the rest: a tied head that is stored all the same, frequencies of
-/// rotations and masks that old versions stored. A model with a head of classes has no use for the other one.
+/// Whether a tensor of a checkpoint is redundant: a tied head that is stored anyway, rotary frequencies and masks that old
+/// versions stored, and the head of tokens beside a head of classes.
 pub fn is_redundant(model: &DecoderConfig, name: &str) -> bool {
     match model.vision {
         Some(Vision::Fovea(_)) => fovea::is_redundant(model, name),
@@ -138,8 +138,7 @@ pub(super) fn is_redundant_text(model: &DecoderConfig, name: &str) -> bool {
         || [".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|end| name.ends_with(end))
 }
 
-/// The `config.json` of a decoder whose texts begin and end with these tokens, or the key that keeps it from being one
-/// of the library's.
+/// The `config.json` of a decoder whose texts begin and end with these tokens, or the key that the library does not support.
 pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String> {
     let architecture = Architecture::of(model)?;
     let one_or_more = |tokens: &[u32]| match tokens {
@@ -164,11 +163,11 @@ pub fn write(model: &DecoderConfig, dtype: &str, bos: &[u32], eos: &[u32]) -> Re
     fields.extend(object(common));
     match &model.vision {
         Some(Vision::Qwen3Vl(vision)) => {
-            seeing(architecture)?;
+            check_text_of_qwen3_vl(architecture)?;
             return qwen3_vl::write(model, vision, fields);
         }
         Some(Vision::Fovea(vision)) => {
-            looking(architecture)?;
+            check_text_of_fovea(architecture)?;
             return fovea::write(model, vision, fields);
         }
         None => {}
@@ -220,7 +219,7 @@ impl Published for DecoderConfig {
 }
 
 impl<'a> Fields<'a> {
-    /// The fields of an object within.
+    /// The fields of a nested object.
     pub(super) fn part(&self, name: &str) -> Result<Fields<'a>, String> {
         match self.get(name).map(Value::as_object) {
             Some(Some(fields)) => Ok(Fields(fields)),
@@ -229,7 +228,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The fields of the text model: all of them, or of a model that sees images as well those of its part.
+    /// The fields of the text model: all of them, or its section in a model that also sees images.
     fn text_part(&self) -> Result<Fields<'a>, String> {
         let seeing = [qwen3_vl::MODEL_TYPE, fovea::MODEL_TYPE];
         if self.get("model_type").is_some_and(|kind| seeing.iter().any(|seeing| kind == seeing)) {
@@ -254,7 +253,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// The architecture of a model of text, and its head; none of a body alone.
+    /// The architecture of a text model, and its head; `None` for a body alone.
     fn architecture(&self) -> Result<(&'static Architecture, Option<Head>), String> {
         let known = format!("{}, gemma3 and {}", Architecture::names(), qwen3_vl::MODEL_TYPE);
         let Some(found) = self.get("model_type").and_then(Value::as_str) else {
@@ -289,7 +288,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Why a mixture of experts is not read.
+/// The reason why a mixture of experts is not supported.
 fn experts(model_type: &str) -> Option<String> {
     let is_known = ["mixtral", "deepseek", "llama4", "gpt_oss", "phimoe"]
         .iter()
@@ -337,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_qwen3_leaves_out_is_the_librarys_default() {
+    fn omitted_qwen3_fields_are_the_librarys_defaults() {
         let config = changed(|fields| {
             fields.insert("model_type".into(), json!("qwen3"));
             fields.insert("num_attention_heads".into(), json!(64));
@@ -350,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back() {
+    fn written_configs_read_back() {
         for qk_norm in [false, true] {
             for tied in [false, true] {
                 let model = DecoderConfig { qk_norm, tied, ..read(&llama()).unwrap().model };
@@ -426,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_numbers_is_refused_by_name() {
+    fn fields_that_change_results_are_refused_by_name() {
         let cases = [
             (
                 "model_type",
@@ -489,7 +488,7 @@ mod tests {
         assert_eq!(read(&json!([])).unwrap_err(), "it is not a JSON object");
     }
 
-    /// Some files of a family say nothing that tells it from a Llama: it keeps its name, by which its tensors are found.
+    /// Some files of a family do not differ from a Llama's; they keep the family's name, which determines the names of tensors.
     #[test]
     fn a_family_that_equals_another_keeps_its_name() {
         let of = |model_type: &str, more: Value| {
@@ -529,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn decoders_that_are_no_ones_are_refused_by_name() {
+    fn decoders_of_no_architecture_are_refused_by_name() {
         let model = read(&llama()).unwrap().model;
         let refused = |model: DecoderConfig| write(&model, "float32", &[], &[]).unwrap_err();
         let relu2 = DecoderConfig { activation: Activation::Relu2, ..model.clone() };

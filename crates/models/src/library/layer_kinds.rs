@@ -1,4 +1,4 @@
-//! Which layers see a window: `layer_types`, a name for each layer, or the fields that files had before it.
+//! Reads and writes which layers see a window: `layer_types`, a name per layer, or the older fields.
 
 use serde_json::{Map, Value, json};
 
@@ -8,8 +8,8 @@ use crate::config::DecoderConfig;
 const LOCAL: &str = "sliding_attention";
 const GLOBAL: &str = "full_attention";
 
-/// The decoder with a window of `window` in the layers that `layer_types` says or, where the file has none, that `is_local` is
-/// true of. Without a local layer there is no window.
+/// The decoder with a window in the layers that `layer_types` marks or, if the file has none, for which `is_local` holds.
+/// Without a local layer there is no window.
 pub(crate) fn read(
     f: &Fields<'_>,
     model: DecoderConfig,
@@ -51,7 +51,7 @@ pub(crate) fn write(c: &DecoderConfig) -> Value {
     (0..c.layers).map(|layer| if c.is_local(layer) { LOCAL } else { GLOBAL }).collect::<Vec<_>>().into()
 }
 
-/// The fields of an architecture that may have windows and need not.
+/// The fields of an architecture with optional windows.
 pub(crate) fn write_optional(c: &DecoderConfig) -> Map<String, Value> {
     let fields = [
         ("use_sliding_window", json!(c.window.is_some())),
@@ -61,7 +61,7 @@ pub(crate) fn write_optional(c: &DecoderConfig) -> Map<String, Value> {
     fields.into_iter().map(|(name, value)| (name.to_string(), value)).collect()
 }
 
-/// A field for architectures whose own token of padding the vocabulary of a model need not have: there is none.
+/// A null padding token, for architectures whose default padding token a model's vocabulary may lack.
 pub(crate) fn no_padding() -> (String, Value) {
     ("pad_token_id".into(), Value::Null)
 }

@@ -1,4 +1,4 @@
-//! Llama as the `transformers` library describes it, and what the architectures after it share: fields, and the names of
+//! Llama as the `transformers` library describes it, and what later architectures share with it: fields, and the names of
 //! weights.
 
 use serde_json::{Map, Value, json};
@@ -22,11 +22,11 @@ pub(crate) const LLAMA: Architecture = Architecture {
     scales_embeddings: false,
 };
 
-/// The library's own values of fields that a file may leave out; they differ by architecture.
+/// The library's defaults for fields that a file may omit; they differ by architecture.
 pub(crate) struct Defaults {
-    /// As many as heads where not given.
+    /// As many as heads if not given.
     pub kv_heads: Option<usize>,
-    /// Width / heads where not given.
+    /// Width / heads if not given.
     pub head_size: Option<usize>,
     pub context: usize,
     pub norm_eps: f64,
@@ -42,7 +42,7 @@ pub(crate) fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     f.rope(model)
 }
 
-/// The dimensions, which all have in common, of a decoder that is a Llama otherwise.
+/// A Llama with the dimensions, whose fields all architectures share.
 pub(crate) fn dimensions(f: &Fields<'_>, defaults: &Defaults) -> Result<DecoderConfig, String> {
     f.only("hidden_act", json!("silu"), "silu for this architecture")?;
     let (width, heads) = (f.extent("hidden_size")?, f.extent("num_attention_heads")?);
@@ -73,7 +73,7 @@ pub(crate) fn bias(f: &Fields<'_>) -> Result<Bias, String> {
     })
 }
 
-/// Biases of an architecture that has them in attention alone.
+/// Biases of an architecture that has them only in attention.
 pub(crate) fn attention_bias(f: &Fields<'_>) -> Result<Bias, String> {
     f.only("mlp_bias", json!(false), "a feed-forward without biases for this architecture")?;
     Ok(if f.flag("attention_bias")? { Bias::Attention } else { Bias::None })
@@ -108,7 +108,7 @@ pub(crate) fn write_dimensions(model: &DecoderConfig) -> Map<String, Value> {
     }))
 }
 
-/// Where weights lie that are tensors of their own.
+/// Locations of weights that are separate tensors.
 pub(crate) fn stored_whole(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
     let whole = |(ours, theirs): (String, String)| {
         let dims = shape(&ours);
@@ -117,7 +117,7 @@ pub(crate) fn stored_whole(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
     weight_names(c).into_iter().map(whole).collect()
 }
 
-/// Our path and the Hugging Face name of every weight, of Llama and those that share its names.
+/// Our path and the library's name of every weight, for Llama and the architectures that share its names.
 pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
     let mut names = vec![("embed.weight".to_string(), "model.embed_tokens.weight".to_string())];
     if c.positions == Positions::Learned {
@@ -141,7 +141,7 @@ pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
             add("attn.k_norm", "self_attn.k_norm", false);
         }
         add("attn.wo", "self_attn.o_proj", output);
-        // Their name says where the first of two norms between the halves stands, whether it is the only one or not.
+        // The library names the norm between the halves by position, and the name depends on whether there are two.
         let ffn_norm = match c.post_norms {
             true => {
                 add("attn_post_norm", "post_attention_layernorm", c.norm_bias);
@@ -171,7 +171,7 @@ pub fn weight_names(c: &DecoderConfig) -> Vec<(String, String)> {
     names
 }
 
-/// The path of what is added after a weight.
+/// The path of the bias of a weight.
 fn bias_of(weight: &str) -> String {
     format!("{weight}_bias")
 }

@@ -1,4 +1,4 @@
-//! Mistral as the `transformers` library describes it: a Llama that sees a window in every layer, or everything.
+//! Mistral as the `transformers` library describes it: a Llama with a window in every layer, or in none.
 
 use serde_json::{Map, Value, json};
 
@@ -24,7 +24,7 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     }
     let defaults = Defaults { kv_heads: Some(8), context: 131_072, ..DEFAULTS };
     let model = f.rope(llama::dimensions(f, &defaults)?)?;
-    // An absent field is the library's default, and null says that there is no window.
+    // An absent field means the library's default, and null means no window.
     let window = match f.0.get("sliding_window") {
         Some(Value::Null) => None,
         _ => Some(f.extent_or("sliding_window", 4096)?),

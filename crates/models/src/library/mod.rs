@@ -1,6 +1,6 @@
-//! Models as other libraries publish them: what a `config.json` says, and where each weight lies among its tensors.
+//! Models in the formats of other libraries: the `config.json`, and the location of each weight among the tensors.
 //!
-//! Pure: values in, values out. A family leads to its own formats; here is what they have in common.
+//! Pure functions on values. Each family has its own formats; this module has what they share.
 
 mod architecture;
 mod bert;
@@ -42,41 +42,39 @@ use stored::{Resampled, Stored};
 /// The description of a model in a `config.json`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Described {
-    /// The model, made for as many positions as the file says. One that reads images has no classes where the file is of
-    /// a model without a head.
+    /// The model, with as many positions as the file says. A model of images has no classes if the file has no head.
     pub model: Model,
-    /// Tokens a text may begin and end with, as far as the file names them.
+    /// The tokens that a text may begin and end with, if the file has them.
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
-    /// The names of its classes in the order of its outputs, as far as the file names them.
+    /// The names of its classes in the order of its outputs, if the file has them.
     pub classes: Vec<String>,
-    /// How pixels are made of an image, as far as the file says it.
+    /// The preprocessing of images, as far as the file describes it.
     pub processor: Processor,
-    /// The library's class of a decoder's body without a head, where no embeddings are tied to one either.
+    /// The library's class, for a decoder's body without a head and without tied embeddings.
     pub headless: Option<&'static str>,
 }
 
 /// A model that another library's files can hold.
 pub trait Published {
-    /// Where every weight lies in the library's checkpoints; `shape` gives the extents of ours.
+    /// Location of every weight in the library's checkpoints; `shape` gives the extents of ours.
     fn stored(&self, shape: &dyn Fn(&str) -> Vec<usize>) -> Result<Vec<Stored>, String>;
 
     /// Other names that a weight may have in a file: of a base model without its head, or of a part of a larger model.
     fn other_names(&self, name: &str) -> Vec<String>;
 
-    /// Whether a file may be without a tensor, which is drawn then.
+    /// Whether a file may lack a tensor, which is then initialised at random.
     fn may_lack(&self, _name: &str) -> bool {
         false
     }
 
-    /// Whether a tensor of a checkpoint follows from the rest, or is of a part that is not used.
+    /// Whether a tensor of a checkpoint is redundant, or belongs to a part that is not used.
     fn is_redundant(&self, name: &str) -> bool;
 
-    /// The `config.json` of a model whose texts begin and end with these tokens, or the key that keeps it from being one
-    /// of the library's.
+    /// The `config.json` of a model whose texts begin and end with these tokens, or the key that the library does not support.
     fn write(&self, dtype: &str, bos: &[u32], eos: &[u32]) -> Result<Value, String>;
 
-    /// The positions that are written for the model's own images, where the format has no others.
+    /// Positions to resample to the grid of the model's own images, where the format requires it.
     fn resampled(&self) -> Option<Resampled> {
         None
     }
@@ -86,23 +84,23 @@ pub trait Published {
         class_heads::label_fields(names)
     }
 
-    /// The `preprocessor_config.json` of a model that reads images which are made so.
+    /// The `preprocessor_config.json` of a model of images with this preprocessing.
     fn processor(&self, _processor: &Processor) -> Option<Value> {
         None
     }
 
-    /// Says the same in the `config.json`, where the format has it there.
+    /// Adds the preprocessing to the `config.json`, where the format has it there.
     fn describe_processor(&self, _config: &mut Value, _processor: &Processor) {}
 }
 
-/// The tokens that end a text as a parsed `generation_config.json` says it; none where it does not.
+/// The tokens that end a text according to a parsed `generation_config.json`; empty if it has none.
 pub fn generation_ends(config: &Value) -> Result<Vec<u32>, String> {
     let fields = config.as_object().ok_or("it is not a JSON object")?;
     fields::Fields(fields).tokens("eos_token_id")
 }
 
-/// Reads a parsed `config.json`, or says in a sentence which field stands in the way. The default kind comes last: it takes
-/// whatever no other knows, and says what it misses.
+/// Reads a parsed `config.json`, or returns a sentence that names the unsupported field. The default kind comes last: it
+/// accepts whatever no other kind recognises, and its errors say what is missing.
 pub fn read(config: &Value) -> Result<Described, String> {
     let kinds = ModelKind::ALL.iter().filter(|kind| **kind != ModelKind::default());
     let others = kinds.into_iter().find_map(|kind| kind.read(config));

@@ -1,7 +1,7 @@
-//! ModernBERT as the `transformers` library describes it: an encoder that sees both ways, with a head of classes.
+//! ModernBERT as the `transformers` library describes it: a bidirectional encoder with a head of classes.
 //!
-//! Its embeddings are normed, and therefore the first block's attention is not; two layers of three see a window. q, k and v
-//! are one tensor, and gate and up another. Files of the model that fills in masked tokens are read without their head.
+//! Its embeddings are normed, and the first block's attention therefore is not; two of three layers see a window. q, k and v
+//! are one tensor, and gate and up another. Files of the masked language model are read without their head.
 
 use serde_json::{Map, Value, json};
 
@@ -91,7 +91,7 @@ fn write(c: &DecoderConfig) -> Map<String, Value> {
         "mlp_bias": ffn,
         "local_attention": c.window.unwrap_or(128),
         "layer_types": layer_kinds::write(c),
-        // Versions before 5 read the first two and know a period alone, later ones the third.
+        // Versions before 5 read the first two and only support a period, later ones read the third.
         "global_rope_theta": c.rope_theta,
         "local_rope_theta": c.rope_local_theta.unwrap_or(c.rope_theta),
         "rope_parameters": { "full_attention": global, "sliding_attention": local },
@@ -103,7 +103,7 @@ fn write(c: &DecoderConfig) -> Map<String, Value> {
 fn stored(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
     let [qkv, output, ffn] = biased(c);
     let mut all = vec![];
-    // One of several weights in the rows of a tensor, with its bias.
+    // Adds one of several weights that share a tensor's rows, with its bias.
     let mut add = |ours: String, theirs: String, bias: Option<bool>, [part, parts]: [usize; 2]| {
         let mut put = |ours: String, theirs: String| {
             let dims = shape(&ours);
@@ -158,7 +158,7 @@ mod tests {
     use crate::library::stored::assert_filled;
     use crate::registry::Family;
 
-    /// The published file of the base, shortened to what is read.
+    /// The published file of the base model, reduced to the fields that are read.
     fn base() -> Value {
         json!({
             "architectures": ["ModernBertForMaskedLM"], "model_type": "modernbert", "attention_bias": false,

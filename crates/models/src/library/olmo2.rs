@@ -1,5 +1,5 @@
-//! OLMo-2 as the `transformers` library describes it: norms stand behind the halves of a block alone, and queries and keys are
-//! normed over all heads together.
+//! OLMo-2 as the `transformers` library describes it: norms only after the halves of a block, and norms of queries and keys
+//! over all heads together.
 
 use serde_json::{Map, Value, json};
 

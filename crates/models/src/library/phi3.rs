@@ -1,5 +1,5 @@
 //! Phi-3 and Phi-4 as the `transformers` library describes them: a Llama whose q, k and v are one tensor, and whose gate and up
-//! projections are another. Heads may rotate in part, and long contexts are LongRoPE's.
+//! projections are another. Heads may rotate in part, and long contexts use LongRoPE.
 
 use serde_json::{Map, Value, json};
 
@@ -25,7 +25,7 @@ pub(crate) const PHI3: Architecture = Architecture {
 fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     let defaults = Defaults { context: 4096, norm_eps: 1e-5, ..DEFAULTS };
     let model = llama::dimensions(f, &defaults)?;
-    // The context that LongRoPE stretches, which stands beside the rotations.
+    // The original context of LongRoPE, which is a field outside the rotations.
     let original = f.extent_or("original_max_position_embeddings", defaults.context)?;
     let model = f.partial_rope(DecoderConfig { rope_original_context: Some(original), ..model })?;
     let window = f.get("sliding_window").map(|_| f.extent("sliding_window")).transpose()?;
@@ -35,7 +35,7 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
 fn write(c: &DecoderConfig) -> Map<String, Value> {
     let mut fields = llama::write_dimensions(c);
     fields.insert("sliding_window".into(), json!(c.window));
-    fields.insert("partial_rotary_factor".into(), json!(rope::share(c)));
+    fields.insert("partial_rotary_factor".into(), json!(rope::rotated_fraction(c)));
     fields.extend([no_padding()]);
     fields.insert("resid_pdrop".into(), json!(0.0));
     fields.insert("embd_pdrop".into(), json!(0.0));
@@ -45,7 +45,7 @@ fn write(c: &DecoderConfig) -> Map<String, Value> {
     fields
 }
 
-/// Rows of a tensor of theirs, one of our weights after another.
+/// Rows of a tensor of theirs, one of our weights after the other.
 fn stored(c: &DecoderConfig, shape: Shape<'_>) -> Vec<Stored> {
     let (queries, keys) = (c.heads * c.head_size(), c.kv_heads() * c.head_size());
     let joined = [
@@ -77,9 +77,9 @@ mod tests {
     use crate::library::stored::assert_filled;
     use crate::registry::Family;
 
-    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    /// Every parameter of the graph has one location of its size, and the locations fill each tensor.
     #[test]
-    fn every_weight_has_its_place() {
+    fn every_weight_has_one_location() {
         let c = DecoderConfig {
             width: 8,
             layers: 2,

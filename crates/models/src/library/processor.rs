@@ -1,41 +1,41 @@
-//! How other libraries make pixels of an image before their models see it: the `preprocessor_config.json` of
-//! `transformers`, and what timm's `config.json` says of it.
+//! The preprocessing of images in other libraries: the `preprocessor_config.json` of `transformers`, and the fields in timm's
+//! `config.json`.
 //!
-//! Read and written: scaled (the shorter side, or both) by a filter, the middle cut out, multiplied, normalised. A step
-//! that would give other pixels is refused by its field.
+//! Supported steps: resizing (the shorter side, or both) with a filter, centre crop, rescaling, normalisation. A step that
+//! would change pixels otherwise is refused by its field.
 
 use serde_json::{Map, Value, json};
 
 use super::fields::Fields;
 use crate::config::VitConfig;
 
-/// The codes of filters, and our names for those that there are.
+/// The codes of resampling filters, with our names.
 const FILTERS: [(u64, &str); 3] = [(1, "lanczos"), (2, "bilinear"), (3, "bicubic")];
 
-/// The preprocessing of pixels; mean and deviation are the model's.
+/// The preprocessing of pixels; mean and deviation belong to the model.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processor {
-    /// Rows and columns of the image that the model gets.
+    /// Rows and columns of the model's input image.
     pub size: Option<[usize; 2]>,
-    /// The size that an image is scaled to before the middle is cut out: its shorter side, or rows and columns.
+    /// Size before the centre crop: of the shorter side, or rows and columns.
     pub resize: Vec<usize>,
     /// The filter's name.
     pub filter: Option<&'static str>,
-    /// The least and the most pixels of an image beside a text, which keeps its ratio.
+    /// Minimum and maximum number of pixels of an image beside a text, which keeps its aspect ratio.
     pub area: Option<[u64; 2]>,
 }
 
-/// The least and the most pixels of an image beside a text that the published models are given.
+/// Minimum and maximum number of pixels of an image beside a text in the published models.
 pub const IMAGE_AREAS: [u64; 2] = [65_536, 16_777_216];
-/// The limits that the library takes where its file has none.
-const UNSAID_AREAS: [u64; 2] = [3_136, 1_003_520];
+/// The library's limits if its file has none.
+const DEFAULT_AREAS: [u64; 2] = [3_136, 1_003_520];
 
 /// Reads a parsed `preprocessor_config.json`.
 pub fn read(config: &Value) -> Result<Processor, String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
     let kind = ["image_processor_type", "feature_extractor_type"].into_iter().find_map(|name| f.get(name));
     let kind = kind.and_then(Value::as_str).unwrap_or_default();
-    // The kinds that our models are published with differ in what they leave out.
+    // The processors of supported models differ in their defaults.
     let is_square = ["ViT", "DeiT"].iter().any(|square| kind.starts_with(square));
     if !f.is_true("do_resize", true)? {
         return Err("its `do_resize` is false, and here images are scaled to the model's".into());
@@ -69,10 +69,10 @@ pub fn read(config: &Value) -> Result<Processor, String> {
     Ok(Processor { size, resize, filter: filter(&f)?, area: None })
 }
 
-/// Reads the processor of a model that sees images beside a text: the limits of an image's area, as far as it says them.
+/// Reads the processor of a model that sees images beside a text: the limits of an image's area, if given.
 pub fn read_area(config: &Value) -> Result<Processor, String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
-    // `min_pixels` and `max_pixels` come before `size`, as in the library.
+    // As in the library, `min_pixels` and `max_pixels` take precedence over `size`.
     let limit = |edge: &str, pixels: &str| -> Result<Option<u64>, String> {
         let said = f.get("size").and_then(|size| size.get(edge)).filter(|value| !value.is_null());
         let (name, said) = match (f.get(pixels).filter(|value| !value.is_null()), said) {
@@ -88,13 +88,13 @@ pub fn read_area(config: &Value) -> Result<Processor, String> {
             return Err(format!("its least area of an image is {least} pixels, and its largest {most}"));
         }
         (Some(least), Some(most)) => Some([least, most]),
-        (None, None) => Some(UNSAID_AREAS),
+        (None, None) => Some(DEFAULT_AREAS),
         _ => return Err("it says one limit of an image's area, and wants both".into()),
     };
     Ok(Processor { area, ..Processor::default() })
 }
 
-/// The `pretrained_cfg` of timm's files: a share that is seen of the shorter side, or of both.
+/// Reads the `pretrained_cfg` of timm's files, which gives the cropped fraction of the shorter side, or of both.
 pub(crate) fn read_timm(cfg: &Fields<'_>, image_size: usize) -> Result<Processor, String> {
     let share = match cfg.get("crop_pct") {
         None => return Ok(Processor::default()),
@@ -124,13 +124,13 @@ pub(crate) fn read_timm(cfg: &Fields<'_>, image_size: usize) -> Result<Processor
     }
 }
 
-/// Takes over the means and deviations that a `preprocessor_config.json` says, of pixels that are multiplied by its factor.
+/// Takes over the means and deviations of a `preprocessor_config.json`, for pixels multiplied by its factor.
 pub(crate) fn normalise(vit: &mut VitConfig, config: &Value) -> Result<(), String> {
     normalise_by(config, [&mut vit.mean, &mut vit.std])?;
     vit.validate_body().map_err(|sentence| format!("it describes no images: {sentence}"))
 }
 
-/// The same, of a mean and a deviation.
+/// `normalise` into a given mean and deviation.
 pub(crate) fn normalise_by(config: &Value, [mean, std]: [&mut [f64; 3]; 2]) -> Result<(), String> {
     let f = Fields(config.as_object().ok_or("it is not a JSON object")?);
     let factor = match f.is_true("do_rescale", true)? {
@@ -152,14 +152,14 @@ pub(crate) fn normalise_by(config: &Value, [mean, std]: [&mut [f64; 3]; 2]) -> R
                 three.ok_or_else(|| format!("its `{name}` wants to be three numbers"))?
             }
         };
-        // Ours are of pixels divided by 255.
+        // Our means and deviations are for pixels divided by 255.
         let is_usual = (255.0 * factor - 1.0).abs() < 1e-9;
         *place = if is_usual { said } else { said.map(|x: f64| x / (255.0 * factor)) };
     }
     Ok(())
 }
 
-/// The `preprocessor_config.json` of a model whose images are made so.
+/// The `preprocessor_config.json` of a model with this preprocessing.
 pub(crate) fn write(vit: &VitConfig, processor: &Processor) -> Value {
     let [height, width] = vit.sides();
     let code = FILTERS.iter().find(|(_, name)| Some(*name) == processor.filter).map_or(2, |(code, _)| *code);
@@ -184,10 +184,10 @@ pub(crate) fn write(vit: &VitConfig, processor: &Processor) -> Value {
     })
 }
 
-/// The same in timm's `pretrained_cfg`.
+/// The preprocessing as fields of timm's `pretrained_cfg`.
 pub(crate) fn write_timm(vit: &VitConfig, processor: &Processor) -> Map<String, Value> {
     let side = vit.image_size as f64;
-    // The library rounds down what it divides by the share.
+    // The library rounds down after the division by the fraction.
     let share = processor.resize.first().map_or(1.0, |scaled| (side / (*scaled as f64 + 1e-6)).min(1.0));
     let share = if processor.resize.first() == Some(&vit.image_size) { 1.0 } else { share };
     let mode = if processor.resize.len() == 2 { "squash" } else { "center" };
@@ -285,7 +285,7 @@ mod tests {
             json!({ "size": { "shortest_edge": 65536, "longest_edge": 16777216 }, "min_pixels": 1 });
         assert_eq!(area(published), Ok(Some([1, 16777216])), "the library's order");
         assert_eq!(area(json!({ "min_pixels": 3136, "max_pixels": 12845056 })), Ok(Some([3136, 12845056])));
-        assert_eq!(area(json!({ "patch_size": 16 })), Ok(Some(UNSAID_AREAS)));
+        assert_eq!(area(json!({ "patch_size": 16 })), Ok(Some(DEFAULT_AREAS)));
         for (config, wanted) in [
             (json!({ "min_pixels": 5, "max_pixels": 4 }), "least area of an image is 5 pixels"),
             (json!({ "max_pixels": 4 }), "one limit"),
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_give_other_pixels_is_refused() {
+    fn steps_that_change_pixels_are_refused() {
         let cases = [
             (json!({ "do_resize": false }), "`do_resize` is false"),
             (json!({ "resample": 0 }), "`resample` is 0"),

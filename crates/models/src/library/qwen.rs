@@ -1,5 +1,5 @@
-//! Qwen2, Qwen2.5 and Qwen3 as the `transformers` library describes them: a Llama whose queries, keys and values have biases
-//! (Qwen2), or norms of queries and keys (Qwen3), with windows in some layers where the file says so.
+//! Qwen2, Qwen2.5 and Qwen3 as the `transformers` library describes them: a Llama with biases of queries, keys and values
+//! (Qwen2), or norms of queries and keys (Qwen3), and windows in some layers if the file says so.
 
 use serde_json::{Map, Value, json};
 
@@ -45,7 +45,7 @@ pub(crate) fn read_qwen3(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     windows(f, model)
 }
 
-/// Without `use_sliding_window` a window in the file has no effect, and layers from `max_window_layers` on have one.
+/// Without `use_sliding_window` a window in the file has no effect; with it, layers from `max_window_layers` on have one.
 fn windows(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, String> {
     let window = match f.flag("use_sliding_window")? {
         true => Some(f.extent_or("sliding_window", 4096)?),
@@ -64,13 +64,13 @@ fn write_qwen3(c: &DecoderConfig) -> Map<String, Value> {
     write_text(c).into_iter().chain(write_windows(c)).collect()
 }
 
-/// The fields of a Qwen3 without windows, which is also the text beside a tower.
+/// The fields of a Qwen3 without windows, which is also the text model beside a tower.
 pub(crate) fn write_text(c: &DecoderConfig) -> Map<String, Value> {
     let bias = ("attention_bias".to_string(), json!(c.bias == Bias::Attention));
     llama::write_dimensions(c).into_iter().chain([bias]).collect()
 }
 
-/// Every layer from the first local one on is local where the file has no `layer_types`; versions that read it have it.
+/// In a file without `layer_types`, every layer from the first local one on is local; newer versions read `layer_types`.
 fn write_windows(c: &DecoderConfig) -> Map<String, Value> {
     let first = (0..c.layers).find(|layer| c.is_local(*layer)).unwrap_or(c.layers);
     let own = ("max_window_layers".to_string(), json!(first));

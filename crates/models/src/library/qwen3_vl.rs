@@ -1,7 +1,7 @@
-//! Qwen3-VL as the `transformers` library describes it: a Qwen3 that sees images by a tower of its own.
+//! Qwen3-VL as the `transformers` library describes it: a Qwen3 with a vision tower.
 //!
-//! Its `config.json` has a section for the text and one for the tower. The tower's q, k and v are one tensor, rows one after
-//! another, and the product with patches is a convolution over time, rows and columns.
+//! Its `config.json` has a section for the text and one for the tower. The tower's q, k and v are rows of one tensor, and the
+//! product with patches is a convolution over time, rows and columns.
 
 use serde_json::{Map, Value, json};
 
@@ -15,10 +15,10 @@ use crate::images::CHANNELS;
 
 pub(crate) const MODEL_TYPE: &str = "qwen3_vl";
 pub(crate) const CLASS: &str = "Qwen3VLForConditionalGeneration";
-/// The library's norms in the tower have it as a constant.
+/// A constant of the tower's norms in the library.
 const NORM_EPS: f64 = 1e-6;
 
-/// Relatives whose `model_type` begins so, and why they are not read.
+/// Prefixes of the `model_type`s of related models, and why they are not supported.
 const RELATIVES: [(&str, &str); 7] = [
     ("qwen3_vl_moe", "which is a mixture of experts: of Qwen3-VL the dense sizes are read, 2B to 32B"),
     ("qwen3_omni", "which hears and speaks: of Qwen3 models that see, qwen3_vl is read"),
@@ -32,13 +32,13 @@ const RELATIVES: [(&str, &str); 7] = [
     ("qwen2_vl", "whose tower is another: of Qwen models that see, qwen3_vl is read"),
 ];
 
-/// Why a model of this type is not read, where it is a relative.
+/// The reason why a model of this type is not supported, if it is a related one.
 pub(crate) fn refused(model_type: &str) -> Option<String> {
     let (_, why) = RELATIVES.into_iter().find(|(start, _)| model_type.starts_with(start))?;
     Some(format!("its `model_type` is {model_type:?}, {why}"))
 }
 
-/// Reads the whole file, or says in a sentence which field stands in the way.
+/// Reads the whole file, or returns a sentence that names the unsupported field.
 pub(crate) fn read(outer: &Fields<'_>) -> Result<DecoderConfig, String> {
     let class = outer.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
     if let Some(class) = class.filter(|class| *class != CLASS) {
@@ -74,7 +74,7 @@ fn kind(part: &Fields<'_>, name: &str, known: &[&str]) -> Result<(), String> {
     }
 }
 
-/// The pairs of a head that follow time, height and width.
+/// The numbers of pairs of a head for time, height and width.
 fn sections(text: &Fields<'_>) -> Result<[usize; 3], String> {
     let (name, rope) = match (text.get("rope_parameters"), text.get("rope_scaling")) {
         (Some(rope), _) => ("rope_parameters", rope),
@@ -160,7 +160,7 @@ fn tower(outer: &Fields<'_>, f: &Fields<'_>, text_width: usize) -> Result<Qwen3V
     })
 }
 
-/// Where every weight lies in the library's checkpoints.
+/// Location of every weight in the library's checkpoints.
 pub(crate) fn stored(
     c: &DecoderConfig,
     v: &Qwen3VlConfig,
@@ -227,7 +227,7 @@ fn tower_stored(v: &Qwen3VlConfig, text_width: usize) -> Vec<Stored> {
     all
 }
 
-/// The `config.json` of a decoder whose text is a Qwen3: `common` are the fields that every model of the library has.
+/// The `config.json` of a decoder whose text is a Qwen3; `common` are the fields that all models of the library have.
 pub(crate) fn write(
     c: &DecoderConfig,
     v: &Qwen3VlConfig,
@@ -238,7 +238,7 @@ pub(crate) fn write(
     }
     let sections = c.rope_sections.expect("validated: a decoder that sees has sections");
     let mut text = Value::Object(qwen::write_text(c));
-    // One without a stretch is written all the same, because the sections are in it.
+    // Written even without scaling, because it contains the sections.
     if text["rope_scaling"].is_null() {
         text["rope_scaling"] = json!({ "rope_type": "default" });
     }
@@ -260,7 +260,7 @@ pub(crate) fn write(
         text[name.as_str()] = value.clone();
     }
     let mut config = Value::Object(common);
-    // The vocabulary is the text's.
+    // The vocabulary belongs to the text section.
     config.as_object_mut().expect("it is an object").remove("vocab_size");
     config["architectures"] = json!([CLASS]);
     config["model_type"] = json!(MODEL_TYPE);
@@ -293,7 +293,7 @@ pub(crate) fn write(
     Ok(config)
 }
 
-/// The `preprocessor_config.json` of a model whose images have an area within these limits, or the published ones.
+/// The `preprocessor_config.json` of a model with these limits on an image's area, or with the published ones.
 pub(crate) fn write_processor(v: &Qwen3VlConfig, area: Option<[u64; 2]>) -> Value {
     let [least, most] = area.unwrap_or(IMAGE_AREAS);
     json!({
@@ -321,7 +321,7 @@ mod tests {
     use crate::library::{self, Published};
     use crate::registry::Family;
 
-    /// The published file of the 8B, shortened to what is read.
+    /// The published file of the 8B, reduced to the fields that are read.
     fn eight_b() -> Value {
         json!({
             "architectures": [CLASS], "model_type": "qwen3_vl", "tie_word_embeddings": false,
@@ -358,7 +358,7 @@ mod tests {
         assert_eq!((model.head_size(), model.context, model.rope_theta), (128, 262_144, 5e6));
         assert_eq!((model.rope_sections, model.tied, model.qk_norm), (Some([24, 20, 20]), false, true));
         assert_eq!((vision.head_size(), vision.positions, &vision.deepstack[..]), (72, 48, &[8, 16, 24][..]));
-        // 8.767e9 in all: 8.191e9 of text, 0.416e9 of the tower, 0.160e9 of four mergers.
+        // 8.767e9 in total: 8.191e9 of text, 0.416e9 of the tower, 0.160e9 of four mergers.
         assert_eq!(model.parameters(), 8_767_123_696);
         assert_eq!(model.parameters() - vision.parameters(4096), 8_190_735_360);
         assert_eq!(library::read(&eight_b()).unwrap().eos, [151_645]);
@@ -368,7 +368,7 @@ mod tests {
     }
 
     #[test]
-    fn either_form_of_rotations_is_read_and_what_stands_above_wins() {
+    fn either_form_of_rotations_is_read_and_the_outer_wins() {
         let old = read(&eight_b()).unwrap();
         let mut new = eight_b();
         let text = new["text_config"].as_object_mut().unwrap();
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_numbers_is_refused_by_name() {
+    fn fields_that_change_results_are_refused_by_name() {
         let changed = |part: &str, name: &str, value: Value| {
             let mut config = eight_b();
             let fields = if part.is_empty() { &mut config } else { &mut config[part] };
@@ -443,9 +443,9 @@ mod tests {
         refused(write(DecoderConfig { vision: Some(vision), ..model }), "`model.vision.norm_eps` is 0.00001");
     }
 
-    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    /// Every parameter of the graph has one location of its size, and the locations fill each tensor.
     #[test]
-    fn every_weight_has_its_place() {
+    fn every_weight_has_one_location() {
         let text = DecoderConfig {
             width: 8,
             layers: 2,

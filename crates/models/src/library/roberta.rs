@@ -1,5 +1,5 @@
-//! RoBERTa and XLM-RoBERTa as the `transformers` library describes them: BERT whose positions begin behind that of padding, with
-//! one type of tokens and a head of classes of its own.
+//! RoBERTa and XLM-RoBERTa as the `transformers` library describes them: BERT whose positions begin after that of padding, with
+//! one token type and its own head of classes.
 
 use serde_json::{Map, Value, json};
 
@@ -40,7 +40,7 @@ pub(crate) const ENCODER: Encoder = Encoder {
 
 pub(crate) const XLM_ENCODER: Encoder = Encoder { architecture: &XLM_ROBERTA, ..ENCODER };
 
-/// The token of padding, whose position is the one before the first of a text.
+/// The padding token, whose position precedes the first of a text.
 const PADDING: usize = 1;
 const FIRST_POSITION: usize = PADDING + 1;
 
@@ -79,9 +79,9 @@ mod tests {
     use super::*;
     use crate::library::{encoder, huggingface};
 
-    /// The published files of roberta-base and xlm-roberta-base, shortened to what is read.
+    /// The published files of roberta-base and xlm-roberta-base, reduced to the fields that are read.
     #[test]
-    fn the_published_files_are_told_apart() {
+    fn the_published_files_are_distinguished() {
         for (model_type, class, vocab, count) in [
             ("roberta", "RobertaForSequenceClassification", 50265, 124_647_170),
             ("xlm-roberta", "XLMRobertaForSequenceClassification", 250_002, 278_045_186),
@@ -106,7 +106,7 @@ mod tests {
             );
             assert_eq!(written["max_position_embeddings"], 514);
             assert_eq!(huggingface::read(&written).unwrap(), described);
-            // Some classifiers keep the pooler of the body they were made from, which their head does not read.
+            // Some classifiers keep the pooler of their base model, which their head does not read.
             let mut body = config.clone();
             body["architectures"] = json!([class.replace("ForSequenceClassification", "Model")]);
             let body = huggingface::read(&body).unwrap().model;

@@ -1,4 +1,4 @@
-//! Rotations as the library describes them: `rope_theta` beside `rope_scaling` before version 5, `rope_parameters` since.
+//! Rotary embeddings in the library's formats: `rope_theta` beside `rope_scaling` before version 5, `rope_parameters` since.
 
 use serde_json::{Map, Value, json};
 
@@ -6,7 +6,7 @@ use super::fields::Fields;
 use crate::config::{DecoderConfig, RopeScaling};
 use crate::decoder::longrope_amplitude;
 
-/// `rope_scaling` as it was before version 5, and `rope_parameters`, which has the base as well.
+/// `rope_scaling` as before version 5, and `rope_parameters`, which contains the base as well.
 pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
     let kind = if model.rope_scaling == RopeScaling::None { "default" } else { model.rope_scaling.name() };
     let mut fields = Map::new();
@@ -15,7 +15,7 @@ pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
     if model.rope_scaling != RopeScaling::None {
         add("factor", json!(model.rope_factor));
     }
-    // Of dynamic rotations it is the model's own.
+    // With dynamic scaling the original context is the model's own.
     if let Some(original) = model.rope_original_context.filter(|_| model.rope_scaling != RopeScaling::Dynamic)
     {
         add("original_max_position_embeddings", json!(original));
@@ -40,15 +40,15 @@ pub(crate) fn write(model: &DecoderConfig) -> (Value, Value) {
         }
     }
     if model.rope_size.is_some() {
-        add("partial_rotary_factor", json!(share(model)));
+        add("partial_rotary_factor", json!(rotated_fraction(model)));
     }
     let scaling = if kind == "default" { Value::Null } else { Value::Object(fields.clone()) };
     fields.insert("rope_theta".into(), json!(model.rope_theta));
     (scaling, Value::Object(fields))
 }
 
-/// The model with frequencies of its own in global and in local layers: one object a kind in `rope_parameters`, or the older fields
-/// with these bases.
+/// The model with separate frequencies for global and local layers: one object per kind in `rope_parameters`, or the older
+/// fields with these bases.
 pub(crate) fn by_layer(
     f: &Fields<'_>,
     model: DecoderConfig,
@@ -99,20 +99,20 @@ pub(crate) fn write_by_layer(c: &DecoderConfig) -> (Value, Value) {
     (write(c).1, json!({ "rope_type": "default", "rope_theta": theta }))
 }
 
-/// The positions a model was made for: dynamic rotations begin to change behind them.
+/// Number of positions a model was made for: dynamic scaling starts beyond it.
 pub(crate) fn most_positions(model: &DecoderConfig) -> usize {
     let original = model.rope_original_context.filter(|_| model.rope_scaling == RopeScaling::Dynamic);
     original.unwrap_or(model.context)
 }
 
-/// The share of a head that rotates. The library multiplies the head's size by it and drops what is behind the point.
-pub(crate) fn share(model: &DecoderConfig) -> f64 {
+/// Fraction of a head that rotates. The library multiplies the head size by it and truncates.
+pub(crate) fn rotated_fraction(model: &DecoderConfig) -> f64 {
     let (size, rotated) = (model.head_size() as f64, model.rope_size());
     let share = rotated as f64 / size;
     if (size * share) as usize == rotated { share } else { (rotated as f64 + 0.5) / size }
 }
 
-/// Yarn's factor on cosines and sines, of a stretch and a weight on its logarithm.
+/// Yarn's factor on cosines and sines, from the scaling factor and a weight on its logarithm.
 fn mscale(factor: f64, weight: f64) -> f64 {
     if factor <= 1.0 { 1.0 } else { 0.1 * weight * factor.ln() + 1.0 }
 }
@@ -135,7 +135,7 @@ impl Fields<'_> {
         }
     }
 
-    /// The same of an architecture whose heads may rotate in part.
+    /// `rope` for an architecture whose heads may rotate in part.
     pub fn partial_rope(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
         let (name, fields) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
             (Some(both), _) => ("rope_parameters", Some(both)),
@@ -152,12 +152,12 @@ impl Fields<'_> {
         rope.scaling(model).map_err(|why| format!("in its `{name}`: {why}"))
     }
 
-    /// The model with the rotations that these fields of a `rope_parameters` say. The context that its own fields name as the
-    /// original one holds where these do not.
+    /// The model with the rotations in these fields of a `rope_parameters`. If they lack the original context, the one from the
+    /// model's own fields applies.
     pub fn scaling(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
         let kind = match self.get("rope_type").or(self.get("type")) {
             None | Some(Value::Null) => "default",
-            // The name it had when it was first published.
+            // The name under which it was first published.
             Some(Value::String(kind)) if kind == "su" => "longrope",
             Some(Value::String(kind)) => kind,
             Some(other) => return Err(format!("its type is {other}, which is no name of one")),
@@ -224,7 +224,7 @@ impl Fields<'_> {
     }
 }
 
-/// Elements of a head that rotate, where these are not all.
+/// Number of elements of a head that rotate, unless all do.
 fn rotated(model: &DecoderConfig, share: f64) -> Option<usize> {
     let size = (model.head_size() as f64 * share) as usize;
     (size != model.head_size()).then_some(size)

@@ -1,4 +1,4 @@
-//! SmolLM3 as the `transformers` library describes it: a Llama some of whose layers do not rotate, every fourth unless the file
+//! SmolLM3 as the `transformers` library describes it: a Llama of which some layers do not rotate, every fourth unless the file
 //! lists them.
 
 use serde_json::{Map, Value, json};
@@ -20,7 +20,7 @@ pub(crate) const SMOLLM3: Architecture = Architecture {
     scales_embeddings: false,
 };
 
-/// A 1 for each layer that rotates.
+/// The field with a 1 for each layer that rotates.
 const ROTATED: &str = "no_rope_layers";
 
 fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {

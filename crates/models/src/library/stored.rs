@@ -1,4 +1,4 @@
-//! Where one of our weights lies in another library's tensor.
+//! The location of one of our weights in another library's tensor.
 
 use std::ops::Range;
 
@@ -10,33 +10,33 @@ pub struct Stored {
     pub ours: String,
     /// The tensor's name.
     pub theirs: String,
-    /// Their extents.
+    /// The tensor's extents.
     pub dims: Vec<usize>,
     pub within: Within,
 }
 
-/// Which elements of their tensor ours is, and in which order.
+/// The elements of the tensor that form our weight, and their order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Within {
-    /// All of them as they lie; extents of 1 may differ.
+    /// All of them in order; extents of 1 may differ.
     Whole,
-    /// These of their last axis, which holds several weights side by side. Where it is `transposed`, theirs is [in, out]
-    /// and ours [out, in].
+    /// These of the last axis, which holds several weights side by side. If `transposed`, the tensor is [in, out] and ours
+    /// [out, in].
     Columns { transposed: bool, columns: Range<usize> },
-    /// These of their first axis, which holds several weights one after another.
+    /// These of the first axis, which holds several weights one after the other.
     Rows(Range<usize>),
-    /// Theirs is [out, channels, height, width] and ours [out, height width channels]; with a time before the height ours is
-    /// [out, time height width channels].
+    /// The tensor is [out, channels, height, width] and ours [out, height width channels]; with a time axis before the height
+    /// ours is [out, time height width channels].
     ChannelsLast,
 }
 
 impl Stored {
-    /// A tensor that is ours as it lies.
+    /// A tensor that equals our weight.
     pub fn whole(ours: impl Into<String>, theirs: impl Into<String>, dims: Vec<usize>) -> Stored {
         Stored { ours: ours.into(), theirs: theirs.into(), dims, within: Within::Whole }
     }
 
-    /// Whether ours is theirs as it lies, element by element.
+    /// Whether the tensor equals our weight element by element.
     pub fn is_whole(&self) -> bool {
         match &self.within {
             Within::Whole => true,
@@ -48,17 +48,17 @@ impl Stored {
         }
     }
 
-    /// Our values out of theirs.
+    /// Extracts our values from the tensor's.
     pub fn take<T: Copy>(&self, theirs: &[T]) -> Vec<T> {
         self.places().map(|place| theirs[place]).collect()
     }
 
-    /// Our values put among theirs.
+    /// Writes our values into the tensor's.
     pub fn put<T: Copy>(&self, ours: &[T], theirs: &mut [T]) {
         self.places().zip(ours).for_each(|(place, value)| theirs[place] = *value);
     }
 
-    /// Where each of our elements, in order, lies in their tensor.
+    /// Index in the tensor of each of our elements, in order.
     pub fn places(&self) -> Box<dyn Iterator<Item = usize>> {
         let all: usize = self.dims.iter().product();
         match &self.within {
@@ -92,7 +92,7 @@ impl Stored {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Resampled {
     pub theirs: &'static str,
-    /// Positions of tokens before the patches, which stay as they are.
+    /// Number of positions of tokens before the patches, which are not resampled.
     pub prefix: usize,
     pub from: [usize; 2],
     pub to: [usize; 2],
@@ -100,7 +100,7 @@ pub struct Resampled {
 }
 
 impl Resampled {
-    /// The extents of the tensor as it is written, from those it was learned with.
+    /// The extents of the written tensor, from those it was learned with.
     pub fn dims(&self, learned: &[usize]) -> Vec<usize> {
         let mut dims = learned.to_vec();
         let rows = dims.len() - 2;
@@ -108,7 +108,7 @@ impl Resampled {
         dims
     }
 
-    /// The positions of the other grid.
+    /// The positions of the new grid.
     pub fn apply(&self, learned: &[f32], width: usize) -> Vec<f32> {
         let (first, grid) = learned.split_at(self.prefix * width);
         let matrix = bicubic::matrix(self.from, self.to, self.antialias);
@@ -124,8 +124,8 @@ impl Resampled {
     }
 }
 
-/// Asserts that every parameter of a graph has one place of its size, and that these places fill the tensors they lie in. Gives
-/// the number of tensors.
+/// Asserts that every parameter of a graph has one location of its size, and that the locations fill their tensors. Returns the
+/// number of tensors.
 #[cfg(test)]
 pub(super) fn assert_filled(graph: &flatout_ir::Graph, table: &[Stored]) -> usize {
     let mut filled: std::collections::BTreeMap<&str, Vec<usize>> = Default::default();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_can_be_put_back() {
+    fn taken_values_can_be_put_back() {
         let cases = [
             (of(&[2, 3], Within::Whole), vec![0, 1, 2, 3, 4, 5]),
             (of(&[3, 2], Within::Rows(1..3)), vec![2, 3, 4, 5]),

@@ -1,6 +1,6 @@
-//! Vision transformers as timm publishes them: `config.json` with an `architecture` whose name has the dimensions and
-//! `model_args` that change them, and tensors with q, k and v in one. The forms of DINOv2, CLIP and SigLIP and those with
-//! registers are part of the name.
+//! Vision transformers as timm publishes them: a `config.json` whose `architecture` determines the dimensions and `model_args`
+//! change them, and tensors with q, k and v in one. The variants of DINOv2, CLIP and SigLIP and those with registers are part
+//! of the name.
 
 use serde_json::{Map, Value, json};
 
@@ -25,11 +25,11 @@ pub(crate) const TIMM: Files = Files {
     label_fields,
 };
 
-/// Sizes that names have: width, layers, heads.
+/// Sizes in names: width, layers, heads.
 const SIZES: [(&str, usize, usize, usize); 4] =
     [("tiny", 192, 12, 3), ("small", 384, 12, 6), ("base", 768, 12, 12), ("large", 1024, 24, 16)];
 
-/// Sizes that only names of further forms have, with the feed-forward's share of the width.
+/// Sizes that only names of further variants have, with the ratio of the feed-forward to the width.
 const MORE_SIZES: [(&str, usize, usize, usize, f64); 8] = [
     ("xsmall", 256, 10, 4, 4.0),
     ("wee", 256, 14, 4, 5.0),
@@ -51,7 +51,7 @@ const ACTIVATIONS: [(&str, Activation); 3] = [
 /// The tensor of positions.
 const POSITIONS: &str = "pos_embed";
 
-/// Where the names of classes are.
+/// The field with the names of classes.
 const LABELS: &str = "label_names";
 
 /// Whether a `config.json` is timm's.
@@ -59,11 +59,10 @@ pub(crate) fn is_ours(f: &Fields<'_>) -> bool {
     f.get("architecture").is_some() && f.get("model_type").is_none()
 }
 
-/// Reads the fields of a `config.json`, the names of its classes where it has a list of them, and how its
-/// images are made.
+/// Reads the fields of a `config.json`, the names of its classes if listed, and the preprocessing of its images.
 fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
     let name = f.get("architecture").and_then(Value::as_str).unwrap_or_default();
-    let Named { vit: named, pool, norms_pooled } = named(name).ok_or_else(|| {
+    let ParsedName { vit: named, pool, norms_pooled } = parse_name(name).ok_or_else(|| {
         format!(
             "its `architecture` is {name:?}, and of timm's those are read that are named as vit_small_patch16_224, \
              vit_base_patch14_dinov2, vit_medium_patch16_reg4_gap_256, vit_base_patch32_clip_224 or \
@@ -80,7 +79,7 @@ fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
         }
     }
     let pool = args.get("global_pool").or(f.get("global_pool")).and_then(Value::as_str).unwrap_or(pool);
-    // The library norms a mean after it is taken unless it is told not to, and tokens before they are pooled otherwise.
+    // By default the library norms after mean pooling, and before other poolings.
     let norms_pooled = args.get("fc_norm").and_then(Value::as_bool).or(norms_pooled);
     let norms_pooled = norms_pooled.unwrap_or(pool != "token");
     let pooling = match pool {
@@ -103,7 +102,7 @@ fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
         None => named.registers,
         Some(count) => count.as_u64().ok_or("its `reg_tokens` is no number")? as usize,
     };
-    // Every token before the patches has a position, or none has.
+    // Either every token before the patches has a position, or none has.
     let placed = match args.flag_or("no_embed_class", named.prefix_positions == Some(0))? {
         true => 0,
         false => usize::from(class_token).saturating_add(registers),
@@ -158,7 +157,7 @@ fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
     Ok((vit, names, processor::read_timm(&cfg, image_size)?))
 }
 
-/// Pixels a side: one number, or rows and columns that are as many.
+/// A side in pixels: one number, or equal rows and columns.
 fn side(args: &Fields<'_>, name: &str, default: usize) -> Result<usize, String> {
     let Some(Value::Array(both)) = args.get(name) else { return args.extent_or(name, default) };
     match &both[..] {
@@ -172,16 +171,16 @@ fn side(args: &Fields<'_>, name: &str, default: usize) -> Result<usize, String> 
     }
 }
 
-/// The names of the classes, of the list that the library keeps beside the model or with its first weights.
+/// The names of the classes, from the list that the library keeps beside the model or with its pretrained weights.
 fn label_names(f: &Fields<'_>, cfg: &Fields<'_>, classes: usize) -> Result<Vec<String>, String> {
     let Some(listed) = f.get(LABELS).or(cfg.get(LABELS)) else {
-        // Exports of ours had them as the other library does.
+        // Earlier exports of ours have them in the other library's format.
         return if f.get("id2label").is_some() { class_heads::names(f) } else { Ok(vec![]) };
     };
     let names: Option<Vec<String>> =
         listed.as_array().and_then(|names| names.iter().map(class_heads::text).collect());
     match names.filter(|names| names.len() == classes) {
-        Some(names) => Ok(class_heads::told_apart(names)),
+        Some(names) => Ok(class_heads::make_unique(names)),
         None => Err(format!("its `{LABELS}` wants to be a list of {classes} names, one a class")),
     }
 }
@@ -191,20 +190,20 @@ fn label_fields(names: &[String]) -> Map<String, Value> {
     Map::from_iter([(LABELS.to_string(), json!(names))])
 }
 
-/// The form that a name stands for, how it pools, and whether the norm is of what was pooled, where the library says it for that name.
-struct Named {
+/// The variant of a name, its pooling, and whether it norms the pooled value, if the library defines that for the name.
+struct ParsedName {
     vit: VitConfig,
     pool: &'static str,
     norms_pooled: Option<bool>,
 }
 
-/// Whether the library's SigLIP of a size, a patch and images has the tanh form of GELU.
+/// Whether the library's SigLIP of this size, patch and image size uses the tanh form of GELU.
 fn has_tanh(size: &str, patch: usize, image_size: usize) -> bool {
     patch == 32 || (size, patch) == ("so400m", 16) || (size, image_size) == ("large", 512)
 }
 
-/// The parts of a name such as vit_tiny_patch16_224: size, patch, form and images.
-fn named(name: &str) -> Option<Named> {
+/// The parts of a name such as vit_tiny_patch16_224: size, patch, variant and image size.
+fn parse_name(name: &str) -> Option<ParsedName> {
     let rest = name.split('.').next()?.strip_prefix("vit_")?;
     let (size, rest) = rest.split_once("_patch")?;
     let plain = SIZES.iter().map(|&(known, width, layers, heads)| (known, width, layers, heads, 4.0));
@@ -233,8 +232,8 @@ fn named(name: &str) -> Option<Named> {
         VitConfig { input_norm: true, norm_eps: 1e-5, mean: OF_CLIP.mean, std: OF_CLIP.std, ..vit.clone() };
     let registers =
         |count: usize, vit: VitConfig| VitConfig { registers: count, prefix_positions: Some(0), ..vit };
-    let token = |vit: VitConfig| Named { vit, pool: "token", norms_pooled: None };
-    let mean = |vit: VitConfig, norms_pooled: Option<bool>| Named {
+    let token = |vit: VitConfig| ParsedName { vit, pool: "token", norms_pooled: None };
+    let mean = |vit: VitConfig, norms_pooled: Option<bool>| ParsedName {
         vit: VitConfig { class_token: false, ..vit },
         pool: "avg",
         norms_pooled,
@@ -260,7 +259,7 @@ fn named(name: &str) -> Option<Named> {
     })
 }
 
-/// Whether timm has such a vision transformer; otherwise the key that is in the way.
+/// Whether timm has such a vision transformer; otherwise the key that prevents it.
 fn fits(c: &VitConfig) -> Result<(), String> {
     let pools = matches!(c.pooling, Pooling::Cls | Pooling::Mean);
     let places = [0, c.prefix()].contains(&c.prefix_positions());
@@ -285,7 +284,7 @@ fn write(c: &VitConfig) -> Result<Value, String> {
     let nearest = SIZES.iter().rev().find(|(_, width, ..)| *width <= c.width).unwrap_or(&SIZES[0]);
     let classes = c.classes.unwrap_or(0);
     let pool = if c.pooling == Pooling::Mean { "avg" } else { "token" };
-    // The name gives timm the class to make, and the norms' number; every dimension is said again.
+    // The name selects timm's class and the epsilon of its norms; every dimension is given explicitly.
     let architecture = match c.input_norm {
         true => "vit_base_patch16_clip_224".to_string(),
         false => format!("vit_{}_patch16_224", nearest.0),
@@ -336,7 +335,7 @@ fn write(c: &VitConfig) -> Result<Value, String> {
     Ok(config)
 }
 
-/// Where every weight lies.
+/// Location of every weight.
 fn stored(c: &VitConfig) -> Result<Vec<Stored>, String> {
     fits(c)?;
     let (d, f, grid) = (c.width, c.ffn(), c.grid());

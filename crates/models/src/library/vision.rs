@@ -1,4 +1,4 @@
-//! Vision transformers as other libraries publish them: a row for each form that `transformers` has, and timm's.
+//! Vision transformers in the formats of other libraries: one row for each `transformers` format, and timm's.
 
 use serde_json::{Map, Value};
 
@@ -8,31 +8,31 @@ use super::stored::{Resampled, Stored};
 use super::{Published, clip, dinov2, timm, vit};
 use crate::config::VitConfig;
 
-/// A model with the names of its classes and how its images are made, as far as its files say so.
+/// A model with the names of its classes and the preprocessing of its images, as far as its files describe them.
 pub(crate) type VitDescription = (VitConfig, Vec<String>, Processor);
 
-/// A form in which vision transformers are published.
+/// A format of vision transformers.
 pub(crate) struct Files {
-    /// The `model_type`s of its `config.json`; timm's have none.
+    /// The `model_type`s of its `config.json`; timm has none.
     pub model_types: &'static [&'static str],
     pub read: fn(&Fields<'_>) -> Result<VitDescription, String>,
-    /// Whether a vision transformer is published so, where no form before it is.
+    /// Whether a vision transformer is written in this format, if no earlier format applies.
     pub holds: fn(&VitConfig) -> bool,
-    /// The `config.json`, or the key that is in the way.
+    /// The `config.json`, or the key that the format does not support.
     pub write: fn(&VitConfig, &str) -> Result<Value, String>,
-    /// Where every weight lies.
+    /// Location of every weight.
     pub stored: fn(&VitConfig) -> Result<Vec<Stored>, String>,
-    /// Names before the tensors of the body, which files of the body alone leave out.
+    /// Prefixes of the body's tensors, which files of the body alone omit.
     pub bases: &'static [&'static str],
-    /// Whether a tensor, by its name behind the base, is of a part that classes are not read from.
+    /// Whether a tensor, by its name after the base, belongs to a part that the classifier does not read.
     pub is_redundant: fn(&str) -> bool,
-    /// The positions that are written for the model's own images, where the format has no others.
+    /// Positions to resample to the grid of the model's own images, where the format requires it.
     pub resampled: fn(&VitConfig) -> Option<Resampled>,
     /// The fields of `config.json` that name the classes.
     pub label_fields: fn(&[String]) -> Map<String, Value>,
 }
 
-/// In the order in which a vision transformer is compared with them; the last holds all others.
+/// In the order in which a vision transformer is compared with them; the last accepts all others.
 const ALL: [&Files; 6] = [&clip::CLIP, &clip::SIGLIP, &vit::DEIT, &dinov2::DINOV2, &vit::VIT, &timm::TIMM];
 
 /// Reads a parsed `config.json` that describes one.
@@ -62,14 +62,14 @@ impl Files {
         ALL.into_iter().find(|files| (files.holds)(vit)).expect("the last holds all")
     }
 
-    /// A name behind the base that it begins with.
+    /// A name without its base, if it begins with one.
     pub fn bare<'n>(&self, name: &'n str) -> Option<&'n str> {
         self.bases.iter().find_map(|base| name.strip_prefix(base)?.strip_prefix('.'))
     }
 }
 
-/// The positions, by the name of their tensor, where they are of another grid than the images: a model of these libraries has
-/// those of its own images.
+/// The positions to resample, by the name of their tensor, if their grid differs from the images': these libraries require the
+/// positions of the model's own images.
 pub(super) fn of_its_images(c: &VitConfig, theirs: &'static str) -> Option<Resampled> {
     let (from, to) = ([c.grid(); 2], c.patches());
     let prefix = c.prefix_positions();
@@ -135,7 +135,7 @@ mod tests {
         }
     }
 
-    /// The published file of facebook/dinov2-small, shortened to what is read.
+    /// The published file of facebook/dinov2-small, reduced to the fields that are read.
     fn dinov2_small() -> Value {
         json!({
             "architectures": ["Dinov2Model"], "model_type": "dinov2", "hidden_size": 384, "image_size": 518,
@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(read_vit(&written), registers);
     }
 
-    /// The giant has a gated feed-forward of two thirds of four widths: 4096 for 1536.
+    /// The giant model has a gated feed-forward of two thirds of four widths: 4096 for 1536.
     #[test]
     fn a_gated_dinov2_reads_and_is_written_back() {
         let mut config = dinov2_small();
@@ -173,7 +173,7 @@ mod tests {
         assert!(odd.write("float32", &[], &[]).unwrap_err().contains("`model.ffn`"));
     }
 
-    /// The published file of google/vit-base-patch16-224, shortened to what is read.
+    /// The published file of google/vit-base-patch16-224, reduced to the fields that are read.
     #[test]
     fn vit_reads_and_is_written_back() {
         let base = read_vit(&json!({
@@ -192,7 +192,8 @@ mod tests {
         assert!(scaled.write("float32", &[], &[]).unwrap_err().contains("`model.layer_scale`: none"));
     }
 
-    /// The published file of facebook/deit-base-distilled-patch16-224, shortened to what is read: its two heads are not.
+    /// The published file of facebook/deit-base-distilled-patch16-224, reduced to the fields that are read; its two heads are
+    /// not read.
     #[test]
     fn deit_reads_and_is_written_back() {
         let config = |class: &str| {
@@ -218,7 +219,7 @@ mod tests {
         assert_eq!(read_vit(&written), classes);
     }
 
-    /// timm's forms with registers, of CLIP and of SigLIP, by the names that their files have.
+    /// timm's variants with registers, of CLIP and of SigLIP, under their published names.
     #[test]
     fn timms_towers_read_and_are_written_back() {
         let read = |name: &str| read_vit(&json!({ "architecture": name, "num_classes": 10 }));
@@ -245,9 +246,9 @@ mod tests {
         }
     }
 
-    /// The library has the positions of a model's own images, and takes no others: ViT, DeiT, CLIP and SigLIP go out with theirs.
+    /// The library only accepts positions for a model's own images: ViT, DeiT, CLIP and SigLIP are exported with those.
     #[test]
-    fn models_trained_at_another_size_go_out_with_positions_of_that_size() {
+    fn exports_have_positions_of_the_training_size() {
         for (kind, class) in [
             ("vit", "ViTForImageClassification"),
             ("deit", "DeiTForImageClassification"),
@@ -273,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_off_pixels_is_read_beside_the_model() {
+    fn normalisation_is_read_from_the_processor() {
         let mut model = read(&dinov2_small()).unwrap().model;
         let Model::Vit(vit) = &model else { panic!("a vision transformer") };
         let half = VitConfig { mean: [0.5; 3], std: [0.25; 3], image_size: 224, ..vit.clone() };
@@ -298,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_change_numbers_is_refused_by_name() {
+    fn fields_that_change_results_are_refused_by_name() {
         let refused = |config: Value| read(&config).expect_err("a refusal");
         let changed = |name: &str, value: Value| {
             let mut config = dinov2_small();
@@ -337,9 +338,9 @@ mod tests {
         assert!(write(VitConfig { pooling: Pooling::Mean, registers: 1, ..vit }).contains("`model.pooling`"));
     }
 
-    /// Every parameter of the graph has one place, of its size, and the places of a tensor of theirs fill it.
+    /// Every parameter of the graph has one location of its size, and the locations fill each tensor.
     #[test]
-    fn every_weight_has_its_place() {
+    fn every_weight_has_one_location() {
         let vit = VitConfig {
             width: 6,
             layers: 2,

@@ -1,9 +1,8 @@
-//! ViT and DeiT as the `transformers` library describes them: `config.json` to a vision transformer and back, and where weights
-//! lie.
+//! ViT and DeiT as the `transformers` library describes them: reads and writes `config.json`, and locates the weights.
 //!
-//! timm has the same ViT with other names, so `model.library` says whose files an export is. DeiT's token of distillation is a
-//! register with a position: its classifier reads the class token. The two heads of a model that was taught by another are not
-//! read: such a file is a body to put a head on.
+//! timm has the same ViT under other names, so `model.library` selects the format of an export. DeiT's distillation token is a
+//! register with a position: its classifier reads the class token. The two heads of a distilled model are not read: such a file
+//! is a body that gets a new head.
 
 use serde_json::{Value, json};
 
@@ -43,12 +42,12 @@ pub(crate) const DEIT: Files = Files {
     ..VIT
 };
 
-/// The names that tell the two apart.
+/// The names in which the two differ.
 struct VitVariant {
     model_type: &'static str,
     class: &'static str,
     bodies: &'static [&'static str],
-    /// Tokens beside the class token, all with a position.
+    /// Number of tokens beside the class token, all with a position.
     registers: usize,
 }
 
@@ -91,7 +90,7 @@ fn read(f: &Fields<'_>, kind: &VitVariant) -> Result<VitDescription, String> {
     Ok((vit, classes, Processor::default()))
 }
 
-/// Whether a vision transformer is one of these; otherwise the key that is in the way.
+/// Whether a vision transformer is one of these; otherwise the key that prevents it.
 fn fits(c: &VitConfig, kind: &VitVariant) -> Result<(), String> {
     let asked = [
         ("pooling", c.pooling == Pooling::Cls, "cls"),
@@ -139,7 +138,7 @@ fn write(c: &VitConfig, dtype: &str, kind: &VitVariant) -> Result<Value, String>
     Ok(config)
 }
 
-/// Where every weight lies.
+/// Location of every weight.
 fn stored(c: &VitConfig, kind: &VitVariant) -> Result<Vec<Stored>, String> {
     fits(c, kind)?;
     let names = Names {

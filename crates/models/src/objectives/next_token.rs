@@ -1,4 +1,4 @@
-//! The next token: cross-entropy under a head of the vocabulary, or its logits.
+//! The next token: cross-entropy under a vocabulary head, or its logits.
 //!
 //! T tokens, R of which are read, D width, V vocabulary, S sequences.
 
@@ -9,20 +9,21 @@ use flatout_ir::{Builder, DType, HeadLosses, Tensor};
 use super::preference;
 use crate::form::{Form, LossForm};
 
-/// Results of a form that is scored: the log-probability of each target, and the largest of its row.
+/// Results of a scored form: the log-probability of each target, and the largest of its row.
 pub const LOGP: &str = "logp";
 pub const BEST_LOGP: &str = "best_logp";
 
-/// The input `answers`: the rows that the loss is taken at, i32 [R]. -1 is none, and counts nothing.
+/// The input `answers`: the rows at which the loss is computed, i32 [R]; -1 names none and is ignored.
 pub fn answers(b: &Builder, rows: usize) -> Tensor<'_> {
     b.input("answers", DType::I32, &[rows])
 }
 
-/// The results of a form over tokens, of states x [T, D] and a head [V, D]; a form that trims its last block gives the
-/// states of the rows that are read, x [R, D]. Logits are kept within the cap.
+/// The results of a form over tokens, from states x [T, D] and a head [V, D]; a form that trims its last block passes the
+/// states of the rows that are read, x [R, D]. Logits are bounded by the cap.
 ///
-/// Answers that are compared have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or those that are read, whose inputs are `targets` and `weights`; `logits` are those of every
-/// token or, of a cached form, of the tokens that the input `last` names, and `drawn` is what follows these.
+/// Compared answers have the results of [`preference`]. Otherwise `loss` and `weight` are weighted sums over tokens, all or
+/// those that are read, with the inputs `targets` and `weights`; `logits` are those of every token or, in a cached form, of the
+/// tokens that the input `last` names, and `drawn` are the tokens sampled after these.
 #[track_caller]
 pub fn results<'g>(b: &'g Builder, form: Form, x: Tensor<'g>, head: Tensor<'g>, cap: Cap) {
     match form {

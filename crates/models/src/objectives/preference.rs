@@ -1,27 +1,27 @@
-//! Preferences: how much likelier a model makes the answers that are preferred, against what a reference makes of them.
+//! Preferences: how much more likely a model makes preferred answers, compared with a reference model.
 //!
-//! R rows that are read, A answers, P pairs: answer p is the chosen one of pair p and answer P + p the rejected one. Of an
+//! R rows that are read, A answers, P pairs: answer p is the chosen one of pair p and answer P + p the rejected one. For an
 //! answer, a is the sum of its tokens' log-probabilities, a0 that of the reference, n its number of tokens.
 
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::{Builder, DType, Op, Tensor};
 use flatout_settings::choice;
 
-/// The result of a form that is scored: a of each answer.
+/// The result of a scored form: a for each answer.
 pub const ANSWER_LOGP: &str = "answer_logp";
-/// The prefix of results that are sums over samples, as the loss is, and are divided as it is.
+/// The prefix of results that are summed over samples and normalised like the loss.
 pub const SUM: &str = flatout_ir::passes::differentiate::SUM;
 
 choice! {
-    /// The loss that is minimised, with d = (a - a0 of the chosen) - (a - a0 of the rejected) and s the logistic function.
+    /// The loss to minimise, with d = (a - a0 of the chosen) - (a - a0 of the rejected) and s the logistic function.
     pub enum PreferenceLoss {
         /// -(1 - e) log s(beta d) - e log s(-beta d).
         Dpo = "dpo",
-        /// The square of the difference of (a - a0) / n, less 1 / (2 beta).
+        /// The square of: the difference of (a - a0) / n, less 1 / (2 beta).
         Ipo = "ipo",
         /// max(0, 1 - beta d).
         Hinge = "hinge",
-        /// The terms of dpo with the weights 1 - e and -e, over 1 - 2 e.
+        /// The terms of dpo with the weights 1 - e and -e, divided by 1 - 2 e.
         Robust = "robust",
         /// 1 - s(beta (a - a0)) of the chosen, and s(beta (a - a0)) of the rejected.
         ApoZero = "apo_zero",
@@ -35,34 +35,34 @@ choice! {
 }
 
 impl PreferenceLoss {
-    /// Whether answers are judged one by one, and not compared in pairs.
+    /// Whether answers are judged one by one rather than compared in pairs.
     pub fn is_judged(self) -> bool {
         self == PreferenceLoss::Kto
     }
 
-    /// Whether it compares with a reference.
+    /// Whether it uses a reference model.
     pub fn has_reference(self) -> bool {
         !matches!(self, PreferenceLoss::Simpo | PreferenceLoss::Orpo)
     }
 }
 
-/// The loss of answers that are compared, with its numbers.
+/// The loss of compared answers, with its constants.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Preference {
     pub loss: PreferenceLoss,
     pub beta: f64,
-    /// The share of pairs that are taken to be the wrong way round, e.
+    /// Fraction of pairs assumed to be labelled the wrong way round, e.
     pub label_smoothing: f64,
     pub margin: f64,
-    /// How much of the chosen answer's mean loss is added.
+    /// The weight of the chosen answer's mean loss, which is added.
     pub sft: f64,
-    /// Answers there is room for, A.
+    /// The capacity for answers, A.
     pub answers: usize,
 }
 
-/// Results `loss` and `weight`, sums over pairs or judged answers, and the sums that training is watched by. The rows' answers
-/// are the input `answer_of`, i32 [R], -1 for none; `present` has a 1 for each pair or answer that is there, `reference` a0.
-/// Judged answers have `wanted`, 1 or 0, and the `baseline` z. Where it is asked for, also [`ANSWER_LOGP`] [A].
+/// Results `loss` and `weight`, sums over pairs or judged answers, and sums for monitoring. The input `answer_of`, i32 [R], has
+/// the answer of each row, or -1; `present` is 1 for each actual pair or answer, `reference` is a0. Judged answers have the
+/// inputs `wanted`, 1 or 0, and `baseline`, z. With `scored` also [`ANSWER_LOGP`] [A].
 pub fn results<'g>(b: &'g Builder, of: &Preference, logp: Tensor<'g>, weight: Tensor<'g>, scored: bool) {
     let (rows, answers) = (logp.dims()[0], of.answers);
     let answer_of = b.input("answer_of", DType::I32, &[rows]);
@@ -72,7 +72,7 @@ pub fn results<'g>(b: &'g Builder, of: &Preference, logp: Tensor<'g>, weight: Te
         b.op(sum, &[values.reshape(&[rows, 1]), answer_of]).reshape(&[answers])
     };
     let a = by_answer(weight * logp);
-    // An answer that is not there has no tokens, and nothing is divided by 0.
+    // An absent answer has no tokens; the maximum avoids a division by 0.
     let n = by_answer(weight).zip(E::Max, b.fill(1.0, wide, &[answers]));
     let reference = of.loss.has_reference().then(|| b.input("reference", wide, &[answers]));
     let gain = reference.map_or(a, |reference| a - reference);
@@ -114,7 +114,7 @@ fn compared<'g>(b: &'g Builder, of: &Preference, a: Tensor<'g>, gain: Tensor<'g>
         }
         PreferenceLoss::Simpo => -log_sigmoid((mean_chosen - mean_rejected).scale(beta).offset(-of.margin)),
         PreferenceLoss::Orpo => {
-            // A pair that is not there has means of 0, whose odds are infinite.
+            // An absent pair would have means of 0, whose odds are infinite.
             let absent = present.offset(-1.0);
             let odds = log_odds(b, mean_chosen + absent) - log_odds(b, mean_rejected + absent);
             -(mean_chosen + log_sigmoid(odds).scale(beta))
@@ -125,7 +125,7 @@ fn compared<'g>(b: &'g Builder, of: &Preference, a: Tensor<'g>, gain: Tensor<'g>
     let sum = |value: Tensor<'g>| (present * value).sum(0);
     b.result("loss", sum(loss));
     b.result("weight", present.sum(0));
-    // Without a reference an answer is worth what its mean token is.
+    // Without a reference an answer's reward is its mean log-probability per token.
     let rewards =
         if of.loss.has_reference() { [gain_chosen, gain_rejected] } else { [mean_chosen, mean_rejected] };
     let [chosen, rejected] = rewards.map(|reward| reward.scale(beta));
@@ -165,16 +165,16 @@ fn judged<'g>(b: &'g Builder, of: &Preference, gain: Tensor<'g>) {
     }
 }
 
-/// log s(x) = -log(1 + exp(-x)), shifted so that no exponential overflows. The slope is that of the whole everywhere, at 0
-/// too, where training begins.
+/// log s(x) = -log(1 + exp(-x)), shifted so that no exponential overflows. Its gradient is exact everywhere, including 0, where
+/// training starts.
 fn log_sigmoid(x: Tensor<'_>) -> Tensor<'_> {
     let shift = (-x).map(E::Relu).map(E::StopGradient);
     -(shift + ((-shift).exp() + (-x - shift).exp()).log())
 }
 
-/// m - log(1 - exp(m)) of a mean log-probability m.
+/// m - log(1 - exp(m)) for a mean log-probability m.
 fn log_odds<'g>(b: &'g Builder, m: Tensor<'g>) -> Tensor<'g> {
-    // 1 - exp(m) is no less than the step between 32-bit floats below 1, unless it is 0.
+    // Unless it is 0, 1 - exp(m) is at least the spacing of 32-bit floats below 1.
     let least = b.fill(2f64.powi(-24), m.dtype(), &m.dims());
     m - m.exp().scale(-1.0).offset(1.0).zip(E::Max, least).log()
 }

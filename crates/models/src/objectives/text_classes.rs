@@ -1,11 +1,11 @@
-//! Classes of texts: cross-entropy of one state a text.
+//! Classes of texts: cross-entropy of one state per text.
 
 use flatout_ir::{Builder, DType, Tensor};
 
-/// Results `loss` and `weight` of pooled states [S, D] under a head [C, D], weighted sums over texts whose classes are the
-/// inputs `labels` and `label_weights`, and where it is asked for `class_logits` [S, C].
+/// Results `loss` and `weight` for pooled states [S, D] under a head [C, D], weighted sums over texts with the inputs `labels`
+/// and `label_weights`, and on request `class_logits` [S, C].
 ///
-/// The number that each class adds, a `bias` [C], is a column of the head for an element of the state that is 1.
+/// The `bias` [C] of the classes is a column of the head for a state element that is always 1.
 pub fn loss<'g>(
     b: &'g Builder,
     pooled: Tensor<'g>,

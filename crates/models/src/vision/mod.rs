@@ -1,4 +1,4 @@
-//! Towers: the parts by which a decoder sees images. One folder a tower, and its row below.
+//! Towers: the parts with which a decoder sees images. One folder per tower, and its row below.
 
 pub mod fovea;
 pub mod qwen3_vl;
@@ -18,11 +18,11 @@ use crate::layers::Sight;
 pub const SCOPE: &str = "vision";
 
 choice! {
-    /// How the tower is built.
+    /// The architecture of the tower.
     pub enum Tower { Qwen3Vl = "qwen3_vl", Fovea = "fovea" }
 }
 
-/// One of the towers with its dimensions and options.
+/// A tower of one kind, with its dimensions and options.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind")]
 #[allow(clippy::large_enum_variant, reason = "a decoder has one tower, and nothing holds lists of them")]
@@ -85,7 +85,7 @@ impl Vision {
         }
     }
 
-    /// Number of trained values, with a text of this width.
+    /// Number of trained values, beside a text model of this width.
     pub fn parameters(&self, text_width: usize) -> u64 {
         match self {
             Vision::Qwen3Vl(tower) => tower.parameters(text_width),
@@ -93,7 +93,7 @@ impl Vision {
         }
     }
 
-    /// Whether such a tower exists beside a text of these layers and tokens; otherwise one sentence that names the key.
+    /// Whether such a tower exists beside a text model with these layers and tokens; otherwise one sentence that names the key.
     pub fn validate(&self, text_layers: usize, vocab: usize) -> Result<(), String> {
         match self {
             Vision::Qwen3Vl(tower) => tower.validate(text_layers, vocab),
@@ -110,7 +110,7 @@ impl Vision {
         format!("images by {layers} layers of width {width}, {heads} heads, patches of {patch}")
     }
 
-    /// The mean that is subtracted from pixels, and the deviation they are divided by.
+    /// The mean that is subtracted from pixels, and the deviation that they are divided by.
     pub fn normalisation_mut(&mut self) -> [&mut [f64; CHANNELS]; 2] {
         match self {
             Vision::Qwen3Vl(v) => [&mut v.mean, &mut v.std],
@@ -118,7 +118,7 @@ impl Vision {
         }
     }
 
-    /// The least that a graph with all parameters sees.
+    /// Smallest extents of a graph with all parameters.
     pub fn least(&self) -> ImageExtents {
         match self {
             Vision::Qwen3Vl(v) => {
@@ -129,11 +129,11 @@ impl Vision {
     }
 }
 
-/// Rows that take the places of tokens, and those that are added behind the first layers of the text.
+/// Features of images: rows that replace tokens, and rows that are added after the first layers of the text model.
 pub struct Features<'g> {
     pub main: Tensor<'g>,
     pub deep: Vec<Tensor<'g>>,
-    /// A tower that looks by the last state of every sequence reads it from here: f32 [sequences, width of the text].
+    /// The slot of each sequence's last state, f32 [sequences, width of the text], for a tower that builds queries from it.
     pub states: Option<SlotId>,
 }
 
@@ -143,17 +143,16 @@ pub struct Beside<'a, 'g> {
     pub init_std: f64,
     /// The blocks and the final norm over rows [T, width] at positions i32 [1, T].
     pub body: &'a dyn Fn(Tensor<'g>, Tensor<'g>, Sight<'g>) -> Tensor<'g>,
-    /// Sequences whose earlier tokens lie in a cache, where the graph has one.
+    /// Number of sequences in the cache, if the graph has one.
     pub cached: Option<usize>,
-    /// The features are an input: the graph has no tower.
+    /// Whether the features are an input, so that the graph has no tower.
     pub features_given: bool,
 }
 
-/// The number that nodes of the tower are counted from, far above those of the text and below what adapters draw by.
+/// The first key of the tower's nodes, far above those of the text model and below those of adapters' dropout.
 const TOWER_KEYS: u64 = 1 << 32;
 
-/// The features of images, by a tower with its inputs, and the row of them that each token is, or -1: the input
-/// `seen`, i32 [T].
+/// The features of images, from a tower with its inputs, and the input `seen`, i32 [T]: the feature row of each token, or -1.
 #[track_caller]
 pub fn features<'g>(
     b: &'g Builder,

@@ -11,7 +11,7 @@ choice! {
 }
 
 choice! {
-    /// The values that the final norm is of: every token, the pooled one, or none.
+    /// The values that the final norm applies to: every token, the pooled one, or none.
     pub enum FinalNorm { Tokens = "tokens", Pooled = "pooled", None = "none" }
 }
 
@@ -26,27 +26,27 @@ section! {
         pub heads: usize,
         /// Inner size of the feed-forward; four times the width where not given.
         pub ffn: Option<usize>,
-        /// The feed-forward is SwiGLU, gated, and not GELU.
+        /// The feed-forward is a gated SwiGLU instead of GELU.
         pub swiglu: bool = false,
         /// The non-linearity of a feed-forward without a gate: gelu_exact, gelu_tanh or quick_gelu.
         pub activation: Activation = Activation::GeluExact,
-        /// Pixels of a patch, a side.
+        /// Side of a patch in pixels.
         pub patch: usize,
-        /// Pixels of an image, a side, as the model gets it.
+        /// Side of the model's input image in pixels.
         pub image_size: usize,
-        /// Pixels of an image from top to bottom, where it is not square; image_size is its width then.
+        /// Height of an image in pixels, if it is not square; image_size is then its width.
         pub image_height: Option<usize>,
-        /// Learned positions a side, resampled where images have others; as many as patches of a row where not given.
+        /// Side of the grid of learned positions, resampled for images with another grid; the patches per row if not given.
         pub grid: Option<usize>,
         /// Whether positions are resampled with antialiasing, as timm and DINOv2 with registers do it.
         pub antialias: bool = false,
-        /// A learned token stands before the patches, which the head may read.
+        /// A learned class token before the patches, which the head may read.
         pub class_token: bool = true,
-        /// Tokens of no image that all others see, beside the class token.
+        /// Register tokens: learned tokens beside the class token that all others see.
         pub registers: usize = 0,
-        /// Tokens before the patches that have a learned position: none, the class token, or all; the class token if not given.
+        /// Number of tokens before the patches with a learned position: none, the class token, or all; the class token if not given.
         pub prefix_positions: Option<usize>,
-        /// Norm of all tokens before the first block, as CLIP has it; patches add no learned vector then.
+        /// Norm of all tokens before the first block, as in CLIP; the patch projection then has no bias.
         pub input_norm: bool = false,
         /// The values that the final norm is of: every token, the pooled one, or none.
         pub final_norm: FinalNorm = FinalNorm::Tokens,
@@ -58,17 +58,17 @@ section! {
         pub norm_eps: f64 = 1e-6,
         /// First value of the learned factors on what each half block adds; none where not given.
         pub layer_scale: Option<f64>,
-        /// Means of red, green and blue that are taken off, of 1.
+        /// Means of red, green and blue (0 to 1), which are subtracted.
         pub mean: [f64; 3] = [0.485, 0.456, 0.406],
-        /// Deviations of red, green and blue that are divided by, of 1.
+        /// Deviations of red, green and blue (0 to 1), which pixels are divided by.
         pub std: [f64; 3] = [0.229, 0.224, 0.225],
         /// Probability that an image skips the halves of the last block; earlier blocks have less in proportion.
         pub drop_path: f64 = 0.0,
-        /// Probability of dropping an element of what the head reads.
+        /// Probability of dropping an element of the head's input.
         pub head_dropout: f64 = 0.0,
         /// Standard deviation of the initial weights.
         pub init_std: f64 = 0.02,
-        /// The library whose files it is exported in, where both have such a model: timm, or transformers.
+        /// The format of an export, where both libraries have such a model: timm, or transformers.
         pub library: VitLibrary = VitLibrary::Timm,
         /// Initial weights, and the rest of this section: a folder of a library's model, ORG/NAME[@revision] or RUN[@step].
         pub from: Option<String>,
@@ -104,17 +104,17 @@ impl VitConfig {
         self.prefix() + self.patches().iter().product::<usize>()
     }
 
-    /// Tokens before the patches.
+    /// Number of tokens before the patches.
     pub fn prefix(&self) -> usize {
         usize::from(self.class_token) + self.registers
     }
 
-    /// Those of them that have a learned position, the first ones.
+    /// Number of those tokens, from the first, that have a learned position.
     pub fn prefix_positions(&self) -> usize {
         self.prefix_positions.unwrap_or(usize::from(self.class_token))
     }
 
-    /// Elements the head reads of an image.
+    /// Number of elements that the head reads per image.
     pub fn pooled(&self) -> usize {
         if self.pooling == Pooling::ClsMean { 2 * self.width } else { self.width }
     }
@@ -143,7 +143,7 @@ impl VitConfig {
         bounds::head(Head::Classes, self.classes)
     }
 
-    /// The same of all but the head.
+    /// `validate` without the head.
     pub fn validate_body(&self) -> Result<(), String> {
         bounds::extents(&[
             ("width", self.width, MAX_EXTENT),
@@ -212,11 +212,11 @@ impl VitConfig {
     }
 }
 
-/// Pixels a side that products of extents here stay far below 64 bits with.
+/// Largest side in pixels; products of extents then stay far below 64 bits.
 const MAX_SIDE: usize = 1 << 14;
 const MAX_REGISTERS: usize = 1 << 10;
 
-/// Whether pixels can be normalised by these.
+/// Whether a mean and a deviation can normalise pixels.
 fn normalisation(mean: &[f64; 3], std: &[f64; 3]) -> Result<(), String> {
     if mean.iter().any(|mean| !mean.is_finite()) {
         return Err("`model.mean` must be three numbers".into());
@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// timm's own counts of vit_tiny, vit_small and vit_base_patch16_224.
+    /// timm's own parameter counts of vit_tiny, vit_small and vit_base_patch16_224.
     #[test]
     fn timms_models_have_their_parameters() {
         let counts = [(192, 3, 5_717_416), (384, 6, 22_050_664), (768, 12, 86_567_656)];
@@ -254,7 +254,7 @@ mod tests {
         }
     }
 
-    /// Those of the library's Dinov2Model, less its token for masked patches, of `width`, plus the head.
+    /// The count of the library's Dinov2Model, less `width` for its mask token, plus the head.
     #[test]
     fn dinov2_has_its_parameters() {
         let counts = [(384, 12, 6, 22_056_576), (768, 12, 12, 86_580_480), (1024, 24, 16, 304_368_640)];
@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_built_is_named() {
+    fn impossible_configs_are_refused_by_key() {
         let refused = |change: fn(&mut VitConfig), words: &str| {
             let mut config = vit(192, 12, 3);
             change(&mut config);

@@ -1,23 +1,23 @@
-"""Makes the golden fixtures of BDH: tiny random models, written here from their equations, with a hundred steps of AdamW.
+"""Generates the golden fixtures of BDH: tiny random models, written here from their equations, with a hundred steps of AdamW.
 
     pip install torch safetensors
     python make_bdh.py            # writes bdh-*.safetensors and bdh-*.json beside this file
     python make_bdh.py --check    # recomputes and compares with the files instead of writing
 
-The layer, with LN over the width without weights, of tokens x of one image or text:
+The layer, for tokens x of one image or text, where LN is over the width and has no weights:
     u = LN(x); a_h = relu(u E_h); r_h = rope(a_h); S_h = r_h r_h^T; y_h = LN(S_h u); b_h = relu(y_h F_h)
     x <- LN(residual + LN(concat_h(a_h * b_h) G)), the residual being u or x
 applied several times with the same E, F and G. rope turns pairs (2k, 2k + 1) by position * theta^(-2k / N). Texts see only
 tokens before their own: S is strictly lower triangular. Dropout is 0.
 
-NAME.safetensors holds
-    weight.<name>   f32   layer.encoder [H * N, D], layer.gate [H, N, D], layer.decoder [D, H * N] and what is around them
+NAME.safetensors contains
+    weight.<name>   f32   layer.encoder [H * N, D], layer.gate [H, N, D], layer.decoder [D, H * N] and the input and output weights
     pixels          u8    [batches, B, size, size, 3], with labels i32 [batches, B]; or
     tokens, targets i32   [batches, B, T] of texts
-    logits          f32   of the first batch before the first step
-    loss            f32   [steps], the mean over a batch, the batches in turn
+    logits          f32   for the first batch before the first step
+    loss            f32   [steps], the mean over a batch; batches alternate
     grad.<name>     f32   the gradient of the first loss
-and NAME.json the model's keys. Computed in f64 from weights that are f32 numbers.
+and NAME.json contains the model's keys. Computed in f64 from weights that are f32 numbers.
 """
 
 import argparse
@@ -31,7 +31,7 @@ from safetensors.torch import save_file
 
 HERE = Path(__file__).resolve().parent
 STEPS, BATCHES, B = 100, 4, 4
-# At higher rates latents that die flip the curve even between f32 and f64 of this script.
+# At higher rates latents that die diverge even between f32 and f64 of this script.
 ADAMW = dict(lr=2e-4, betas=(0.9, 0.95), eps=1e-8)
 DECAY, CLIP = 0.1, 1.0
 CASES = {
@@ -114,7 +114,7 @@ def make(c):
         batches = torch.randint(256, (BATCHES, B, c["image_size"], c["image_size"], 3), generator=draw).double()
         labels = torch.randint(c["classes"], (BATCHES, B), generator=draw)
         data = dict(pixels=batches.to(torch.uint8), labels=labels.int())
-    # The learned token of the whole has rows to decay like any matrix; vectors do not decay.
+    # The learned image token is a matrix row and decays like any matrix; vectors do not decay.
     groups = [dict(params=[p for p in w.values() if p.dim() >= 2], weight_decay=DECAY),
               dict(params=[p for p in w.values() if p.dim() < 2], weight_decay=0.0)]
     optimizer = torch.optim.AdamW(groups, **ADAMW)

@@ -1,16 +1,16 @@
-"""Makes checkpoints as transformers and bitsandbytes write them in four bits, with the library's logits.
+"""Generates checkpoints as transformers and bitsandbytes write them in four bits, with the library's logits.
 
     pip install torch transformers bitsandbytes accelerate safetensors
     python make_bitsandbytes.py            # writes checkpoints/NAME/ beside this file
     python make_bitsandbytes.py --check    # recomputes the results from the files and compares
 
-Written with bitsandbytes 0.50.2, transformers 5.23 and PyTorch 2.15 on a CPU. checkpoints/NAME/ has what `save_pretrained` writes of a
-model that was loaded with a `BitsAndBytesConfig`, and
-    expected.safetensors   input_ids i32 [B, T], logits f32 [B, T, V] of the model that `from_pretrained` reads from the folder, and
-                           of two weights the last rows that bitsandbytes makes of their codes, f32, under their names
+Written with bitsandbytes 0.50.2, transformers 5.23 and PyTorch 2.15 on a CPU. checkpoints/NAME/ contains the output of
+`save_pretrained` for a model that was loaded with a `BitsAndBytesConfig`, and
+    expected.safetensors   input_ids i32 [B, T], logits f32 [B, T, V] of the model that `from_pretrained` loads from the folder, and
+                           for two weights the last rows as bitsandbytes dequantises them, f32, under their names
 
-Rows are multiples of 64 values, because bitsandbytes' CPU kernel begins a new block with every row where it dequantises matrices.
-The first folder has weights of more than 256 blocks, so that magnitudes have more than one largest one.
+Rows are multiples of 64 values, because bitsandbytes' CPU kernel starts a new block with every row where it dequantises matrices.
+The first folder has weights of more than 256 blocks, so that the magnitudes themselves form more than one block.
 """
 
 import argparse
@@ -27,12 +27,12 @@ from make_checkpoints import llama, qwen3, randomise
 HERE = Path(__file__).resolve().parent / "checkpoints"
 B, T = 2, 10
 SIZES = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16)
-# The last rows of these are kept.
+# Only the last rows of these are stored.
 VALUES, ROWS = ["layers.0.self_attn.k_proj", "layers.1.mlp.up_proj"], 16
 
-# name: (model, whether magnitudes are quantised in turn)
+# name: (model, whether magnitudes are quantised too)
 CHECKPOINTS = {
-    # Its vocabulary has room for the words of the synthetic language.
+    # Its vocabulary fits the words of the synthetic language.
     "llama-nf4": (lambda: llama(**SIZES, intermediate_size=320, vocab_size=256, tie_word_embeddings=True), True),
     "qwen3-nf4-single": (lambda: qwen3(**SIZES, intermediate_size=128), False),
 }
@@ -40,7 +40,8 @@ CHECKPOINTS = {
 
 def expected(folder, seed):
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, device_map="cpu")
-    # In training bitsandbytes multiplies by the dequantised values; otherwise its CPU kernels may pack weights anew and round to bf16.
+    # In training mode bitsandbytes multiplies by the dequantised values; otherwise its CPU kernels may repack weights
+    # and round to bf16.
     model.train()
     ids = torch.randint(0, model.config.vocab_size, (B, T), generator=torch.Generator().manual_seed(seed))
     with torch.no_grad():

@@ -1,14 +1,14 @@
-"""Makes checkpoints as other tools write them, with the reference library's logits and, for some, its AdamW steps.
+"""Generates checkpoints as other tools write them, with the reference library's logits and, for some, its AdamW steps.
 
     pip install torch transformers safetensors
     python make_checkpoints.py            # writes checkpoints/NAME/ beside this file
     python make_checkpoints.py --check    # recomputes the results and compares them with the files
 
-checkpoints/NAME/ has what `save_pretrained` writes (config.json, one safetensors file or shards with their index), in
-some the older form of config.json, and
+checkpoints/NAME/ contains the output of `save_pretrained` (config.json, one safetensors file or shards with their index; some
+have the older form of config.json), and
     expected.safetensors   input_ids i32 [B, T], logits f32 [B, T, V], computed in f32 from the stored weights
     steps.safetensors      two steps of torch.optim.AdamW: labels i32 [B, T] (-1 ignored), loss.N and norm.N f32 [1],
-                           grad.NAME f32 of the mean loss before the first step, after.N.NAME f32 the weights after N
+                           grad.NAME f32 of the mean loss before the first step, after.N.NAME f32 the weights after step N
 """
 
 import argparse
@@ -28,7 +28,7 @@ from transformers import (
 
 HERE = Path(__file__).resolve().parent / "checkpoints"
 B, T = 2, 19
-# What tests give as optimizer.*; matrices decay, vectors do not.
+# The values that tests set as optimizer.*; matrices decay, vectors do not.
 ADAMW = dict(lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
 DECAY, CLIP, STEPS = 0.1, 1.0, 2
 
@@ -68,7 +68,7 @@ def gemma3_text(**changes):
 
 
 def gemma3_images():
-    """A text model with a part that sees images beside it."""
+    """A text model with an image part."""
     vision = dict(
         hidden_size=6, intermediate_size=6, num_hidden_layers=1, num_attention_heads=1, image_size=8, patch_size=4,
         vision_use_head=False, model_type="siglip_vision_model",
@@ -135,7 +135,7 @@ CHECKPOINTS = {
 
 
 def randomise(model, seed):
-    """Weights that make every part matter: norm weights away from one, attention away from uniform."""
+    """Sets weights such that every part matters: norm weights away from one, attention away from uniform."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if name.endswith("bias"):
@@ -167,10 +167,10 @@ def write(folder, build, seed, dtype, shard, older_form, head_stored):
 
 
 def results(folder, seed, steps):
-    """The library's own reading of the folder: what it computes, and how it trains."""
+    """The library's results for the folder: its logits, and its training steps."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
-    # The last tokens of a model that sees images stand for images.
+    # The last tokens of a model that sees images are image placeholders.
     vocab = model.config.get_text_config().vocab_size - (3 if hasattr(model.config, "vision_config") else 0)
     tokens = torch.randint(0, vocab, (B, T + 1), generator=generator)
     ids, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].clone()

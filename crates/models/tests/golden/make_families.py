@@ -1,23 +1,24 @@
-"""Makes a tiny checkpoint of every family of decoders, with the reference library's logits, loss and gradients.
+"""Generates a tiny checkpoint of every family of decoders, with the reference library's logits, loss and gradients.
 
     pip install torch transformers safetensors
     python make_families.py            # writes families/NAME/ beside this file
     python make_families.py --check    # recomputes the results and compares them with the files
     python make_families.py NAME       # one of them alone
 
-families/NAME/ has what `save_pretrained` writes (config.json, model.safetensors in f32) and expected.safetensors with
+families/NAME/ contains the output of `save_pretrained` (config.json, model.safetensors in f32) and expected.safetensors with
     input_ids   i32   [B, T]
     labels      i32   [B, T], the target of the logits at the same position; -1 is ignored
     logits      f32   [B, T, V]
     loss_sum    f32   [1], the sum over supervised positions of -log softmax(logits)[label]
-    grad.NAME   f32   the gradient of loss_sum by every tensor of model.safetensors
-ENCODERS have texts of unequal lengths instead, each with a class:
+    grad.NAME   f32   the gradient of loss_sum for every tensor of model.safetensors
+ENCODERS instead have texts of unequal lengths, each with a class:
     input_ids   i32   [T], the texts one after another, and lengths i32 [S]
     types       i32   [T], the type of each token, where the model has types
-    labels      i32   [S], the class of each, and label_weights f32 [S], what each counts
+    labels      i32   [S], the class of each, and label_weights f32 [S], their weights
     logits      f32   [S, C], and loss_sum f32 [1], the weighted sum of -log softmax(logits)[label]
-BODIES are models without a head: their files have no `lm_head`, and names without `model.`. What is computed is the library's class with a
-head over the same files: tied embeddings, or a head of classes, whose weight is beside the results as score.weight.
+BODIES are models without a head: their files have no `lm_head`, and names without `model.`. Their results
+come from the library's class with a head, loaded from the same files: tied embeddings, or a head of classes, whose weight is
+stored with the results as score.weight.
 Everything is computed in f64 from the stored weights, as in make_golden.py, and rounded to f32 once. Windows are shorter
 than a row and caps are small, so that both change most numbers.
 """
@@ -45,7 +46,7 @@ LOCAL, GLOBAL = "sliding_attention", "full_attention"
 
 
 def made(model, config, **fields):
-    """A model of this family with dimensions that nothing divides evenly, and the fields that make the family."""
+    """A model of this family with dimensions that share no common factors, and the family's own fields."""
     common = dict(
         vocab_size=29, hidden_size=16, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
         intermediate_size=18, max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 500.0},
@@ -59,7 +60,7 @@ def rope(kind, **fields):
 
 
 def phi3(original):
-    """Half of each head rotates: three pairs, which a row longer than the original context divides by other factors."""
+    """Half of each head rotates: three pairs, whose frequencies are divided by other factors in rows longer than the original context."""
     return made(
         Phi3ForCausalLM, Phi3Config, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1,
         tie_word_embeddings=True, original_max_position_embeddings=original, sliding_window=17,
@@ -144,7 +145,7 @@ ENCODERS = {
 }
 
 
-# Bodies, and the class that reads each with a head.
+# Bodies, and the class that loads each with a head.
 BODIES = {
     "qwen3-body": (Qwen3ForCausalLM, lambda: made(Qwen3Model, Qwen3Config, head_dim=6, num_hidden_layers=2, tie_word_embeddings=True)),
     "phi3-body": (Phi3ForCausalLM, lambda: made(Phi3Model, Phi3Config, num_hidden_layers=1, tie_word_embeddings=True)),
@@ -155,7 +156,7 @@ BODIES = {
 
 
 def lift(model):
-    """Frequencies were made in f32 at construction; they are made again where f32 means f64."""
+    """Recomputes the frequencies, which the constructor computed in f32, in f64."""
     if not hasattr(model, "model"):
         return  # Learned positions.
     rotary = model.model.rotary_emb
@@ -173,7 +174,7 @@ def lift(model):
 
 
 def results(folder, model_class, seed):
-    """The library's own reading of the folder: its logits, loss and gradients in f64."""
+    """The library's results for the folder: its logits, loss and gradients in f64."""
     model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     input_ids, labels = batch(model.config.vocab_size, seed)
     model.double()
@@ -188,7 +189,7 @@ def results(folder, model_class, seed):
 
 
 def results_of_classes(folder, model_class, seed):
-    """The same of a model with a head of classes; a text at a time, so that there is no padding to leave out."""
+    """The results of a model with a head of classes, one text at a time, so that no padding is needed."""
     of_body = {"num_labels": 3} if model_class is MistralForSequenceClassification else {}
     model = model_class.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager", **of_body).eval()
     generator = torch.Generator().manual_seed(seed)

@@ -1,20 +1,20 @@
-"""Makes the golden fixtures of a decoder that looks at frames: a tiny random foveated model over the library's DINOv2 and Llama.
+"""Generates the golden fixtures of a decoder that looks at frames: a tiny random foveated model over the library's DINOv2 and Llama.
 
     pip install torch transformers safetensors numpy
     python make_fovea.py            # writes fovea*.safetensors and fovea.json beside this file
     python make_fovea.py --check    # recomputes and compares with the files instead of writing
 
-A query looks at an image: it attends to the keys and values that DINOv2's layers make of the image's patches, which never see
-a query. A first look, by one query for all frames, gives a token a frame; the text model's states of these tokens make the
-query by which the next frame is looked at again. The tokens of second looks stand before the text.
+A query looks at an image: it attends to the keys and values that DINOv2's layers compute from the image's patches, which never
+see a query. A first look, with one query for all frames, gives one token per frame; from the text model's state for a token
+the query for the second look at the next frame is computed. The tokens of second looks precede the text.
 
-`fovea-weights.safetensors` holds the weights by the authors' names, where a byte n stands for (n - 128) / 128, and in the weight
-of a norm and in a layer scale for 1 + (n - 128) / 128: exact in f32 and bf16.
+`fovea-weights.safetensors` contains the weights under the authors' names, as bytes: n means (n - 128) / 128, or
+1 + (n - 128) / 128 in norm weights and layer scales, which is exact in f32 and bf16.
 
-`fovea.safetensors` holds three samples: 3 frames and 7 tokens, of which some are not learned; a still image as 4 frames and 5
+`fovea.safetensors` contains three samples: 3 frames and 7 tokens, of which some are not learned; a still image as 4 frames and 5
 tokens; 6 tokens alone.
     images          u8    [U, rows, columns, channels]
-    frames          i32   the image of every frame, sample after sample
+    frames          i32   the image of every frame, ordered by sample
     frame_counts    i32   [3]
     tokens          i32   of all samples
     token_counts    i32   [3]
@@ -22,16 +22,16 @@ tokens; 6 tokens alone.
     coarse_tokens   f32   [F, E], tokens of first looks
     fine_tokens     f32   [F, E], tokens of second looks
     loss_sum        f32   [1], the sum over learned tokens of -log softmax(logits)[token]
-    grad.<name>     f32   the gradient of loss_sum, whole where it has at most 64 elements, otherwise 64 sums of it
-    coarse.loss_sum, coarse.grad.<name>   the same where the text stands behind first looks
-    generated       i32   [2, 8], what follows the first sample's frames and 4 tokens, and the second's, greedily: frame by
-                          frame, the query of each made of the state of the one before
+    grad.<name>     f32   the gradient of loss_sum, complete if it has at most 64 elements, otherwise 64 sums of it
+    coarse.loss_sum, coarse.grad.<name>   the same with first looks before the text
+    generated       i32   [2, 8], greedy continuations of the first and the second sample's frames and 4 tokens: frame by
+                          frame, with each query computed from the previous frame's state
 and `fovea.json` describes the model.
 
-Sum k of a gradient adds element i with the sign of bit k of splitmix64(i): the squares of 64 such sums are 64 times the
-square of its length, on the average, so their relative distance is that of the gradients. That keeps files small.
+Sum k of a gradient adds element i with the sign of bit k of splitmix64(i): the squares of 64 such sums are on average
+64 times its squared norm, so their relative distance is that of the gradients. That keeps files small.
 
-The library's modules run as they are, in f64; its norms of the text, rotations and resampled positions are f32 all the same.
+The library's modules run unmodified, in f64; its text norms, rotations and resampled positions are still computed in f32.
 """
 
 import argparse
@@ -50,7 +50,7 @@ WEIGHTS, FILE, DESCRIBED = (HERE / name for name in ("fovea-weights.safetensors"
 WIDTH, TEXT, QUERY, PIXELS, SCALE, VOCAB = 24, 20, 14, 24, 0.14, 61
 MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 SUMS = 64
-# The images of a sample's frames, and its tokens of text.
+# The images of a sample's frames, and its number of text tokens.
 SAMPLES = [([0, 1, 2], 7), ([3, 3, 3, 3], 5), ([], 6)]
 
 
@@ -88,7 +88,7 @@ class Foveated(nn.Module):
         self.q_init = nn.Parameter(torch.empty(1, QUERY))
 
     def remember(self, pixels):
-        """Keys and values of every layer, of images [U, 3, rows, columns]; the library's layers make the states."""
+        """Keys and values of every layer, for images [U, 3, rows, columns]; the library's layers compute the states."""
         hidden, kept = self.encoder.dino.embeddings(pixels), []
         for layer in self.encoder.dino.encoder.layer:
             normed = layer.norm1(hidden)
@@ -97,7 +97,7 @@ class Foveated(nn.Module):
         return kept
 
     def look(self, queries, kept, images):
-        """Tokens [R, E] of queries [R, Q], each at one of the images."""
+        """Tokens [R, E] for queries [R, Q], each looking at one of the images."""
         hidden = self.encoder.query_input_proj(queries)
         for layer, (keys, values) in zip(self.encoder.dino.encoder.layer, kept):
             heads = lambda x: x.unflatten(-1, (layer.attention.num_attention_heads, -1))
@@ -111,7 +111,7 @@ class Foveated(nn.Module):
         return SCALE * self.dino_to_llm(seen)
 
     def body(self, rows):
-        """States of rows [T, E] behind the final norm."""
+        """States of rows [T, E] after the final norm."""
         return self.llm.model(inputs_embeds=rows[None], use_cache=False).last_hidden_state[0]
 
     def first_looks(self, kept, frames):
@@ -128,7 +128,7 @@ class Foveated(nn.Module):
 
     @torch.no_grad()
     def generate(self, kept, frames, tokens, count):
-        """Greedily, the frames one after another: every prefix is computed anew."""
+        """Generates greedily, with the frames one after the other; every prefix is recomputed."""
         rows = torch.empty(0, TEXT, dtype=torch.float64)
         for frame in frames:
             query = self.llm_to_query(self.body(rows)[-1:]) if len(rows) else self.q_init
@@ -142,7 +142,7 @@ class Foveated(nn.Module):
         return made
 
 
-# The library's modules have other names than its files keep.
+# The library's modules have other names than the authors' files.
 FILED = {
     "attention.q_proj": "attention.attention.query", "attention.k_proj": "attention.attention.key",
     "attention.v_proj": "attention.attention.value", "attention.o_proj": "attention.output.dense",
@@ -150,7 +150,7 @@ FILED = {
 
 
 def named(model):
-    """Parameters by the names they have in files."""
+    """Parameters by their names in files."""
     def filed(name):
         for module, kept in FILED.items():
             if name.startswith("encoder.dino."):
@@ -165,7 +165,7 @@ def is_norm(name):
 
 def draw(model):
     """Bytes of every weight: norms and scales 1 + 0.1 N, vectors 0.1 N, queries 0.4 N, matrices 0.15 N. With these PyTorch's own
-    gradients in f32 are within 2e-6 of those in f64; with larger ones rounding alone comes to 1e-5."""
+    gradients in f32 are within 2e-6 of those in f64; with larger ones rounding alone reaches 1e-5."""
     generator = torch.Generator().manual_seed(54)
     weights = {}
     for name, p in named(model).items():
@@ -197,7 +197,7 @@ def sums(gradient):
 
 
 def loss_and_gradients(model, kept, samples, looks):
-    """The row before a token predicts it, and a sample's first token counts nothing: nothing but frames stands before it."""
+    """The row before a token predicts it; a sample's first token is ignored, because only frames precede it."""
     loss = 0
     for frames, tokens, learned in samples:
         rows = looks(kept, frames) if frames else torch.empty(0, TEXT, dtype=torch.float64)
@@ -206,7 +206,7 @@ def loss_and_gradients(model, kept, samples, looks):
         loss = loss + (each * learned[1:]).sum()
     parameters = named(model)
     grads = torch.autograd.grad(loss, list(parameters.values()), retain_graph=True, allow_unused=True)
-    # What a coarse pass does not read has no gradient.
+    # Parameters that a coarse pass does not read have no gradient.
     grads = [torch.zeros_like(p) if g is None else g for p, g in zip(parameters.values(), grads)]
     return loss.detach()[None], {name: sums(g) for name, g in zip(parameters, grads)}
 
@@ -279,7 +279,7 @@ def main():
         old = load_file(FILE)
         assert set(old) == set(tensors), "the file holds other tensors than this script makes"
         for name, made in tensors.items():
-            # The gradient of a vector that all keys share is 0, and what is left of it is rounding.
+            # The gradient of a vector that all keys share is 0 up to rounding.
             least = 1e-3 if "attention.key.bias" not in name else 1.0
             off = (old[name].double() - made.double()).norm() / made.double().norm().clamp(min=least)
             assert off < 1e-6, f"{name} is off by {off:.1e}"

@@ -1,4 +1,4 @@
-"""Makes the golden fixtures of the decoder: tiny random checkpoints with the logits, loss and gradients of a reference.
+"""Generates the golden fixtures of the decoder: tiny random checkpoints with the logits, loss and gradients of a reference.
 
     pip install torch transformers safetensors numpy
     python make_golden.py            # writes NAME.safetensors and NAME.json beside this file
@@ -7,37 +7,37 @@
 `llama` and `qwen3` are the reference library's own models (LlamaForCausalLM, Qwen3ForCausalLM, eager attention), and so
 are `gpt2` and `gpt2-exact` (GPT2LMHeadModel: layer norm with bias, learned positions, biases, its own names and
 layouts; GELU in the tanh form and in the exact one) and
-`llama-linear`, `llama-llama3` and `llama-yarn`, which stretch the rotary frequencies; `llama-llama3` and `llama-yarn` add
-a bias to every product. `gemma3` (Gemma3ForCausalLM) has a window shorter than a row, two global layers whose frequencies
-are stretched, grouped heads and scores divided by another root than that of the head size; `gemma3-bidirectional` sees
-both ways and has the factor of its embeddings rounded to bf16, as the library does with weights of that type. `options`
-is written below from its equations and covers what those do not: layer norm without bias, an ungated tanh-GELU MLP,
+`llama-linear`, `llama-llama3` and `llama-yarn`, with scaled rotary frequencies; `llama-llama3` and `llama-yarn` add
+a bias to every product. `gemma3` (Gemma3ForCausalLM) has a window shorter than a row, two global layers with scaled
+frequencies, grouped heads and scores divided by another root than that of the head size; `gemma3-bidirectional` attends in
+both directions and has the factor of its embeddings rounded to bf16, as the library does with weights of that type. `options`
+is written below from its equations and covers the remaining options: layer norm without bias, an ungated tanh-GELU MLP,
 learned positions, no RoPE.
 
-NAME.safetensors holds
+NAME.safetensors contains
     weight.<name>   f32   every parameter once, [out, in] for products ([in, out] in GPT-2); a tied head has no entry
     input_ids       i32   [B, T]
     labels          i32   [B, T], the target of the logits at the SAME position (already shifted); -1 is ignored
     logits          f32   [B, T, V]
     loss_sum        f32   [1], the sum over supervised positions of -log softmax(logits)[label]
     loss_mean       f32   [1], loss_sum over the number of supervised positions
-    grad.<name>     f32   the gradient of loss_sum; where the embedding is tied it has both contributions
-and NAME.json the model's configuration (for the reference library's models exactly their config.json).
+    grad.<name>     f32   the gradient of loss_sum; a tied embedding has both contributions
+and NAME.json contains the model's configuration (for the reference library's models exactly their config.json).
 
 `gemma3-classes` (Gemma3TextForSequenceClassification) is another kind: texts of unequal lengths with a class each.
-Instead of what follows the weights it holds
-    input_ids       i32   [T], the texts one after another
-    lengths         i32   [S] of each text
+After the weights it contains instead
+    input_ids       i32   [T], the texts one after the other
+    lengths         i32   [S], the length of each text
     labels          i32   [S], the class of each
-    label_weights   f32   [S], what each counts
-    logits.last     f32   [S, C], the library's own: of the last token
+    label_weights   f32   [S], their weights
+    logits.last     f32   [S, C], the library's own, for the last token
     logits.POOLING  f32   [S, C] for mean, cls and max over the library's last hidden states
     loss_sum        f32   [1], the weighted sum of -log softmax(logits.mean)[label], and grad.<name> its gradient
 
 Precision: the weights are f32 numbers; everything else is computed from them in f64 and rounded to f32 once, so the
-stored values are the exact answer for that checkpoint to f32's last bit, and a tolerance of 1e-5 is spent on the
-code under test, not on the reference. The reference library rounds to f32 inside norms, softmax and rotary
-embedding whatever the model's type is; `Float64Everywhere` lifts those roundings. Each run prints how far plain f32
+stored values are exact for that checkpoint to f32's last bit, and a tolerance of 1e-5 applies to the
+code under test only. The reference library rounds to f32 inside norms, softmax and rotary
+embedding whatever the model's type is; `Float64Everywhere` removes those roundings. Each run prints how far plain f32
 and the library's own partial f64 are from the stored values, and fails if the gradients miss a finite difference.
 """
 
@@ -64,7 +64,7 @@ IGNORED = -1
 
 
 class Float64Everywhere(TorchFunctionMode):
-    """Turns every explicit conversion to f32 into one to f64."""
+    """Replaces every explicit conversion to f32 by one to f64."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function is torch.Tensor.float:
@@ -74,7 +74,7 @@ class Float64Everywhere(TorchFunctionMode):
 
 
 def randomise(parameters, seed, one_plus=False):
-    """Weights that make every part matter: norms' factors away from one, attention away from uniform."""
+    """Sets weights such that every part matters: norms' factors away from one, attention away from uniform."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in parameters:
         if name.endswith(".bias"):
@@ -185,7 +185,7 @@ def qwen3():
 
 
 def stretched(rope, **more):
-    """A Llama whose frequencies are stretched so that, of its eight, some are kept, some mixed and some stretched."""
+    """A Llama with scaled frequencies, such that of its eight some are kept, some interpolated and some scaled."""
     return LlamaForCausalLM(LlamaConfig(
         vocab_size=53, hidden_size=24, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16,
         intermediate_size=28, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=True,
@@ -253,7 +253,7 @@ def measure(model, input_ids, labels):
 
 
 def lift_rotary_frequencies(model):
-    """The frequencies were made at construction, in f32; make them again where f32 means f64."""
+    """Recomputes the frequencies, which the constructor computed in f32, in f64."""
     if isinstance(model, (Gemma3ForCausalLM, Gemma3TextForSequenceClassification)):
         rotary = model.model.rotary_emb
         for kind in rotary.layer_types:
@@ -270,7 +270,7 @@ def lift_rotary_frequencies(model):
 
 
 def check_finite_difference(model, input_ids, labels, result, seed):
-    """Every parameter's gradient against a central difference of the loss along one random direction."""
+    """Checks every parameter's gradient against a central difference of the loss along one random direction."""
     generator = torch.Generator().manual_seed(seed)
     worst = 0.0
     for name, p in model.named_parameters():
@@ -306,7 +306,7 @@ def summary(errors):
 
 
 def make(name, build, seed):
-    """The fixture's tensors and its configuration; prints what the precisions differ by."""
+    """The fixture's tensors and its configuration; prints how much the precisions differ."""
     torch.manual_seed(seed)
     model = build()
     randomise(model.named_parameters(), seed, one_plus=isinstance(model, Gemma3ForCausalLM))
@@ -349,12 +349,12 @@ LENGTHS = [7, 23, 1, 12]
 
 
 def pooled(states):
-    """Of one text's hidden states [T, D]."""
+    """The poolings of one text's hidden states [T, D]."""
     return {"mean": states.mean(0), "cls": states[0], "max": states.amax(0), "last": states[-1]}
 
 
 def make_classes(seed):
-    """As `make`, for texts and their classes; a text at a time, so that there is no padding to leave out."""
+    """`make` for texts and their classes, one text at a time, so that no padding is needed."""
     torch.manual_seed(seed)
     model = gemma3(
         Gemma3TextForSequenceClassification, num_hidden_layers=2, use_bidirectional_attention=True, num_labels=3,
@@ -389,7 +389,7 @@ def make_classes(seed):
 
 
 def compare(path, tensors):
-    """Weights, ids and labels to the bit; results to 1e-6, as another processor may sum in another order."""
+    """Compares weights, ids and labels to the bit, and results to 1e-6, because processors may sum in different orders."""
     with safe_open(path, "pt") as stored:
         assert set(stored.keys()) == set(tensors), f"{path.name} holds other tensors than this script makes"
         for name, tensor in tensors.items():

@@ -1,10 +1,10 @@
-"""Makes updates of small matrices as `torch.optim.Muon` makes them, and of what is left to `torch.optim.AdamW`.
+"""Generates updates of small matrices by `torch.optim.Muon`, and of the remaining parameters by `torch.optim.AdamW`.
 
     python make_muon.py
 
-Writes muon.safetensors beside itself. Every case begins with the same weights and takes the same four gradients, some of which are small, so
-that the least norm is seen too. Two cases have PyTorch's own Newton-Schulz, which rounds to bf16; in the others PyTorch runs everything but that
-function, which is written down here in f64.
+Writes muon.safetensors beside itself. Every case starts with the same weights and takes the same four gradients, some of which are
+small enough for the least norm to matter. Two cases use PyTorch's own Newton-Schulz, which rounds to bf16; in the others PyTorch
+runs everything except that function, which is implemented here in f64.
 """
 
 from pathlib import Path
@@ -24,7 +24,8 @@ MATRICES = {
     "layers.2.odd": (5, 17),
 }
 OTHERS = {"embed": (10, 6), "layers.0.norm": (12,)}
-# Of each case: whether Newton-Schulz is computed exactly, the adjustment of the rate, and whether the momentum is Nesterov's.
+# For each case: whether Newton-Schulz is computed exactly, the adjustment of the rate, and whether momentum is
+# Nesterov's.
 CASES = {
     "bf16.original": (False, "original", True),
     "bf16.match_rms_adamw": (False, "match_rms_adamw", True),
@@ -36,7 +37,7 @@ ADAMW_LR = 3e-3
 
 
 def exact(matrix, coefficients, steps, eps):
-    """The polynomial by singular values, in f64: X = U S V^T becomes U p(p(...S)) V^T."""
+    """The polynomial applied to singular values, in f64: X = U S V^T becomes U p(p(...S)) V^T."""
     a, b, c = coefficients
     left, values, right = torch.linalg.svd(matrix.double(), full_matrices=False)
     values = values / max(torch.linalg.norm(values), eps)
@@ -75,7 +76,7 @@ def main():
     weights = {name: 0.3 * torch.randn(shape) for name, shape in shapes.items()}
     sizes = [1.0, 1e-3, 0.2, 3.0]
     gradients = [{name: size * torch.randn(shape) for name, shape in shapes.items()} for size in sizes]
-    # A matrix whose first gradient vanishes stays where decay leaves it.
+    # A matrix whose first gradient is zero only decays.
     gradients[0]["layers.1.wide"].zero_()
     tensors = {f"weight.{name}": value for name, value in weights.items()}
     for step, of_step in enumerate(gradients):

@@ -1,25 +1,25 @@
-"""Makes the golden fixture of preferences: every loss of pairs and judged answers on the tiny Llama beside this file.
+"""Generates the golden fixture of preferences: every loss of pairs and judged answers on the tiny Llama beside this file.
 
     pip install torch transformers trl safetensors numpy
     python make_preference.py            # writes preference.safetensors beside this file
     python make_preference.py --check    # recomputes and compares with the file instead of writing
 
 The model is `llama` of make_golden.py, with the weights of llama.safetensors; the reference is the same with a little noise.
-Values and gradients are computed in f64 from the formulas below and rounded to f32 once. What TRL has of these losses is
-called too: its own code must give what the formulas give, or the script fails.
+Values and gradients are computed in f64 from the formulas below and rounded to f32 once. TRL's own implementations of these
+losses are called too: they must agree with the formulas, or the script fails.
 
-preference.safetensors holds
-    tokens                 i32  the examples one after another: of each pair the chosen answer behind its prompt, then the
-                                rejected one
+preference.safetensors contains
+    tokens                 i32  the examples one after the other: for each pair the chosen answer after its prompt, then
+                                the rejected one
     lengths, prompts       i32  [2 P] tokens of each example, and of its prompt
     reference              f32  [2 P] sums of log-probabilities under the reference, in the order of the examples
     logp                   f32  [2 P] those under the model
     LOSS.loss              f32  [1] the sum over pairs, or over judged answers
-    LOSS.grad.<name>       f32  its gradient: of `dpo` every parameter's, of the others three
+    LOSS.grad.<name>       f32  its gradient: for `dpo` every parameter's, for the others three
     kto.mismatched         f32  [2 P] sums under the reference of example i's prompt with the answer of example i - 1
     kto.baseline           f32  [1] the mean gain of these under the model, at least 0
-    steps.*                     the same of other pairs as TRL tokenised them, and `steps.loss`, f32 [10], what its DPOTrainer
-                                gives for ten steps of AdamW over all of them
+    steps.*                     the same for other pairs as TRL tokenised them, and `steps.loss`, f32 [10], the losses of its
+                                DPOTrainer for ten steps of AdamW over all of them
 """
 
 import argparse
@@ -56,7 +56,7 @@ LOSSES = {
 
 
 def rounded(values):
-    """To f32 and back, which `Float64Everywhere` would lift."""
+    """Rounds to f32 and back, which `Float64Everywhere` would remove."""
     return torch.from_numpy(values.numpy().astype("float32").astype("float64"))
 
 
@@ -72,7 +72,7 @@ def model_of(weights):
 
 
 def logps(model, examples, prompts):
-    """Of every example the sum of its answer's log-probabilities, in f64."""
+    """For every example the sum of its answer's log-probabilities, in f64."""
     sums = []
     for tokens, prompt in zip(examples, prompts):
         ids = torch.tensor([tokens])
@@ -89,7 +89,7 @@ def answers(a, a0, examples, prompts):
 
 
 def check_against_trl(c, r, n_c, n_r):
-    """TRL's own functions on the same sums."""
+    """Compares with TRL's own functions on the same sums."""
     from trl.experimental.cpo import CPOTrainer
     from trl.experimental.orpo import ORPOTrainer
     here = SimpleNamespace(accelerator=SimpleNamespace(device="cpu"), alpha=0.0, label_smoothing=0.0)
@@ -152,7 +152,7 @@ def ten_steps(weights):
 
 
 def check_steps_losses(weights, noisy, examples, prompts):
-    """The first loss of TRL's trainer for each of its losses, against the formulas on the pairs it tokenised."""
+    """Compares the first loss of TRL's trainer, for each of its losses, with the formulas on the pairs it tokenised."""
     model, reference = model_of(weights), model_of(noisy)
     with Float64Everywhere(), torch.no_grad():
         c, r = answers(logps(model, examples, prompts), logps(reference, examples, prompts), examples, prompts)

@@ -1,19 +1,19 @@
-"""Makes the golden fixtures of the vision transformer: tiny random checkpoints with a reference's logits and gradients.
+"""Generates the golden fixtures of the vision transformer: tiny random checkpoints with a reference's logits and gradients.
 
     pip install torch transformers timm safetensors numpy
     python make_vision.py            # writes NAME.safetensors and NAME.json beside this file
     python make_vision.py --check    # recomputes and compares with the files instead of writing
 
-`dinov2` is Dinov2ForImageClassification on images of another grid than its positions', which are resampled,
+`dinov2` is Dinov2ForImageClassification on images with another grid than its positions, which are resampled,
 `dinov2-swiglu` the same with a gated feed-forward, `vit` is ViTForImageClassification on such images, and
 `dinov2-registers` Dinov2WithRegistersForImageClassification on such images; `timm-vit` is timm's VisionTransformer,
 `deit`, `clip` and `siglip` are the library's classifiers of these names on such images; `timm-registers` has registers without
-positions, `timm-clip` the norm before the blocks and quick GELU, and `timm-pooled` no class token and a norm of the mean;
+positions, `timm-clip` the norm before the blocks and quick GELU, and `timm-pooled` no class token and a norm after mean pooling;
 `timm-vit-mean` one whose head reads the mean of the patches, `timm-vit-scaled` the first with LayerScale on larger images than
-its positions are of, `timm-vit-small` on smaller ones, and `timm-vit-wide` on images that are not square. All of them resample
+its positions are for, `timm-vit-small` on smaller ones, and `timm-vit-wide` on images that are not square. All of them resample
 their positions themselves.
 
-NAME.safetensors holds
+NAME.safetensors contains
     weight.<name>   f32   every parameter that the classifier reads
     pixels          u8    [B, Y, X, 3]
     labels          i32   [B]
@@ -21,7 +21,7 @@ NAME.safetensors holds
     logits          f32   [B, C]
     loss_sum        f32   [1], the sum over images of weight * -log softmax(logits)[label]
     grad.<name>     f32   the gradient of loss_sum
-and NAME.json the model's `config.json`, with `image_side` beside it, the images' width, and `image_height`.
+and NAME.json contains the model's `config.json` with two further fields, the images' width `image_side` and `image_height`.
 
 The weights are f32 numbers; everything else is computed from them in f64 and rounded to f32 once. Pixels are normalised
 by the configuration's mean and deviation in f64 as well.
@@ -51,7 +51,7 @@ OPENAI = ([0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.275777
 
 
 class Float64Everywhere(TorchFunctionMode):
-    """Turns every explicit conversion to f32 into one to f64."""
+    """Replaces every explicit conversion to f32 by one to f64."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         function = torch.Tensor.double if function is torch.Tensor.float else function
@@ -75,7 +75,7 @@ def dinov2(kind, config, **more):
 
 
 def tower(kind, config, **more):
-    """A model of images and texts whose classifier reads the tower of images alone."""
+    """A model of images and texts whose classifier only reads the image tower."""
     vision = dict(
         hidden_size=12, num_hidden_layers=2, num_attention_heads=2, intermediate_size=20, image_size=15, patch_size=3, **more,
     )
@@ -93,7 +93,7 @@ def tower(kind, config, **more):
 def timm(image, table, scale, pool=None, **more):
     args = dict(img_size=table, patch_size=4, embed_dim=12, depth=2, num_heads=3, mlp_ratio=2.5, num_classes=C)
     args |= {"init_values": scale} if scale else {}
-    # timm norms what was pooled unless it is told not to.
+    # By default timm norms the pooled value.
     args |= {"global_pool": pool, "fc_norm": False} if pool else {}
     args |= more
     is_clip = args.get("pre_norm", False)
@@ -138,7 +138,7 @@ MODELS = {
 
 
 def randomise(model, seed):
-    """Weights that make every part matter: factors away from one, attention away from uniform."""
+    """Sets weights such that every part matters: factors away from one, attention away from uniform."""
     generator = torch.Generator().manual_seed(seed)
     for name, p in model.named_parameters():
         if p.dim() == 1 and not name.endswith("bias"):
@@ -162,14 +162,14 @@ def published(name):
 
 
 def is_read(model, name):
-    """Whether a classifier reads a parameter: masked patches are of pretraining, and CLIP's last norm is of the embedding that
-    is compared with texts."""
+    """Whether a classifier reads a parameter: the mask token belongs to pretraining, and CLIP's last norm to the
+    embedding that is compared with texts."""
     is_last_norm = isinstance(model, CLIPForImageClassification) and ".post_layernorm." in name
     return not name.endswith("mask_token") and not is_last_norm
 
 
 def joined(tensors):
-    """Tensors as published files have them: gate and up one after the other."""
+    """Tensors in the layout of published files: gate and up concatenated."""
     gates = [name for name in tensors if ".mlp.gate_proj." in name]
     for gate in gates:
         up = gate.replace("gate_proj", "up_proj")

@@ -1,4 +1,4 @@
-"""Makes the golden fixtures of a decoder that sees images: a tiny random Qwen3-VL with the library's logits and gradients.
+"""Generates the golden fixtures of a decoder that sees images: a tiny random Qwen3-VL with the library's logits and gradients.
 
     pip install torch transformers safetensors numpy
     python make_vl.py            # writes qwen3-vl*.safetensors and qwen3-vl*.json beside this file
@@ -7,31 +7,31 @@
     python make_vl.py --checkpoint qwen3-vl FOLDER    # writes a variant as the library does, with room for 512 tokens
     flatout train tiny model.from=FOLDER train.steps=1 lr=1e-50 weight_decay=0 warmup_steps=0 model.context=16
     flatout export RUN --to FOLDER-OUT
-    python make_vl.py --exported qwen3-vl FOLDER-OUT  # the library loads it and gives the same logits
+    python make_vl.py --exported qwen3-vl FOLDER-OUT  # checks that the library loads it with the same logits
 
-All variants share the weights of `qwen3-vl-weights.safetensors`, where a byte n stands for (n - 128) / 128, and in the weight of
-a norm for 1 + (n - 128) / 128: exact in f32 and bf16. A variant leaves out the tensors that it has not.
+All variants share the weights of `qwen3-vl-weights.safetensors`, as bytes: n means (n - 128) / 128, or
+1 + (n - 128) / 128 in norm weights, which is exact in f32 and bf16. A variant omits the tensors that it does not have.
 
     qwen3-vl          text, an image of 4 x 6 patches, text, one of 6 x 2, text; and a row of text alone
     qwen3-vl-ends     images first and last in a row; the head is the embedding
     qwen3-vl-plain    no DeepStack
     qwen3-vl-column   one block of DeepStack; merged grids of one column and of one row
 
-NAME.safetensors holds
+NAME.safetensors contains
     input_ids       i32   [2, T]
     labels          i32   [2, T], -1 where nothing is learned
-    patches         u8    [P, rows columns channels], patches of all images in the order in which the model takes them
+    patches         u8    [P, rows columns channels], patches of all images in the model's order
     grids           i32   [I, 2], patches of each image: rows and columns
-    positions       i32   [3, 2, T], as the library computes them: time, height and width
+    positions       i32   [3, 2, T], computed by the library: time, height and width
     logits          f32   [2, T, V]
     loss_sum        f32   [1], the sum over tokens of -log softmax(logits)[label]
-    grad.<name>     f32   the gradient of loss_sum, whole where it has at most 64 elements, otherwise 64 sums of it
-and NAME.json the model's `config.json`.
+    grad.<name>     f32   the gradient of loss_sum, complete if it has at most 64 elements, otherwise 64 sums of it
+and NAME.json contains the model's `config.json`.
 
-Sum k of a gradient adds element i with the sign of bit k of splitmix64(i): the squares of 64 such sums are 64 times the
-square of its length, on the average, so their relative distance is that of the gradients. That keeps files small.
+Sum k of a gradient adds element i with the sign of bit k of splitmix64(i): the squares of 64 such sums are on average
+64 times its squared norm, so their relative distance is that of the gradients. That keeps files small.
 
-The library's model runs as it is, in f64; its norms of the text, rotations and interpolation weights are f32 all the same.
+The library's model runs unmodified, in f64; its text norms, rotations and interpolation weights are still computed in f32.
 """
 
 import argparse
@@ -49,10 +49,10 @@ WEIGHTS = HERE / "qwen3-vl-weights.safetensors"
 VOCAB, IMAGE, VIDEO, START, END = 97, 90, 91, 92, 93
 PATCH, MERGE, TIME = 4, 2, 2
 SUMS = 64
-# Of the language that the recipe `tiny` learns.
+# The number of words of the language that the recipe `tiny` learns.
 WORDS = 512
 
-# A row is a list of stretches: so many tokens of text, or an image of (rows, columns) of patches.
+# A row is a list of pieces: a number of text tokens, or an image of (rows, columns) of patches.
 VARIANTS = {
     "qwen3-vl": (dict(), [[3, (4, 6), 2, (6, 2), 4], [18]]),
     "qwen3-vl-ends": (dict(tied=True), [[(4, 6), 5, (2, 4)], [13]]),
@@ -103,14 +103,14 @@ def patches_of(grid, generator):
 
 
 def pixel_values(patches):
-    """The same as the library takes them: channel, time, row, column; a still image is every frame."""
+    """The same in the library's layout: channel, time, row, column; a still image is repeated for every frame."""
     normal = (patches.double() / 255 - 0.5) / 0.5
     frames = normal.view(-1, 1, PATCH, PATCH, 3).expand(-1, TIME, -1, -1, -1)
     return frames.permute(0, 4, 1, 2, 3).reshape(patches.shape[0], -1)
 
 
 def row_of(stretches, generator):
-    """Tokens of a row. Nothing in the model reads the marks around an image, so there are none."""
+    """Tokens of a row. The model does not need the marker tokens around an image, so there are none."""
     ids = []
     for stretch in stretches:
         if isinstance(stretch, int):
@@ -149,7 +149,7 @@ def make(name, stored):
     described = config(**changes)
     model = Qwen3VLForConditionalGeneration(described).eval().double()
     for weight, p in model.named_parameters():
-        # The one merger of DeepStack is the first of all.
+        # DeepStack's only merger is the first of all.
         p.data = value(weight, stored[weight])
     generator = torch.Generator().manual_seed(1000 + list(VARIANTS).index(name))
     grids = [stretch for row in layout for stretch in row if not isinstance(stretch, int)]
@@ -176,7 +176,7 @@ def make(name, stored):
 
 
 def shortened(config):
-    """What describes the model, without what every config of the library has."""
+    """The fields that describe the model, without those that every config of the library has."""
     kept = ("architectures", "model_type", "text_config", "vision_config", "image_token_id", "video_token_id",
             "vision_start_token_id", "vision_end_token_id", "tie_word_embeddings", "dtype")
     text = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -197,7 +197,7 @@ def write_checkpoint(name, folder, stored):
     model = Qwen3VLForConditionalGeneration(described)
     for weight, p in model.named_parameters():
         values = value(weight, stored[weight]).float()
-        # The rows of more tokens are those of the first again.
+        # Rows of further tokens repeat the first ones.
         p.data = values if values.shape == p.shape else values.repeat(-(-WORDS // VOCAB), 1)[:WORDS]
     model.save_pretrained(folder)
 

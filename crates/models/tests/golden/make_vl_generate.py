@@ -1,13 +1,13 @@
-"""Makes the golden fixture of text that a model writes about images: prompts, images and the library's tokens, greedily.
+"""Generates the golden fixture of text that a model writes about images: prompts, images and the library's tokens, greedily.
 
     pip install torch torchvision transformers tokenizers safetensors pillow
     python make_vl_generate.py            # writes qwen3-vl-generate/ beside this file
-    python make_vl_generate.py --check    # makes the tokens again and compares
+    python make_vl_generate.py --check    # generates the tokens again and compares
 
-The model is `qwen3-vl` of make_vl.py, in f64. The folder has what the library keeps beside weights: a tokeniser of 97 words, a chat
-template that writes parts as Qwen3-VL's does, and the limits of an image's area. expected.json has an entry a prompt: the pictures
-(of crates/data/tests/pictures), the parts of the question, the tokens of the whole prompt as the library's processor
-makes them, and the tokens that `generate` adds. Every one of these is likelier than the next by a margin that rounding does not reach.
+The model is `qwen3-vl` of make_vl.py, in f64. The folder contains the library's files besides weights: a tokeniser of 97 words, a chat
+template that formats parts like Qwen3-VL's, and the limits of an image's area. expected.json has one entry per prompt: the pictures
+(of crates/data/tests/pictures), the parts of the question, the tokens of the whole prompt from the library's
+processor, and the tokens that `generate` adds. Each of these is more likely than the next candidate by a margin beyond rounding.
 """
 
 import argparse
@@ -53,7 +53,7 @@ TEMPLATE = """\
 {%- endif %}
 """
 
-# Pictures, and the question: an image for each `<image>`, or all before the text.
+# Pictures, and the question: an image for each `<image>`, or all images before the text.
 PROMPTS = [
     (["rgb.png", "palette.png"], "what is on the table"),
     (["grey.png", "rgb.png"], "compare <image> and <image> now"),

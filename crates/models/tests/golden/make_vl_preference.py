@@ -1,22 +1,22 @@
-"""Makes the golden fixture of preferences about images: ten steps of DPO on the tiny Qwen3-VL beside this file, in PyTorch.
+"""Generates the golden fixture of preferences about images: ten steps of DPO on the tiny Qwen3-VL beside this file, in PyTorch.
 
     pip install torch transformers safetensors numpy pillow
     python make_vl_preference.py            # writes vl-preference.safetensors beside this file
     python make_vl_preference.py --check    # recomputes and compares with the file instead of writing
 
-The model is `qwen3-vl` of make_vl.py. A prompt is some words, an image and some words more, and every pair has one. Each answer is
-computed by itself behind its prompt, in f64; the reference is the model as it is before the first step. The loss of a pair is
+The model is `qwen3-vl` of make_vl.py. A prompt is some words, an image and more words, and every pair has one. Each answer is
+evaluated separately after its prompt, in f64; the reference is the model before the first step. The loss of a pair is
 -log s(0.1 d), d = (a_c - a0_c) - (a_r - a0_r) with a the sum of an answer's log-probabilities under the model and a0 that under the
 reference, and the loss of a step is the mean over all pairs. AdamW has rate 1e-3, betas 0.9 and 0.999, no decay and no clipping, and
 trains everything, the tower too.
 
-vl-preference.safetensors holds
+vl-preference.safetensors contains
     png.N                  u8   image N as the bytes of a PNG file
-    tokens                 i32  the examples one after another: of each pair the chosen answer behind its prompt, then the rejected one
+    tokens                 i32  the examples one after the other: for each pair the chosen answer after its prompt, then the rejected one
     lengths, prompts       i32  [2 P] tokens of each example, and of its prompt
     shown, starts          i32  [2 P] the image of each example, and the first of its tokens
     logp                   f32  [2 P] sums of log-probabilities under the reference
-    grad.<name>            f32  the gradient of the first step, as make_vl.py keeps gradients
+    grad.<name>            f32  the gradient of the first step, stored as in make_vl.py
     loss                   f32  [10]
 """
 
@@ -35,7 +35,7 @@ from make_vl import HERE, IMAGE, MERGE, PATCH
 
 FILE = HERE / "vl-preference.safetensors"
 GRIDS = [(4, 6), (6, 2)]  # patches of each image: rows and columns
-# Of every pair: its image, words before it and behind it, and words of the chosen and the rejected answer.
+# For every pair: its image, words before and after it, and words of the chosen and the rejected answer.
 PAIRS = [(0, 3, 2, 4, 4), (1, 1, 5, 2, 6), (0, 0, 4, 5, 1), (1, 4, 1, 3, 3)]
 STEPS, RATE, BETA = 10, 1e-3, 0.1
 

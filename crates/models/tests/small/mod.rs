@@ -1,4 +1,4 @@
-//! A decoder that the oracle runs in a moment.
+//! A small decoder that the oracle runs quickly.
 
 use flatout_models::config::DecoderConfig;
 

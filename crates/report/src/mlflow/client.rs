@@ -1,4 +1,4 @@
-//! MLflow's REST interface, as far as following a run needs it.
+//! A client of MLflow's REST interface, with the calls that sending a run needs.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use flatout_data::remote::http::agent;
 use serde_json::{Value, json};
 use ureq::Agent;
 
-/// A server that says nothing for this long is taken for one that is away.
+/// Timeout after which a server counts as away.
 const SILENCE: Duration = Duration::from_secs(8);
-/// The longest answer that is read.
+/// The longest response that is read.
 const ANSWER_BYTES: u64 = 1 << 20;
-/// The letters of a server's own words that are shown.
+/// The most characters of a server's message that are shown.
 const SHOWN: usize = 200;
 
-/// Why a call came to nothing.
+/// The error of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Trouble {
-    /// It may go well later: nobody answers, or the server is not well, or does not know who asks.
+    /// Temporary: the server does not answer, has an error of its own, or does not accept the credentials.
     Away(String),
-    /// There is no such thing.
+    /// The experiment or run does not exist.
     Absent(String),
-    /// It will be refused again.
+    /// The server refuses the request and would refuse it again.
     Refused(String),
-    /// Less at once may be taken.
+    /// The request is too large; a smaller one may be accepted.
     TooLarge(String),
 }
 
@@ -36,7 +36,7 @@ impl Trouble {
     }
 }
 
-/// The user's credentials, by MLflow's own variables.
+/// The user's credentials, from MLflow's environment variables.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credentials {
     pub token: Option<String>,
@@ -54,7 +54,7 @@ impl Credentials {
         }
     }
 
-    /// The header that says it: a token, or a name with its password.
+    /// The value of the `authorization` header: a token, or user and password.
     fn header(&self) -> Option<String> {
         match (&self.token, &self.user) {
             (Some(token), _) => Some(format!("Bearer {token}")),
@@ -80,18 +80,18 @@ impl Client {
         Ok(Client { agent, base, authorization: credentials.header() })
     }
 
-    /// The number of the experiment with a name, which is made where there is none.
+    /// The id of the experiment with this name, which is created if it does not exist.
     pub fn experiment(&self, name: &str) -> Result<String, Trouble> {
         let number = |answer: &Value| match answer.as_str() {
             Some(number) => Ok(number.to_string()),
-            None => Err(Trouble::Away("answers without the number of an experiment".into())),
+            None => Err(Trouble::Away("it answers without the id of an experiment".into())),
         };
         let find = || self.get("experiments/get-by-name", &[("experiment_name", name)]);
         match find() {
             Ok(found) => number(&found["experiment"]["experiment_id"]),
             Err(Trouble::Absent(_)) => match self.post("experiments/create", &json!({ "name": name })) {
                 Ok(made) => number(&made["experiment_id"]),
-                // Another run may have made it meanwhile.
+                // Another run may have created it meanwhile.
                 Err(Trouble::Refused(why)) => match find() {
                     Ok(found) => number(&found["experiment"]["experiment_id"]),
                     Err(_) => Err(Trouble::Refused(why)),
@@ -102,28 +102,28 @@ impl Client {
         }
     }
 
-    /// The run of an experiment that has a tag.
+    /// The id of the run in an experiment that has a tag.
     pub fn run_with_tag(&self, experiment: &str, key: &str, value: &str) -> Result<Option<String>, Trouble> {
         let filter = format!("tags.`{key}` = '{value}'");
-        let asked = json!({ "experiment_ids": [experiment], "filter": filter, "max_results": 1 });
-        let found = self.post("runs/search", &asked)?;
+        let request = json!({ "experiment_ids": [experiment], "filter": filter, "max_results": 1 });
+        let found = self.post("runs/search", &request)?;
         Ok(found["runs"][0]["info"]["run_id"].as_str().map(str::to_string))
     }
 
     pub fn create_run(&self, run: &Value) -> Result<String, Trouble> {
         let made = self.post("runs/create", run)?;
         let id = made["run"]["info"]["run_id"].as_str();
-        id.map(str::to_string).ok_or_else(|| Trouble::Away("answers without the number of a run".into()))
+        id.map(str::to_string).ok_or_else(|| Trouble::Away("it answers without the id of a run".into()))
     }
 
-    /// Whether a run can be told anything: one that somebody has deleted refuses everything until it is restored.
+    /// Checks that a run exists and is not deleted; a deleted run refuses everything until it is restored.
     pub fn check_run(&self, id: &str) -> Result<(), Trouble> {
         match self.get("runs/get", &[("run_id", id)]) {
             Ok(found) if found["run"]["info"]["lifecycle_stage"] == "deleted" => Err(Trouble::Absent(
                 format!("the run {id} is deleted there: restore it, or give another track.experiment_name"),
             )),
             Err(trouble @ (Trouble::Absent(_) | Trouble::Away(_))) => Err(trouble),
-            // A server that cannot say so is taken to have it.
+            // A server that cannot answer this is assumed to have the run.
             _ => Ok(()),
         }
     }
@@ -154,26 +154,26 @@ impl Client {
         let mut response = answer.map_err(|error| Trouble::Away(format!("it does not answer ({error})")))?;
         let status = response.status().as_u16();
         let text = response.body_mut().with_config().limit(ANSWER_BYTES).read_to_string();
-        let text = text.map_err(|error| Trouble::Away(format!("its answer breaks off ({error})")))?;
+        let text = text.map_err(|error| Trouble::Away(format!("its response is incomplete ({error})")))?;
         let body: Value = serde_json::from_str(&text).unwrap_or_default();
         let code = body["error_code"].as_str().unwrap_or_default();
-        let said = format!("it says {status} {}", shown(body["message"].as_str().unwrap_or(code)));
-        let said = said.trim_end().to_string();
+        let message = format!("it says {status} {}", shown(body["message"].as_str().unwrap_or(code)));
+        let message = message.trim_end().to_string();
         match status {
             200..=299 if body.is_object() => Ok(body),
-            404 if code == "RESOURCE_DOES_NOT_EXIST" => Err(Trouble::Absent(said)),
+            404 if code == "RESOURCE_DOES_NOT_EXIST" => Err(Trouble::Absent(message)),
             401 | 403 => Err(Trouble::Away(format!(
-                "{said}: set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+                "{message}: set MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
             ))),
-            413 => Err(Trouble::TooLarge(said)),
-            400 | 409 | 422 => Err(Trouble::Refused(said)),
-            429 | 500..=599 => Err(Trouble::Away(said)),
-            _ => Err(Trouble::Away(format!("{said}, which no MLflow server says"))),
+            413 => Err(Trouble::TooLarge(message)),
+            400 | 409 | 422 => Err(Trouble::Refused(message)),
+            429 | 500..=599 => Err(Trouble::Away(message)),
+            _ => Err(Trouble::Away(format!("{message}, which is not a response of MLflow"))),
         }
     }
 }
 
-/// Words of a server on one line, without what a terminal would obey.
+/// A server's message on one line, without control characters.
 fn shown(words: &str) -> String {
     let plain = words.split_whitespace().collect::<Vec<_>>().join(" ");
     plain.chars().filter(|letter| !letter.is_control()).take(SHOWN).collect()

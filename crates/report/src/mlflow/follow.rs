@@ -1,4 +1,4 @@
-//! The one who reads a log and tells a server of it, in a thread beside the training or by itself afterwards.
+//! Reads a run's log and sends it to a server, in a thread during training, or all of it afterwards.
 
 use std::collections::{HashSet, VecDeque};
 use std::io;
@@ -16,17 +16,17 @@ use super::points::{Batch, MOST, first_start, pair, read};
 
 /// The experiment of runs that name none.
 const EXPERIMENT: &str = "flatout";
-/// The tag by which a run is found again whose number was lost on its way.
+/// The tag by which a run is found again if the response with its id was lost.
 const KEY: &str = "flatout.key";
-/// Parameters of a request at most.
+/// The most parameters in a request.
 const MOST_PARAMETERS: usize = 100;
-/// Refused parameters that a warning names.
+/// The most refused parameters that a warning names.
 const SHOWN: usize = 3;
-/// The time between two looks at the log, and the longest between two attempts to reach a server that is away.
+/// The interval at which the log is polled, and the longest back-off while the server is away.
 const INTERVAL: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(30);
 
-/// The thread's words to the loop, and back.
+/// State shared by the training loop and the thread that sends.
 #[derive(Default)]
 pub struct Shared {
     warnings: Mutex<VecDeque<String>>,
@@ -39,12 +39,12 @@ impl Shared {
         self.is_closing.store(true, Ordering::Relaxed);
     }
 
-    /// The next sentence to warn with; never waits.
+    /// The next warning; never waits.
     pub fn warning(&self) -> Option<String> {
         self.warnings.try_lock().ok()?.pop_front()
     }
 
-    /// Whether the server will take nothing more of the run, which a warning says.
+    /// Whether sending has ended for good, which a warning says.
     pub fn has_given_up(&self) -> bool {
         self.has_given_up.load(Ordering::Relaxed)
     }
@@ -60,9 +60,9 @@ impl Shared {
     }
 }
 
-/// Everything that was told at once.
+/// The outcome of sending a whole log.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct Sent {
     pub run_id: String,
     pub lines: usize,
     pub points: usize,
@@ -77,9 +77,9 @@ pub struct Follower {
     tags: Vec<Value>,
     parameters: Vec<Value>,
     kept: Kept,
-    /// Points of a request at most; fewer once the server has found a request too large.
+    /// The most points in a request; fewer once the server has found a request too large.
     most: usize,
-    /// Reasons of refusals that were not handed on yet, and those that were, without their digits: times and steps differ.
+    /// Reasons of refusals that are not reported yet, and all known reasons without their digits, since times and steps differ.
     refusals: Vec<String>,
     known_refusals: HashSet<String>,
 }
@@ -116,23 +116,23 @@ impl Follower {
         }
     }
 
-    /// Tells of the log as it grows, until it is asked to close and all was told, or the server is away then, or takes nothing more of this run. An
-    /// absence is told once, and so is every reason of a refusal.
+    /// Sends the log as it grows, until it is asked to close and everything is sent or the server is away, or until the server
+    /// refuses the run. An absence is reported once, and so is every reason of a refusal.
     pub fn follow(mut self, shared: &Shared) {
         let server = self.kept.server.clone();
         let mut wait = INTERVAL;
         let mut is_away = false;
         loop {
-            // Asked before the log is read: the last lines are among those that are read then.
+            // Checked before the log is read, so that the last lines are sent before the loop ends.
             let is_closing = shared.is_closing();
-            let told = self.tell();
+            let result = self.send();
             for why in self.refusals.drain(..) {
-                shared.warn(format!("MLflow at {server} leaves something out: {why}"));
+                shared.warn(format!("MLflow at {server} refuses some of the data: {why}"));
             }
-            match told {
+            match result {
                 Ok(batch) => {
                     if std::mem::take(&mut is_away) {
-                        shared.warn(format!("MLflow at {server} answers again and gets what it missed"));
+                        shared.warn(format!("MLflow at {server} answers again and receives what it missed"));
                     }
                     wait = INTERVAL;
                     if batch.lines > 0 {
@@ -142,14 +142,14 @@ impl Follower {
                 Err(Trouble::Away(why)) => {
                     if !std::mem::replace(&mut is_away, true) {
                         shared.warn(format!(
-                            "MLflow at {server}: {why}; the run goes on, and what it misses is told later"
+                            "MLflow at {server}: {why}; the run goes on, and the missing data is sent later"
                         ));
                     }
                     wait = (2 * wait).min(LONGEST);
                 }
                 Err(trouble) => {
                     shared.warn(format!(
-                        "MLflow at {server} follows this run no more: {}; `flatout runs track {}` sends the rest later",
+                        "MLflow at {server} no longer follows this run: {}; `flatout runs track {}` sends the rest later",
                         trouble.sentence(),
                         self.run.display()
                     ));
@@ -164,26 +164,26 @@ impl Follower {
         }
     }
 
-    /// Tells of all that the log has.
-    pub fn tell_all(mut self) -> Result<Told, String> {
-        let mut told = Told::default();
+    /// Sends the whole log.
+    pub fn send_all(mut self) -> Result<Sent, String> {
+        let mut sent = Sent::default();
         loop {
-            match self.tell() {
+            match self.send() {
                 Ok(batch) if batch.lines == 0 => break,
                 Ok(batch) => {
-                    told.lines += batch.lines;
-                    told.points += batch.points.len() - batch.refused;
+                    sent.lines += batch.lines;
+                    sent.points += batch.points.len() - batch.refused;
                 }
                 Err(trouble) => return Err(trouble.sentence()),
             }
         }
-        told.refused = (!self.refusals.is_empty()).then(|| self.refusals.join("; "));
-        told.run_id = self.kept.run_id.unwrap_or_default();
-        Ok(told)
+        sent.refused = (!self.refusals.is_empty()).then(|| self.refusals.join("; "));
+        sent.run_id = self.kept.run_id.unwrap_or_default();
+        Ok(sent)
     }
 
-    /// Tells of the next lines. Points that a server refuses are passed over; where this fails, the lines are told again.
-    fn tell(&mut self) -> Result<Batch, Trouble> {
+    /// Sends the next lines. Points that the server refuses are skipped; after an error the same lines are sent again.
+    fn send(&mut self) -> Result<Batch, Trouble> {
         let id = self.begin()?;
         let unreadable = |error: io::Error| Trouble::Away(format!("events.jsonl cannot be read ({error})"));
         let mut batch =
@@ -193,30 +193,30 @@ impl Follower {
         }
         batch.refused = self.log(&id, &batch.points, &batch.tags)?;
         if let Some(status) = batch.status {
-            let mut asked = json!({ "run_id": id, "status": status });
+            let mut request = json!({ "run_id": id, "status": status });
             if status != "RUNNING" {
-                asked["end_time"] = json!(milliseconds(batch.time));
+                request["end_time"] = json!(milliseconds(batch.time));
             }
-            let told = self.client.post("runs/update", &asked);
-            self.pass_over(&id, told)?;
+            let result = self.client.post("runs/update", &request);
+            self.skip_refused(&id, result)?;
         }
         (self.kept.offset, self.kept.time) = (batch.offset, batch.time);
         self.keep()?;
         Ok(batch)
     }
 
-    /// Tells of points and tags, in requests that the server does not find too large. Returns the number of points that were refused.
+    /// Sends points and tags, in requests that the server does not find too large. Returns the number of refused points.
     fn log(&mut self, id: &str, points: &[Value], tags: &[Value]) -> Result<usize, Trouble> {
         let (mut points, mut tags) = (points, tags);
         let mut refused = 0;
         while !points.is_empty() || !tags.is_empty() {
             let (now, later) = points.split_at(self.most.min(points.len()));
-            let asked = json!({ "run_id": id, "metrics": now, "tags": tags });
-            match self.client.post("runs/log-batch", &asked) {
+            let request = json!({ "run_id": id, "metrics": now, "tags": tags });
+            match self.client.post("runs/log-batch", &request) {
                 Err(Trouble::TooLarge(_)) if now.len() > 1 => self.most = now.len() / 2,
-                told => {
-                    refused += if told.is_err() { now.len() } else { 0 };
-                    self.pass_over(id, told)?;
+                result => {
+                    refused += if result.is_err() { now.len() } else { 0 };
+                    self.skip_refused(id, result)?;
                     (points, tags) = (later, &[]);
                 }
             }
@@ -224,9 +224,9 @@ impl Follower {
         Ok(refused)
     }
 
-    /// Goes on behind a refusal, whose reason is kept, unless the run itself is gone.
-    fn pass_over(&mut self, id: &str, told: Result<Value, Trouble>) -> Result<(), Trouble> {
-        match told {
+    /// Ignores a refusal, whose reason is kept for a warning, unless the run itself is gone.
+    fn skip_refused(&mut self, id: &str, result: Result<Value, Trouble>) -> Result<(), Trouble> {
+        match result {
             Err(Trouble::Refused(why) | Trouble::TooLarge(why)) => {
                 self.client.check_run(id)?;
                 self.refused(why);
@@ -242,19 +242,19 @@ impl Follower {
         }
     }
 
-    /// The server's number of the run, which is made with its parameters where it is not there yet.
+    /// The server's id of the run, which is created with its parameters if it does not exist.
     fn begin(&mut self) -> Result<String, Trouble> {
         if let (Some(id), true) = (&self.kept.run_id, self.kept.has_parameters) {
             return Ok(id.clone());
         }
-        // Nothing can be told to a run that is not there, so what is refused ends it.
-        let final_word = |trouble: Trouble| match trouble {
+        // Without the run nothing can be sent, so a refusal here is final.
+        let to_final = |trouble: Trouble| match trouble {
             Trouble::Refused(why) | Trouble::TooLarge(why) => Trouble::Absent(why),
             other => other,
         };
         let id = match &self.kept.run_id {
             Some(id) => id.clone(),
-            None => self.create().map_err(final_word)?,
+            None => self.create().map_err(to_final)?,
         };
         self.kept.run_id = Some(id.clone());
         self.keep()?;
@@ -276,8 +276,8 @@ impl Follower {
         Ok(id)
     }
 
-    /// Tells of parameters. Of those that are refused together, each half is told, until those are left that are refused alone: the server
-    /// keeps another value of them, or cannot take this one.
+    /// Sends parameters. A refused request is split in halves, until each refused parameter is found alone: the server has
+    /// another value of it, or cannot accept this one.
     fn log_parameters<'p>(
         &self,
         id: &str,
@@ -295,7 +295,7 @@ impl Follower {
                 self.log_parameters(id, first, refused)?;
                 self.log_parameters(id, second, refused)
             }
-            told => told.map(|_| ()),
+            result => result.map(|_| ()),
         }
     }
 
@@ -305,10 +305,10 @@ impl Follower {
             self.kept.key = new_key();
             self.keep()?;
         } else if let Some(id) = self.client.run_with_tag(&experiment, KEY, &self.kept.key)? {
-            // It was made, and the answer was lost.
+            // It was created, and the response was lost.
             return Ok(id);
         }
-        // A run that has only just begun has no such line yet.
+        // A run that has just begun has no `start` line yet.
         let start = first_start(&self.run.join("events.jsonl")).unwrap_or_else(now);
         let tags: Vec<Value> = self.tags.iter().cloned().chain([pair(KEY, &self.kept.key)]).collect();
         self.client.create_run(&json!({
@@ -321,7 +321,7 @@ impl Follower {
     }
 }
 
-/// Seconds since 1970.
+/// Unix time in seconds.
 fn now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
@@ -330,7 +330,7 @@ fn milliseconds(seconds: f64) -> i64 {
     (seconds * 1e3).round() as i64
 }
 
-/// A mark that no other run has.
+/// A key that is unique to a run.
 fn new_key() -> String {
     let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
     format!("{time:x}-{:x}", std::process::id())

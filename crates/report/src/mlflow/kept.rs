@@ -1,4 +1,4 @@
-//! The knowledge that servers have of a run, as the run's folder keeps it: a record for every server and experiment.
+//! Records in the run's folder of how much of the run each server and experiment has received.
 
 use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -7,31 +7,31 @@ use std::path::Path;
 use flatout_data::durable;
 use serde::{Deserialize, Serialize};
 
-/// The file of a run's folder that has the records.
+/// The file in a run's folder that has the records.
 const FILE: &str = "mlflow.json";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Kept {
     pub server: String,
     pub experiment: String,
-    /// Its own mark on the run, made before the run is.
+    /// The key of the run on the server, chosen before the run is created.
     pub key: String,
-    /// The server's number of the run.
+    /// The server's id of the run.
     pub run_id: Option<String>,
     pub has_parameters: bool,
-    /// How far the log was told, in bytes, and the time of its last line.
+    /// Bytes of the log that were sent, and the time of the last line in them.
     pub offset: u64,
     pub time: f64,
 }
 
 impl Kept {
-    /// The record of a server's experiment, which knows nothing where there is none.
+    /// The record of an experiment on a server; an empty one where there is none.
     pub fn of(run: &Path, server: &str, experiment: &str) -> Kept {
         let fresh = Kept { server: plain(server), experiment: experiment.into(), ..Kept::default() };
         all(run).into_iter().find(|kept| kept.is_of(&fresh)).unwrap_or(fresh)
     }
 
-    /// Writes the record beside those of other servers and experiments.
+    /// Writes the record to the file, next to those of other servers and experiments.
     pub fn keep(&self, run: &Path) -> io::Result<()> {
         let mut kept = all(run);
         match kept.iter_mut().find(|kept| kept.is_of(self)) {
@@ -43,7 +43,7 @@ impl Kept {
             .map_err(|error| io::Error::other(format!("{FILE} cannot be written ({error})")))
     }
 
-    /// The lines of the run's log that were not told.
+    /// The number of lines of the run's log that were not sent.
     pub fn lines_left(&self, run: &Path) -> usize {
         let log = File::open(run.join("events.jsonl"))
             .and_then(|mut log| log.seek(SeekFrom::Start(self.offset)).map(|_| log));
@@ -55,7 +55,7 @@ impl Kept {
     }
 }
 
-/// The records of a run's folder. Earlier versions kept one alone.
+/// The records of a run's folder. Earlier versions kept a single one.
 fn all(run: &Path) -> Vec<Kept> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -72,7 +72,7 @@ fn all(run: &Path) -> Vec<Kept> {
     kept.into_iter().map(|kept| Kept { server: plain(&kept.server), ..kept }).collect()
 }
 
-/// An address as it is compared.
+/// An address in the form in which addresses are compared.
 fn plain(server: &str) -> String {
     server.trim_end_matches('/').to_string()
 }
@@ -85,25 +85,28 @@ mod tests {
     fn every_server_and_experiment_has_a_record() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path();
-        let told = |server: &str, experiment: &str| Kept::of(run, server, experiment).offset;
+        let offset_of = |server: &str, experiment: &str| Kept::of(run, server, experiment).offset;
         let keep = |server: &str, experiment: &str, offset: u64| {
             Kept { offset, ..Kept::of(run, server, experiment) }.keep(run).unwrap();
         };
-        assert_eq!(told("http://a", "x"), 0);
+        assert_eq!(offset_of("http://a", "x"), 0);
         keep("http://a", "x", 3);
         keep("http://b/", "x", 5);
         keep("http://a", "y", 7);
         keep("http://a/", "x", 4);
-        assert_eq!([told("http://a", "x"), told("http://b", "x"), told("http://a//", "y")], [4, 5, 7]);
-        assert_eq!((all(run).len(), told("http://b", "y")), (3, 0));
+        assert_eq!(
+            [offset_of("http://a", "x"), offset_of("http://b", "x"), offset_of("http://a//", "y")],
+            [4, 5, 7]
+        );
+        assert_eq!((all(run).len(), offset_of("http://b", "y")), (3, 0));
 
         std::fs::write(run.join("events.jsonl"), "one\ntwo\nthree\n").unwrap();
         let left = |server: &str| Kept::of(run, server, "x").lines_left(run);
         assert_eq!([left("http://a"), left("http://elsewhere")], [2, 3]);
 
-        // The form that one server had.
+        // The format of earlier versions, with a single record.
         let one = Kept { server: "http://a/".into(), experiment: "x".into(), offset: 9, ..Kept::default() };
         std::fs::write(run.join(FILE), serde_json::to_vec(&one).unwrap()).unwrap();
-        assert_eq!((told("http://a", "x"), told("http://b", "x")), (9, 0));
+        assert_eq!((offset_of("http://a", "x"), offset_of("http://b", "x")), (9, 0));
     }
 }

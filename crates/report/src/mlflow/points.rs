@@ -1,4 +1,4 @@
-//! Lines of a log as MLflow's points, tags and states: as many as one request takes.
+//! Converts lines of a log to MLflow's metrics, tags and states, as many as one request takes.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -9,32 +9,32 @@ use serde_json::{Value, json};
 
 use crate::scalars;
 
-/// Points of a request at most.
+/// The most points in a request.
 pub const MOST: usize = 1000;
-/// Letters of a name at most, and of a value; older servers take no more.
+/// The most characters of a name and of a value that older servers accept.
 const NAME: usize = 250;
 const VALUE: usize = 500;
 
-/// Some lines of a log, as a server is told them.
+/// Some lines of a log, as they are sent.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Batch {
     pub points: Vec<Value>,
     pub tags: Vec<Value>,
-    /// The state of the run after these lines, where they say.
+    /// The state of the run after these lines, if they change it.
     pub status: Option<&'static str>,
-    /// The place behind them in the log, and the time that they end with, in seconds since 1970.
+    /// The offset after these lines in the log, and the Unix time of the last of them.
     pub offset: u64,
     pub time: f64,
     pub lines: usize,
-    /// Points that the server would not take.
+    /// Points that the server refused.
     pub refused: usize,
 }
 
-/// Reads whole lines from a place on, up to a change of the run's state or as many as a request takes, but always one: a line may have more
-/// points than that.
+/// Reads whole lines from an offset, up to a change of the run's state or as many as a request takes, but at least one, which may
+/// have more points than that.
 pub fn read(log: &Path, offset: u64, time: f64) -> io::Result<Batch> {
     let mut file = File::open(log)?;
-    // A log may have become shorter: the part of a last line that a crash left is cut off when the run goes on.
+    // A log may have become shorter: a partial last line after a crash is truncated when the run is resumed.
     let offset = offset.min(file.metadata()?.len());
     file.seek(SeekFrom::Start(offset))?;
     let mut lines = BufReader::new(file);
@@ -46,7 +46,7 @@ pub fn read(log: &Path, offset: u64, time: f64) -> io::Result<Batch> {
         if !line.ends_with(b"\n") {
             break;
         }
-        // A line that is no event has nothing to tell.
+        // A line that is not an event has no points.
         let event: Option<Event> = serde_json::from_slice(&line).ok();
         let points = event.as_ref().map_or(vec![], |event| points(event, &mut batch.time));
         if batch.lines > 0 && batch.points.len() + points.len() > MOST {
@@ -63,7 +63,7 @@ pub fn read(log: &Path, offset: u64, time: f64) -> io::Result<Batch> {
     Ok(batch)
 }
 
-/// The time of a log's first `start` line, in seconds since 1970.
+/// The Unix time of a log's first `start` line.
 pub fn first_start(log: &Path) -> Option<f64> {
     let lines = BufReader::new(File::open(log).ok()?).lines().map_while(Result::ok);
     let mut times = lines.filter_map(|line| match serde_json::from_str(&line) {
@@ -73,7 +73,7 @@ pub fn first_start(log: &Path) -> Option<f64> {
     times.next().filter(|time| time.is_finite())
 }
 
-/// The points of an event. Evaluations have no time of their own and take that of the step before them.
+/// The points of an event. Evaluations have no time and take that of the step before them.
 fn points(event: &Event, time: &mut f64) -> Vec<Value> {
     let own = match event {
         Event::Start(start) => start.time,
@@ -121,7 +121,7 @@ pub fn pair(key: &str, value: &str) -> Value {
     json!({ "key": name(key), "value": value.chars().take(VALUE).collect::<String>() })
 }
 
-/// A tag of numbers, whose first parts are ours and whose rest may be a name that somebody gave.
+/// The name of a metric, whose last part may be a user's name of a parameter group.
 fn path(tag: &str) -> String {
     match tag.strip_prefix("train/lr/") {
         Some(group) => format!("train/lr/{}", name(group)).chars().take(NAME).collect(),
@@ -129,7 +129,7 @@ fn path(tag: &str) -> String {
     }
 }
 
-/// A name that MLflow takes: letters, digits, and a few others; never one that means a folder.
+/// Sanitises a name for MLflow: letters, digits and a few other characters, and never a name that means a folder.
 fn name(given: &str) -> String {
     let allowed = |letter: char| letter.is_ascii_alphanumeric() || "_-. ".contains(letter);
     let name: String =
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_names_become_ones_that_are_taken() {
+    fn hostile_names_are_sanitised() {
         assert_eq!(name("optimizer.lr"), "optimizer.lr");
         assert_eq!(name("../../etc/passwd"), ".._.._etc_passwd");
         assert_eq!(name(".."), "__");
@@ -154,9 +154,9 @@ mod tests {
         assert_eq!(pair("k", &"v".repeat(10_000))["value"].as_str().map(str::len), Some(VALUE));
     }
 
-    /// However many lines there are, a request takes no more points than a server does, and no line is cut in two.
+    /// No request has more points than a server accepts, and no line is split.
     #[test]
-    fn lines_are_read_in_pieces_from_where_the_last_ended() {
+    fn lines_are_read_in_batches_from_the_last_offset() {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("events.jsonl");
         let eval = |step: u64| {

@@ -1,4 +1,4 @@
-//! A small server that speaks as much of MLflow's interface as following a run needs, and that can be made to misbehave.
+//! A test server with the part of MLflow's interface that sending a run needs; it can be made to misbehave.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -11,71 +11,71 @@ use serde_json::{Value, json};
 
 /// How the server answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Manner {
+pub enum Behaviour {
     Well,
-    /// With this status and no word of what is wrong.
+    /// With this status and no message.
     Status(u16),
-    /// It takes what it is told of runs, and breaks off before it answers.
+    /// Accepts requests about runs and closes the connection before it answers.
     BreaksOff,
-    /// Never.
+    /// Never answers.
     Silent,
-    /// With bytes that are no HTTP.
+    /// With bytes that are not HTTP.
     Noise,
-    /// After a while.
+    /// After a delay.
     Slow(Duration),
-    /// It refuses points and takes everything else.
+    /// Refuses points and accepts everything else.
     RefusesPoints,
-    /// A request with more points than this is too large.
+    /// Refuses requests with more points than this as too large.
     AtMost(usize),
 }
 
-/// Everything that it was told.
+/// Everything the server has received.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     pub experiments: Vec<String>,
-    /// Runs in order: the request that made each, and its state.
+    /// Runs in order: the request that created each, and its state.
     pub runs: Vec<(Value, String)>,
     pub parameters: BTreeMap<String, String>,
     pub tags: BTreeMap<String, String>,
-    /// Points by all that makes one: of two equal ones it knows one, as MLflow does.
+    /// Points, keyed by run and content: equal ones are stored once, as in MLflow.
     pub points: BTreeMap<String, Value>,
     pub authorizations: Vec<Option<String>>,
     pub largest_request: usize,
-    /// Runs that somebody has deleted.
+    /// Deleted runs.
     pub deleted: BTreeSet<usize>,
 }
 
 pub struct Server {
     pub address: String,
     pub known: Arc<Mutex<Known>>,
-    manner: Arc<Mutex<Manner>>,
+    behaviour: Arc<Mutex<Behaviour>>,
     pub requests: Arc<AtomicUsize>,
 }
 
 impl Server {
-    pub fn start(manner: Manner) -> Server {
+    pub fn start(behaviour: Behaviour) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = format!("http://{}", listener.local_addr().expect("an address"));
         let server = Server {
             address,
             known: Arc::default(),
-            manner: Arc::new(Mutex::new(manner)),
+            behaviour: Arc::new(Mutex::new(behaviour)),
             requests: Arc::default(),
         };
-        let (known, manner, requests) =
-            (Arc::clone(&server.known), Arc::clone(&server.manner), Arc::clone(&server.requests));
+        let (known, behaviour, requests) =
+            (Arc::clone(&server.known), Arc::clone(&server.behaviour), Arc::clone(&server.requests));
         std::thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let (known, manner, requests) =
-                    (Arc::clone(&known), Arc::clone(&manner), Arc::clone(&requests));
-                std::thread::spawn(move || serve(stream, &known, &manner, &requests));
+                let (known, behaviour, requests) =
+                    (Arc::clone(&known), Arc::clone(&behaviour), Arc::clone(&requests));
+                std::thread::spawn(move || serve(stream, &known, &behaviour, &requests));
             }
         });
         server
     }
 
-    pub fn behave(&self, manner: Manner) {
-        *self.manner.lock().unwrap() = manner;
+    pub fn behave(&self, behaviour: Behaviour) {
+        *self.behaviour.lock().unwrap() = behaviour;
     }
 
     pub fn known(&self) -> Known {
@@ -87,7 +87,7 @@ impl Server {
 fn serve(
     stream: TcpStream,
     known: &Mutex<Known>,
-    manner: &Mutex<Manner>,
+    behaviour: &Mutex<Behaviour>,
     requests: &AtomicUsize,
 ) -> Option<()> {
     let mut reader = BufReader::new(stream.try_clone().ok()?);
@@ -111,26 +111,26 @@ fn serve(
         requests.fetch_add(1, Ordering::Relaxed);
         let path = first.split(' ').nth(1)?.strip_prefix("/api/2.0/mlflow/")?.to_string();
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-        let now = *manner.lock().unwrap();
+        let now = *behaviour.lock().unwrap();
         let (status, answer) = match now {
-            Manner::Status(status) => (status, json!({})),
-            Manner::Silent => {
+            Behaviour::Status(status) => (status, json!({})),
+            Behaviour::Silent => {
                 std::thread::sleep(Duration::from_secs(60));
                 return None;
             }
-            Manner::Noise => {
+            Behaviour::Noise => {
                 stream.write_all(b"\x00\xff not http at all\r\n\r\n").ok()?;
                 return None;
             }
-            Manner::RefusesPoints if !body["metrics"][0].is_null() => (
+            Behaviour::RefusesPoints if !body["metrics"][0].is_null() => (
                 400,
                 json!({ "error_code": "INVALID_PARAMETER_VALUE", "message": "no\u{1b}[31m points\nhere" }),
             ),
-            Manner::AtMost(points) if body["metrics"].as_array().map_or(0, Vec::len) > points => {
+            Behaviour::AtMost(points) if body["metrics"].as_array().map_or(0, Vec::len) > points => {
                 (413, json!({}))
             }
             _ => {
-                if let Manner::Slow(pause) = now {
+                if let Behaviour::Slow(pause) = now {
                     std::thread::sleep(pause);
                 }
                 let mut known = known.lock().unwrap();
@@ -140,7 +140,7 @@ fn serve(
                 take(&mut known, &path, &body)
             }
         };
-        if now == Manner::BreaksOff && path.starts_with("runs/") {
+        if now == Behaviour::BreaksOff && path.starts_with("runs/") {
             return None;
         }
         let answer = answer.to_string();

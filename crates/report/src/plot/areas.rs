@@ -1,4 +1,4 @@
-//! Areas on top of one another over a count, with the highest place marked and words below.
+//! Stacked area charts with a mark at the highest point and notes below.
 
 use super::{ACROSS, COLOURS, LEFT, LETTER, RIGHT, Scale, Svg, WIDTH};
 
@@ -7,11 +7,11 @@ pub struct Areas {
     pub title: String,
     pub x: String,
     pub y: String,
-    /// From the bottom up, all of one length.
+    /// Areas from the bottom up, all of one length.
     pub areas: Vec<Area>,
-    /// A dashed line across, and what it is.
+    /// A dashed horizontal line, and its label.
     pub level: Option<(f64, String)>,
-    /// Where a part of the axis begins, and its name.
+    /// The begin and the name of each part of the axis.
     pub parts: Vec<(usize, String)>,
     pub mark: Option<Mark>,
     /// Lines below the axis.
@@ -21,7 +21,7 @@ pub struct Areas {
 #[derive(Clone, Debug)]
 pub struct Area {
     pub name: String,
-    /// Of each place on the axis.
+    /// A value for each position on the axis.
     pub values: Vec<f64>,
 }
 
@@ -35,16 +35,16 @@ pub struct Mark {
 const TOP: f64 = 72.0;
 const DOWN: f64 = 280.0;
 const NOTE: f64 = 17.0;
-/// From the axis to the first note: two rows of names of parts, then the axis' own.
+/// Height between the axis and the first note: two rows of part names, then the axis label.
 const FOOT: f64 = 66.0;
-/// Labels nearer to one another than this overlap.
+/// Labels that are closer than this overlap.
 const LINE: f64 = 16.0;
 
 fn width(text: &str) -> f64 {
     LETTER * text.chars().count() as f64
 }
 
-/// A text in lines that fit a width, broken between words.
+/// Wraps a text between words into lines of at most this width.
 fn wrapped(text: &str, most: f64) -> Vec<String> {
     let mut lines: Vec<String> = vec![];
     for word in text.split(' ') {
@@ -86,7 +86,7 @@ impl Areas {
             ));
             svg.text("tick", LEFT + ACROSS, height(*value) - 5.0, "end", name);
         }
-        // A name that would lie on the one before it goes to the second row; none leaves the picture.
+        // A name that would overlap the one before goes to the second row; none extends beyond the picture.
         let mut free = [LEFT; 2];
         for (start, name) in &self.parts {
             let at = along(*start);
@@ -101,7 +101,7 @@ impl Areas {
         if let Some(Mark { at, value, name }) = &self.mark {
             let (x, y) = (along(*at), height(*value));
             svg.line("axis", x, y - 10.0, x, bottom);
-            // To whichever side there is room on, and below the line where another label lies above it.
+            // On the side with more room, and below the line where the level's label is above it.
             let (anchor, aside) = if x < LEFT + ACROSS / 2.0 { ("start", 4.0) } else { ("end", -4.0) };
             let is_taken = self.level.as_ref().is_some_and(|(level, _)| (height(*level) - y).abs() < LINE);
             svg.text("label", x + aside, if is_taken { y + LINE } else { y - 8.0 }, anchor, name);
@@ -116,7 +116,7 @@ impl Areas {
         svg.finish()
     }
 
-    /// Each area between the sum of those below it and its own, by steps.
+    /// Draws each area, in steps, on top of the sum of those below it.
     fn stack(
         &self,
         svg: &mut Svg,
@@ -162,7 +162,7 @@ impl Areas {
     }
 }
 
-/// The places that are drawn: all where they are few, otherwise the highest of every column of the picture.
+/// The positions that are drawn: all where they are few, otherwise the highest of every pixel column.
 fn columns(count: usize, total: impl Fn(usize) -> f64) -> Vec<usize> {
     let wide = ACROSS as usize;
     if count <= wide {
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_stand_on_one_another() {
+    fn areas_are_stacked() {
         let svg = areas([vec![4.0, 4.0, 4.0, 4.0], vec![1.0, 5.0, 2.0, 0.0]]).to_svg();
         let path = |class: &str| {
             let start = format!("<path class=\"{class}\" opacity=\"0.8\" d=\"M");
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_keep_apart_and_inside() {
+    fn labels_neither_overlap_nor_leave_the_picture() {
         let mut crowded = areas([vec![4.0; 100], vec![5.9; 100]]);
         crowded.parts = vec![(0, "grad".into()), (97, "evaluation".into()), (99, "apply".into())];
         crowded.mark = Some(Mark { at: 90, value: 9.9, name: "peak of 9.9 MiB".into() });
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn many_places_keep_their_highest() {
+    fn downsampling_keeps_the_highest_position() {
         let mut values: Vec<f64> = (0..10_000).map(|i| (i % 7) as f64).collect();
         values[5_432] = 50.0;
         let kept = columns(values.len(), |i| values[i]);

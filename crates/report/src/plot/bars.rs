@@ -1,4 +1,4 @@
-//! Bars that lie, one below the other, each with the range it was measured in.
+//! Horizontal bar charts with an interval for each bar.
 
 use super::{Scale, Svg, WIDTH};
 
@@ -15,11 +15,11 @@ pub struct Bars {
 pub struct Bar {
     pub name: String,
     pub value: f64,
-    /// A line over the bar's end, where there is a range.
+    /// The interval, drawn as an error bar.
     pub range: Option<(f64, f64)>,
-    /// Behind the bar.
+    /// Text after the bar.
     pub note: String,
-    /// As for curves.
+    /// The index of its colour, as for curves.
     pub colour: usize,
 }
 
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_show_is_said_and_a_gap_keeps_its_name() {
+    fn empty_charts_say_so_and_a_gap_keeps_its_name() {
         assert!(bars(vec![]).contains("nothing to show yet"));
         let svg = bars(vec![bar("gone", f64::NAN, None), bar("there", 2.0, None)]);
         assert!(svg.contains(">gone</text>") && svg.matches("<rect").count() == 1 && !svg.contains("NaN\" "));

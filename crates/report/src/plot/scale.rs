@@ -1,6 +1,6 @@
-//! From values to places along an axis, and where its ticks are.
+//! Scales of axes: positions of values, and ticks.
 
-/// An axis that spans values, evenly or by their logarithms.
+/// A linear or logarithmic axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Scale {
     low: f64,
@@ -9,8 +9,8 @@ pub struct Scale {
 }
 
 impl Scale {
-    /// Spans the finite values among these, with `margin` of the span free at both ends. By logarithms only positive
-    /// values count. `None` where there are none.
+    /// An axis over the finite values among these, with a free `margin`, as a share of the span, at both ends. On a logarithmic
+    /// axis only positive values count. `None` where there are none.
     pub fn over(values: impl IntoIterator<Item = f64>, log: bool, margin: f64) -> Option<Scale> {
         let counted = values.into_iter().filter(|v| v.is_finite() && (!log || *v > 0.0));
         let (low, high) = counted.fold((f64::INFINITY, f64::NEG_INFINITY), |(a, b), v| (a.min(v), b.max(v)));
@@ -19,7 +19,7 @@ impl Scale {
         }
         let (mut from, mut to) = if log { (low.log10(), high.log10()) } else { (low, high) };
         if to - from < 1e-12 * from.abs().max(to.abs()).max(1e-300) {
-            // One value lies in the middle.
+            // A single value is centred.
             let half = if log || from == 0.0 { 0.5 } else { 0.1 * from.abs() };
             (from, to) = (from - half, to + half);
         } else {
@@ -29,13 +29,14 @@ impl Scale {
         Some(Scale { low: from, high: to, log })
     }
 
-    /// 0 at the low end, 1 at the high end; `None` for what has no place.
+    /// The position of a value: 0 at the low end, 1 at the high end; `None` where it is not finite, or not positive on a
+    /// logarithmic axis.
     pub fn place(&self, value: f64) -> Option<f64> {
         let at = if self.log { value.log10() } else { value };
         at.is_finite().then(|| (at - self.low) / (self.high - self.low))
     }
 
-    /// About `count` round values and what to write at them, in one unit along an even axis.
+    /// About `count` round values and their labels, all in one unit on a linear axis.
     pub fn ticks(&self, count: usize) -> Vec<(f64, String)> {
         if !self.log {
             return even(self.low, self.high, count);
@@ -44,7 +45,7 @@ impl Scale {
             return even(10f64.powf(self.low), 10f64.powf(self.high), count);
         }
         let decades = (self.high - self.low).ceil() as i32;
-        // Of many decades only some have a tick; of few, their halves and fifths have one too.
+        // Where there are many decades, only some have a tick; where there are few, their multiples by 2 and 5 have one too.
         let every = (decades as usize).div_ceil(count.max(1)).max(1) as i32;
         let between: &[f64] = if decades as usize * 3 <= count { &[1.0, 2.0, 5.0] } else { &[1.0] };
         let (mut ticks, is_large) = (vec![], self.high >= 4.0 - 1e-9);
@@ -60,7 +61,7 @@ impl Scale {
     }
 }
 
-/// Multiples of 1, 2 or 5 times a power of ten within a span.
+/// Ticks at multiples of 1, 2 or 5 times a power of ten.
 fn even(low: f64, high: f64, count: usize) -> Vec<(f64, String)> {
     let rough = (high - low) / count.max(1) as f64;
     let power = 10f64.powf(rough.log10().floor());
@@ -72,7 +73,7 @@ fn even(low: f64, high: f64, count: usize) -> Vec<(f64, String)> {
     (first..=last).map(|n| (n as f64 * step, label(n as f64 * step, step, unit_of))).collect()
 }
 
-/// A value with as many digits as tell it from its neighbours a `step` away, in the unit that suits `unit_of`.
+/// A value with enough digits to tell it from its neighbours a `step` away, in the unit for values of the size `unit_of`.
 fn label(value: f64, step: f64, unit_of: f64) -> String {
     if value == 0.0 {
         return "0".into();
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn ticks_are_round_and_told_apart() {
+    fn ticks_are_round_and_distinct() {
         assert_eq!(labels(0.0, 800.0, false, 5), ["0", "200", "400", "600", "800"]);
         assert_eq!(labels(1.38, 6.6, false, 5), ["2", "4", "6"]);
         assert_eq!(labels(1.41, 1.44, false, 5), ["1.41", "1.42", "1.43", "1.44"]);
@@ -136,7 +137,7 @@ mod tests {
         assert_eq!((scale.place(10.0), scale.place(0.0)), (Some(0.5), None));
         for value in [0.0, 7.0, -1e-9] {
             let scale = Scale::over([value], false, 0.1).unwrap();
-            assert!((scale.place(value).unwrap() - 0.5).abs() < 1e-9, "one value lies in the middle");
+            assert!((scale.place(value).unwrap() - 0.5).abs() < 1e-9, "a single value is centred");
             assert!(!scale.ticks(5).is_empty());
         }
         assert_eq!(Scale::over([f64::NAN], false, 0.0), None);

@@ -1,4 +1,4 @@
-//! Classes in the report: the numbers of the newest evaluation, the best one, and the table of what was taken for what.
+//! Classification metrics in the report: the newest evaluation, the best one, and the confusion matrix.
 
 use std::fmt::Write;
 
@@ -32,13 +32,13 @@ pub(super) fn rows(history: &History, newest: &ClassMetrics) -> Vec<(&'static st
     rows
 }
 
-/// The table, a row a class, by their names where these are known.
+/// The confusion matrix, a row per class, with the names of classes where they are known.
 pub(super) fn table(metrics: &ClassMetrics, names: &[String]) -> String {
     let classes = metrics.confusion.classes();
     let name = |class: usize| names.get(class).map_or_else(|| class.to_string(), |name| cell(name));
-    let mut out = String::from("## What was taken for what\n\n| class |");
+    let mut out = String::from("## Confusion matrix\n\n| class |");
     for class in 0..classes {
-        let _ = write!(out, " taken for {} |", name(class));
+        let _ = write!(out, " predicted {} |", name(class));
     }
     let _ = writeln!(out, "\n|---|{}", "---|".repeat(classes));
     for (class, row) in metrics.confusion.0.iter().enumerate() {
@@ -52,7 +52,7 @@ pub(super) fn table(metrics: &ClassMetrics, names: &[String]) -> String {
     out
 }
 
-/// Classes beyond which the table fills no page any more.
+/// The most classes for which the matrix is shown.
 pub(super) const MOST_IN_TABLE: usize = 20;
 
 #[cfg(test)]
@@ -61,14 +61,14 @@ mod tests {
     use flatout_train::metrics::Confusion;
 
     #[test]
-    fn a_row_a_class() {
+    fn every_class_has_a_row() {
         let metrics = Confusion(vec![vec![50, 10], vec![5, 1035]]).metrics();
         let rows =
             |names: &[String]| table(&metrics, names).lines().skip(2).map(String::from).collect::<Vec<_>>();
         assert_eq!(
             rows(&[]),
             [
-                "| class | taken for 0 | taken for 1 |",
+                "| class | predicted 0 | predicted 1 |",
                 "|---|---|---|",
                 "| 0 | 50 | 10 |",
                 "| 1 | 5 | 1,035 |",
@@ -76,7 +76,7 @@ mod tests {
             ]
         );
         let named = rows(&["bad".into(), "good|better".into()]);
-        assert_eq!(named[0], "| class | taken for bad | taken for good\\|better |");
+        assert_eq!(named[0], "| class | predicted bad | predicted good\\|better |");
         assert_eq!(named[3], "| good\\|better | 5 | 1,035 |");
     }
 }

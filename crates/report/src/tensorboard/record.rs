@@ -1,20 +1,20 @@
-//! Records as TensorBoard reads them: a length and bytes, each with a checksum, and in the bytes a protocol buffer with
-//! an event. Numbers of fields are those of TensorFlow's `event.proto`, `summary.proto` and `tensor.proto`.
+//! Encodes TensorBoard's records: a length and bytes, each with a checksum; the bytes are a protocol buffer with an event. Field
+//! numbers are those of TensorFlow's `event.proto`, `summary.proto` and `tensor.proto`.
 
-/// The content of an event file at one moment of a run.
+/// A record of an event file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record<'a> {
-    /// Seconds since 1970.
+    /// Unix time in seconds.
     pub time: f64,
     pub step: u64,
-    pub what: What<'a>,
+    pub content: Content<'a>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum What<'a> {
+pub enum Content<'a> {
     /// The first record of a file.
     Version,
-    /// The run went on: what was recorded before for this step and later ones is void.
+    /// The run was resumed: earlier records of this step and later ones are void.
     Restart,
     /// Values by tag.
     Scalars(&'a [(&'a str, f32)]),
@@ -22,13 +22,13 @@ pub enum What<'a> {
     Text(&'a str, &'a str),
 }
 
-/// The version readers know to look for restarts in.
+/// The file version from which readers handle restarts.
 const VERSION: &str = "brain.Event:2";
 const SESSION_START: u64 = 1;
 const DT_STRING: u64 = 7;
 
 impl Record<'_> {
-    /// The bytes of a file this record takes: length (8 bytes), its checksum (4), the event, its checksum (4).
+    /// Encodes the record: length (8 bytes), its checksum (4), the event, its checksum (4).
     pub fn to_bytes(&self) -> Vec<u8> {
         let event = self.event();
         let length = (event.len() as u64).to_le_bytes();
@@ -44,14 +44,14 @@ impl Record<'_> {
         let mut event = Message::default();
         event.fixed64(1, self.time.to_bits());
         event.varint(2, self.step);
-        match &self.what {
-            What::Version => event.bytes(3, VERSION.as_bytes()),
-            What::Restart => {
+        match &self.content {
+            Content::Version => event.bytes(3, VERSION.as_bytes()),
+            Content::Restart => {
                 let mut log = Message::default();
                 log.varint(1, SESSION_START);
                 event.bytes(7, &log.0);
             }
-            What::Scalars(values) => {
+            Content::Scalars(values) => {
                 let mut summary = Message::default();
                 for (tag, number) in *values {
                     let mut value = Message::default();
@@ -61,13 +61,13 @@ impl Record<'_> {
                 }
                 event.bytes(5, &summary.0);
             }
-            What::Text(tag, text) => {
+            Content::Text(tag, text) => {
                 let (mut plugin, mut metadata, mut tensor) =
                     (Message::default(), Message::default(), Message::default());
                 plugin.bytes(1, b"text");
                 metadata.bytes(1, &plugin.0);
                 tensor.varint(1, DT_STRING);
-                // A tensor of no dimensions.
+                // A tensor without dimensions.
                 tensor.bytes(2, &[]);
                 tensor.bytes(8, text.as_bytes());
                 let (mut value, mut summary) = (Message::default(), Message::default());
@@ -82,7 +82,7 @@ impl Record<'_> {
     }
 }
 
-/// A protocol buffer's message, field after field.
+/// A message of a protocol buffer, built field by field.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
@@ -117,7 +117,7 @@ impl Message {
     }
 }
 
-/// Checksums of data that may itself hold checksums are stored rotated and shifted.
+/// Masks a checksum, because the data may itself contain checksums: rotated, with a constant added.
 fn masked(crc: u32) -> u32 {
     crc.rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -169,20 +169,23 @@ mod tests {
         }
     }
 
-    /// The bytes TensorBoard's own writer gives for the same events.
+    /// Compares with the bytes of TensorBoard's own writer for the same events.
     #[test]
     fn records_are_those_of_tensorboards_own_writer() {
         let hex = |record: Record<'_>| -> String {
             record.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
         };
         let (time, step) = (1.5, 300);
-        for (what, bytes) in [
-            (What::Version, include_str!("golden/version.hex")),
-            (What::Restart, include_str!("golden/restart.hex")),
-            (What::Scalars(&[("train/loss", 2.5), ("train/lr", 1e-3)]), include_str!("golden/scalars.hex")),
-            (What::Text("config", "a **b**"), include_str!("golden/text.hex")),
+        for (content, bytes) in [
+            (Content::Version, include_str!("golden/version.hex")),
+            (Content::Restart, include_str!("golden/restart.hex")),
+            (
+                Content::Scalars(&[("train/loss", 2.5), ("train/lr", 1e-3)]),
+                include_str!("golden/scalars.hex"),
+            ),
+            (Content::Text("config", "a **b**"), include_str!("golden/text.hex")),
         ] {
-            assert_eq!(hex(Record { time, step, what: what.clone() }), bytes.trim(), "{what:?}");
+            assert_eq!(hex(Record { time, step, content: content.clone() }), bytes.trim(), "{content:?}");
         }
     }
 }

@@ -1,9 +1,9 @@
-//! Limits on memory that control groups put on the process, as containers and batch systems do.
+//! Memory limits that control groups impose on the process, as containers and batch systems set them.
 
 use std::fs;
 use std::path::Path;
 
-/// Names of a version's files: where its groups lie, the limit, what is used, and what of that can be given back.
+/// File names of a cgroup version: where its groups are mounted, the limit, the usage, and the reclaimable part of the usage.
 struct Version {
     mounted: &'static str,
     limit: &'static str,
@@ -24,8 +24,8 @@ const V1: Version = Version {
     reclaimable: "total_inactive_file",
 };
 
-/// Bytes that the process may still take within its groups and those around them; `None` where none has a limit. `root` is
-/// where the file systems lie.
+/// Bytes that the process may still allocate within its group and all enclosing groups; `None` if none has a limit. `root` is
+/// where the file systems are mounted.
 pub fn room_bytes(root: &Path) -> Option<u64> {
     let groups = fs::read_to_string(root.join("proc/self/cgroup")).ok()?;
     let room = |line: &str| {
@@ -37,7 +37,7 @@ pub fn room_bytes(root: &Path) -> Option<u64> {
             _ => return None,
         };
         let mounted = root.join(version.mounted);
-        // A container may see its own group as the root, under whatever name.
+        // In a container, the process's own group may be mounted as the root, under any name.
         let group = mounted.join(group.trim_start_matches('/'));
         let innermost = if group.is_dir() { &group } else { &mounted };
         let groups = innermost.ancestors().take_while(|folder| folder.starts_with(&mounted));
@@ -49,7 +49,7 @@ pub fn room_bytes(root: &Path) -> Option<u64> {
 impl Version {
     fn room(&self, group: &Path) -> Option<u64> {
         let number = |name: &str| fs::read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
-        // `max`, or in the first version a number beyond any memory, is no limit.
+        // `max`, or in version 1 a number beyond any memory, means no limit.
         let limit = number(self.limit).filter(|limit| *limit < 1 << 60)?;
         let stat = fs::read_to_string(group.join("memory.stat")).unwrap_or_default();
         let reclaimable =
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn the_narrowest_group_around_the_process_counts() {
+    fn the_tightest_enclosing_group_limits() {
         let job = "sys/fs/cgroup/slurm/job";
         let files = [
             ("proc/self/cgroup", "0::/slurm/job\n"),
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_version_and_no_limit() {
+    fn version_1_and_no_limit() {
         let first = "sys/fs/cgroup/memory/docker/a";
         let files = [
             ("proc/self/cgroup", "5:devices:/x\n4:cpu,memory:/docker/a\n0::/\n"),
@@ -100,7 +100,7 @@ mod tests {
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712\n"),
         ];
         assert_eq!(room("v1", &files), Some(5000));
-        // Its own group is the root of what a container sees.
+        // A container sees its own group as the root.
         let inside = [("proc/self/cgroup", "0::/../host/name\n"), ("sys/fs/cgroup/memory.max", "700\n")];
         assert_eq!(room("inside", &inside), Some(700));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The context a CPU kernel runs in: its tensors in the arena, its workspace, and the threads.
+//! The context of a CPU kernel: its tensors in the arena, its workspace, and the threads.
 
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, View};
@@ -7,9 +7,9 @@ use rayon::prelude::*;
 use super::tensor::Tensor;
 use crate::ranks::{ALONE, Ranks};
 
-/// Below this much memory traffic a launch runs on the calling thread: waking another costs about as long.
+/// Below this much memory traffic a launch stays on the calling thread: waking another takes about as long.
 const SERIAL_BYTES: usize = 64 << 10;
-/// The least traffic worth handing to another thread.
+/// Minimum traffic worth handing to another thread.
 const GRAIN_BYTES: usize = 16 << 10;
 
 pub struct Context<'a> {
@@ -19,7 +19,7 @@ pub struct Context<'a> {
     pub ranks: &'a Ranks,
 }
 
-// SAFETY: the arena outlives the context, and tensors carry the contract for its use from several threads.
+// SAFETY: the arena outlives the context, and tensors carry the contract for use from several threads.
 unsafe impl Sync for Context<'_> {}
 
 impl<'a> Context<'a> {
@@ -29,12 +29,12 @@ impl<'a> Context<'a> {
         Context { launch, arena, threads, ranks: &ALONE }
     }
 
-    /// The same among other ranks.
+    /// As `self`, with the wire to other ranks.
     pub fn among(self, ranks: &'a Ranks) -> Self {
         Context { ranks, ..self }
     }
 
-    /// The same arena for another launch, all of whose views lie in those of this one.
+    /// A context for another launch in the same arena, all of whose views lie within views of this one.
     pub fn part<'b>(&self, launch: &'b Launch) -> Context<'b>
     where
         'a: 'b,
@@ -51,20 +51,20 @@ impl<'a> Context<'a> {
         self.tensor(&self.launch.ins[i])
     }
 
-    /// `None` where nobody reads the output: it need not be computed.
+    /// `None` if nothing reads the output, so that it need not be computed.
     pub fn output(&self, i: usize) -> Option<Tensor<'a>> {
         self.launch.outs[i].as_ref().map(|view| self.tensor(view))
     }
 
-    /// Whether an output lies on an input, element for element.
+    /// Whether an output is the same memory as an input, element for element.
     pub fn is_in_place(&self, input: usize, output: usize) -> bool {
         self.launch.outs[output].as_ref().is_some_and(|out| out.offset == self.launch.ins[input].offset)
     }
 
-    /// The launch's scratch as f32, 64-byte aligned; empty where the kernel asked for none. Its content is anything.
+    /// The launch's workspace as f32, 64-byte aligned; empty if the kernel requested none. Its initial content is arbitrary.
     ///
     /// # Safety
-    /// Called once a launch: the slice is the only way to the scratch.
+    /// May be called only once per launch: the slice is the only access to the workspace.
     #[allow(clippy::mut_from_ref, reason = "the arena's memory, handed out once")]
     pub unsafe fn workspace(&self) -> &'a mut [f32] {
         let Some(view) = &self.launch.workspace else { return &mut [] };
@@ -74,8 +74,8 @@ impl<'a> Context<'a> {
         unsafe { std::slice::from_raw_parts_mut(self.arena.add(view.offset).cast(), bytes / 4) }
     }
 
-    /// Runs `task` for 0 to `tasks`, on all threads where the traffic is worth it. Tasks must not depend on each other
-    /// or on who runs them: what a task covers is fixed by the shapes, so the bits are those of one thread.
+    /// Runs `task` for 0 to `tasks`, on all threads if the traffic is worth it. Tasks must not depend on each other or on the
+    /// thread that runs them: what a task covers depends on the shapes alone, so the bits equal those of a single thread.
     pub fn parallel(&self, tasks: usize, bytes_a_task: usize, task: impl Fn(usize) + Sync + Send) {
         if self.threads == 1 || tasks <= 1 || tasks.saturating_mul(bytes_a_task) < SERIAL_BYTES {
             (0..tasks).for_each(task);
@@ -86,7 +86,7 @@ impl<'a> Context<'a> {
     }
 }
 
-/// The range of chunk `i` when `count` items are cut into chunks of `size`.
+/// The range of chunk `i` if `count` items are cut into chunks of `size`.
 pub fn chunk(i: usize, size: usize, count: usize) -> std::ops::Range<usize> {
     i * size..((i + 1) * size).min(count)
 }

@@ -1,13 +1,12 @@
-//! Branch-free f32 functions that the compiler vectorises, and the macro that picks the vector unit.
+//! Branch-free f32 functions that the compiler vectorises, and the macro that selects the vector instructions.
 //!
-//! Nothing here depends on vector width: a sum is kept in sixteen lanes whatever the registers hold, so the same CPU
-//! gives the same bits for every thread count. `f32::mul_add` is one instruction in the two vector versions; the
-//! baseline version (x86 before 2013) calls a function for it and is only correct, not fast. Polynomials interpolate at
-//! the Chebyshev nodes of their interval.
+//! Nothing here depends on vector width: a sum is kept in sixteen lanes whatever the register size, so a CPU gives the same
+//! bits for every thread count. `f32::mul_add` is one instruction in the two vector versions; the baseline version (x86 before
+//! 2013) calls a function for it, which is correct but slow. Polynomials interpolate at the Chebyshev nodes of their interval.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// The vector instructions a loop is compiled for, narrowest first.
+/// The vector instructions that a loop is compiled for, narrowest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
@@ -57,9 +56,9 @@ fn detect() -> Level {
     Level::Baseline
 }
 
-/// Compiles functions for AVX-512, AVX2 and the baseline; a call takes the widest the machine has, for the price of
-/// one load and a branch. Functions the body calls must be `#[inline(always)]` to be compiled with it, and a closure with
-/// `mul_add` small or called once: one that is not inlined loses the instructions and becomes ten times slower.
+/// Compiles functions for AVX-512, AVX2 and the baseline; a call dispatches to the widest supported, at the cost of one load
+/// and a branch. Functions that the body calls must be `#[inline(always)]` to be compiled with it, and a closure with `mul_add`
+/// small or called once: one that is not inlined loses the instructions and becomes ten times slower.
 ///
 /// ```text
 /// vectorised! {
@@ -111,20 +110,20 @@ macro_rules! vectorised {
 }
 pub(crate) use vectorised;
 
-/// Sums are kept in this many lanes, whatever the machine's vectors hold.
+/// Number of lanes in which sums are kept, whatever the machine's vector size.
 pub const LANES: usize = 16;
 
-/// 1.5 * 2^23: adding it rounds to an integer, which then stands in the low bits.
+/// 1.5 * 2^23: adding it rounds to an integer, which then occupies the low bits.
 const ROUNDER: f32 = 12_582_912.0;
 const LN2_HIGH: f32 = 0.693_359_4;
 const LN2_LOW: f32 = -2.121_944_4e-4;
 
-/// e^x, to 1.2e-7 relative. Above 88.72 it is infinite; below -86.6 (results under 2.5e-38) it is 0.
+/// e^x, with relative error 1.2e-7. Infinite above 88.72; 0 below -86.6 (results under 2.5e-38).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LOW: f32 = -86.6;
     const HIGH: f32 = 88.722_84;
-    // Comparisons, not `clamp`: a NaN goes through to the result.
+    // Comparisons instead of `clamp`, so that NaN propagates to the result.
     let c = if x < LOW { LOW } else { x };
     let c = if c > HIGH { HIGH } else { c };
     let t = c.mul_add(std::f32::consts::LOG2_E, ROUNDER);
@@ -137,19 +136,19 @@ pub fn exp(x: f32) -> f32 {
     let p = p.mul_add(r, 1.666_666_7e-1);
     let p = p.mul_add(r, 0.5);
     let y = p.mul_add(r * r, r) + 1.0;
-    // 2^(n - 1) then 2: n reaches 128, whose power is no f32.
+    // 2^(n - 1), then 2: n reaches 128, whose power is not an f32.
     let power = f32::from_bits(t.to_bits().wrapping_add(126) << 23);
     let y = y * power * 2.0;
     let y = if x < LOW { 0.0 } else { y };
     if x > HIGH { f32::INFINITY } else { y }
 }
 
-/// The natural logarithm, to 1.5e-7 relative; -inf at 0, NaN below.
+/// The natural logarithm, with relative error 1.5e-7; -inf at 0, NaN below.
 #[inline(always)]
 pub fn log(x: f32) -> f32 {
     let is_small = x < f32::MIN_POSITIVE;
     let scaled = if is_small { x * 8_388_608.0 } else { x };
-    // The mantissa in [sqrt(1/2), sqrt(2)), so that numbers near 1 keep exponent 0.
+    // Normalises the mantissa to [sqrt(1/2), sqrt(2)), so that numbers near 1 keep exponent 0.
     let bits = scaled.to_bits().wrapping_sub(0x3f35_04f3);
     let exponent = ((bits as i32) >> 23) as f32 - if is_small { 23.0 } else { 0.0 };
     let r = f32::from_bits((bits & 0x007f_ffff).wrapping_add(0x3f35_04f3)) - 1.0;
@@ -170,13 +169,13 @@ pub fn log(x: f32) -> f32 {
     if x >= 0.0 { y } else { f32::NAN }
 }
 
-/// 1 / (1 + e^-x), to 3e-7 relative.
+/// 1 / (1 + e^-x), with relative error 3e-7.
 #[inline(always)]
 pub fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + exp(-x))
 }
 
-/// To 3e-7 relative, small arguments included.
+/// Relative error 3e-7, also for small arguments.
 #[inline(always)]
 pub fn tanh(x: f32) -> f32 {
     let z = x * x;
@@ -205,7 +204,7 @@ pub fn silu_slope(x: f32) -> f32 {
 const GELU_INNER: f32 = flatout_ir::ops::elementwise::GELU_INNER as f32;
 const GELU_CUBIC: f32 = flatout_ir::ops::elementwise::GELU_CUBIC as f32;
 
-/// The tanh form, through 1 + tanh(u) = 2 sigmoid(2 u), which keeps its digits where tanh is near -1.
+/// The tanh approximation, through 1 + tanh(u) = 2 sigmoid(2 u), which keeps its precision where tanh is near -1.
 #[inline(always)]
 pub fn gelu(x: f32) -> f32 {
     x * sigmoid(2.0 * GELU_INNER * x * (GELU_CUBIC * x).mul_add(x, 1.0))
@@ -219,8 +218,8 @@ pub fn gelu_slope(x: f32) -> f32 {
     s * (x * inner).mul_add(1.0 - s, 1.0)
 }
 
-/// The share of the normal distribution below x, to 6e-7 relative from -1 on and 4e-6 down to -6, and its density at x.
-/// The tail is e^(-x^2 / 2) times a polynomial in 1 / (1 + 0.26 |x|), fitted to 4e-8 of the tail up to 13.
+/// The normal distribution's cumulative probability at x, with relative error 6e-7 from -1 and 4e-6 down to -6, and its
+/// density. The tail is e^(-x^2 / 2) times a polynomial in 1 / (1 + 0.26 |x|), fitted with relative error 4e-8 up to 13.
 #[inline(always)]
 pub fn normal(x: f32) -> (f32, f32) {
     let bell = exp(-0.5 * x * x);
@@ -274,7 +273,7 @@ pub fn sum_squares(x: &[f32]) -> f32 {
     fold(x, [0.0; LANES], |sum, x| x.mul_add(x, sum), sum_lanes)
 }
 
-/// The largest element; a NaN is passed over.
+/// The largest element; NaN is ignored.
 #[inline(always)]
 pub fn max(x: &[f32]) -> f32 {
     let larger = |a: f32, b: f32| if b > a { b } else { a };
@@ -352,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_as_exact_as_they_say() {
+    fn functions_meet_their_stated_errors() {
         let sigmoid64 = |x: f64| 1.0 / (1.0 + (-x).exp());
         for (name, error, bound) in [
             ("exp", worst(each_exp, f64::exp, -86.5, 88.7), 1.2e-7),
@@ -371,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_and_nans() {
+    fn limits_and_nans() {
         assert_eq!(exp(f32::NEG_INFINITY), 0.0);
         assert_eq!(exp(-1000.0), 0.0);
         assert_eq!(exp(f32::INFINITY), f32::INFINITY);
@@ -387,7 +386,7 @@ mod tests {
         assert_eq!((sigmoid(-200.0), sigmoid(200.0)), (0.0, 1.0));
     }
 
-    /// The three compilations of one loop agree to the bit wherever the machine can run them.
+    /// The three compilations of one loop agree to the bit, as far as the machine can run them.
     #[test]
     fn dot_has_the_same_bits_compiled_either_way() {
         let x: Vec<f32> = (0..1003).map(|i| (i as f32 * 0.37).sin()).collect();

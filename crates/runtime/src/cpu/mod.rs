@@ -20,8 +20,7 @@ use crate::rows::EVERY_TYPE;
 use context::Context;
 use math::Level;
 
-/// A kernel: what it can do and the function that does it. A failure is one sentence without the launch's name and
-/// shapes, which the session adds.
+/// A kernel: its capabilities, and its function. An error is a sentence to which the session adds the launch's name and shapes.
 pub struct Kernel {
     pub row: KernelRow,
     pub run: Run,
@@ -29,7 +28,7 @@ pub struct Kernel {
 
 pub type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 
-/// This machine with `threads` threads, as the compiler sees it.
+/// The compilation target for this machine with `threads` threads.
 pub fn target(threads: usize) -> Target {
     let cores = threads.max(1);
     Target {
@@ -51,9 +50,8 @@ pub fn target(threads: usize) -> Target {
     }
 }
 
-/// A roofline from constants, for predictions only. Measured on one Zen 4 core: products 110 GFLOP/s with AVX-512,
-/// 16 GB/s from and to memory. AVX2 has half the lanes; bf16 is widened to f32 first and gains nothing; memory is taken
-/// to be saturated by four cores.
+/// Roofline constants, for predictions only. Measured on one Zen 4 core: products 110 GFLOP/s with AVX-512, 16 GB/s from and to
+/// memory. AVX2 has half the lanes; bf16 is widened to f32 and gains nothing; four cores are assumed to saturate memory.
 fn rates(cores: usize) -> Rates {
     let a_core = match math::level() {
         Level::Avx512 => 110e9,
@@ -70,8 +68,8 @@ fn rates(cores: usize) -> Rates {
     }
 }
 
-/// The memory a run may take: what Linux says is available, or less where the process's control groups allow less; 4 GiB
-/// on systems that do not say.
+/// Memory that a run may use: what Linux reports as available, or less if the process's control groups allow less; 4 GiB on
+/// systems that report nothing.
 pub fn memory_bytes() -> u64 {
     let available = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| {
         let line = text.lines().find_map(|l| l.strip_prefix("MemAvailable:"))?;
@@ -81,7 +79,7 @@ pub fn memory_bytes() -> u64 {
     cgroup::room_bytes(Path::new("/")).map_or(available, |room| room.min(available))
 }
 
-/// The widest instructions the kernels use on this machine, in words.
+/// Name of the widest instructions that the kernels use on this machine.
 pub fn instructions() -> &'static str {
     match math::level() {
         Level::Avx512 => "AVX-512",

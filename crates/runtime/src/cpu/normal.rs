@@ -1,10 +1,9 @@
-//! Normal numbers by counter, many at once, for initial weights.
+//! Counter-based normal random numbers, many at once, for initial weights.
 //!
-//! They are those of `flatout_ir::random::normal_pair`, to the bit in all 6.4 million that were compared, at 6.5 ns a
-//! number with AVX-512 where that takes 40 (one busy core of a Zen 4 server). 8 billion frozen weights are drawn in
-//! seconds.
+//! They equal those of `flatout_ir::random::normal_pair`, to the bit in all 6.4 million that were compared, at 6.5 ns per
+//! number with AVX-512 instead of 40 (one busy core of a Zen 4 server). 8 billion frozen weights are drawn in seconds.
 //!
-//! Logarithm, sine and cosine are their series, to the last digits of f64, so that what is rounded to f32 is the same.
+//! Logarithm, sine and cosine are evaluated by series to the last digits of f64, so that rounding to f32 gives the same result.
 
 use std::f64::consts::FRAC_PI_2;
 
@@ -14,7 +13,7 @@ use super::math::vectorised;
 const LANES: usize = 16;
 
 vectorised! {
-    /// Elements 2 `pair` and on of a stream.
+    /// Draws the numbers of a stream from element 2 `pair`.
     pub fn fill(seed: u64, stream: u64, pair: u64, values: &mut [f32]) {
         for (at, part) in values.chunks_mut(2 * LANES).enumerate() {
             let drawn = block(seed, stream, pair.wrapping_add((at * LANES) as u64));
@@ -25,7 +24,7 @@ vectorised! {
 
 #[inline(always)]
 fn block(seed: u64, stream: u64, first: u64) -> [f32; 2 * LANES] {
-    // Philox 4x32 as `flatout_ir::random::philox` has it, a word of every counter beside the others'.
+    // Philox 4x32 as in `flatout_ir::random::philox`, with the words of all counters in parallel lanes.
     let counter = |lane: usize| first.wrapping_add(lane as u64);
     let mut words = [
         std::array::from_fn(|lane| counter(lane) as u32),
@@ -55,19 +54,19 @@ fn block(seed: u64, stream: u64, first: u64) -> [f32; 2 * LANES] {
     drawn
 }
 
-/// The upper 53 bits of two words between 0 and 1, in the middle of their interval.
+/// Maps the upper 53 bits of two words to (0, 1), to the middle of their interval.
 #[inline(always)]
 fn unit(high: u32, low: u32) -> f64 {
     (high as f64 * 2_097_152.0 + (low >> 11) as f64 + 0.5) / 9_007_199_254_740_992.0
 }
 
-/// The natural logarithm of a normal number above 0: of 2^k m with m within a root of 2 of 1, by the series of the area
-/// tangent of (m - 1) / (m + 1), whose square is at most 0.03.
+/// The natural logarithm of a positive normal number 2^k m, with m within a factor of sqrt(2) of 1, by the series of artanh((m
+/// - 1) / (m + 1)), whose squared argument is at most 0.03.
 #[inline(always)]
 fn ln(x: f64) -> f64 {
-    /// The upper half of the root of one half.
+    /// The upper half of the bits of sqrt(1/2).
     const ROOT: u32 = 0x3fe6_a09e;
-    /// The logarithm of 2 in two parts; the first has so few digits that its multiples by k are exact.
+    /// ln 2 in two parts; the first has so few digits that its multiples by k are exact.
     const LN2: [f64; 2] = [0.693_147_180_369_123_8, 1.908_214_929_270_587_7e-10];
     let bits = x.to_bits();
     let k = ((bits >> 32) as u32).wrapping_sub(ROOT) as i32 >> 20;
@@ -83,12 +82,12 @@ fn ln(x: f64) -> f64 {
     k.mul_add(LN2[0], 2.0_f64.mul_add(s, small))
 }
 
-/// Sine and cosine of an angle in turns, from 0 to 1: by their series within an eighth of a turn of the nearest quarter.
+/// Sine and cosine of an angle in turns, from 0 to 1: by series, within an eighth of a turn of the nearest quarter.
 #[inline(always)]
 fn sin_cos(turns: f64) -> (f64, f64) {
-    /// 1.5 * 2^52: adding it rounds to an integer, which then stands in the low bits.
+    /// 1.5 * 2^52: adding it rounds to an integer, which then occupies the low bits.
     const ROUNDER: f64 = 6_755_399_441_055_744.0;
-    /// Of 15!, 13! ... 3! and of 14!, 12! ... 2!, with the signs of the series.
+    /// 15!, 13! ... 3! and 14!, 12! ... 2!, with the signs of the series.
     const SINE: [f64; 7] =
         [-1_307_674_368_000.0, 6_227_020_800.0, -39_916_800.0, 362_880.0, -5040.0, 120.0, -6.0];
     const COSINE: [f64; 7] = [-87_178_291_200.0, 479_001_600.0, -3_628_800.0, 40_320.0, -720.0, 24.0, -2.0];
@@ -114,7 +113,7 @@ mod tests {
     use flatout_ir::random;
 
     #[test]
-    fn numbers_are_those_of_the_counter() {
+    fn numbers_match_the_reference() {
         for (seed, stream, pair, count) in
             [(1, 77, 0, 100_000), (u64::MAX, 1 << 40, u32::MAX as u64 - 9, 67), (3, 5, 8, 1)]
         {
@@ -128,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn functions_are_right_to_the_last_digits() {
+    fn functions_are_accurate_to_the_last_digits() {
         let close = |a: f64, b: f64| (a - b).abs() <= 4e-16 * (1.0 + b.abs());
         for i in 1..=4000 {
             let x = i as f64 / 4000.0;

@@ -1,4 +1,4 @@
-//! Plans on the CPU: the arena, and each launch's kernel with the threads it runs on.
+//! A session on the CPU: the arena, and each launch's kernel with the threads it runs on.
 
 use flatout_ir::{Launch, Plan, PlanSet, View};
 
@@ -22,7 +22,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Allocates the arena, zeroed, and checks every launch, so that running needs no more checks.
+    /// Allocates the zeroed arena and validates every launch, so that running needs no further checks.
     pub fn new(plans: &PlanSet, threads: usize, ranks: Ranks) -> Result<Session, RuntimeError> {
         let threads = threads.max(1);
         let admit_all = |plan: &Plan| {
@@ -40,12 +40,12 @@ impl Session {
         Ok(Session { arena, kernels, pool, threads, ranks })
     }
 
-    /// Runs the launches of a plan in order. `plan` is the one at `index` of the set given to `new`.
+    /// Runs the launches of a plan in order. `plan` is the plan at `index` of the set given to `new`.
     pub fn run(&mut self, index: usize, plan: &Plan) -> Result<(), RuntimeError> {
         self.run_each(index, plan, |_, _| {})
     }
 
-    /// The same with each launch as often as `times` says.
+    /// As `run`, with launch `i` repeated `times[i]` times.
     pub fn run_repeated(&mut self, index: usize, plan: &Plan, times: &[usize]) -> Result<(), RuntimeError> {
         self.run_times(index, plan, |launch| times[launch], |_, _| {})
     }
@@ -53,7 +53,7 @@ impl Session {
     /// Times every launch of these plans, in passes over all of them.
     pub(crate) fn time(&mut self, plans: &[(usize, &Plan)], passes: usize) -> Result<Samples, RuntimeError> {
         let mut samples = Samples::new(plans.iter().map(|(_, plan)| plan.launches.len()), passes);
-        // The first pass meets cold memory.
+        // The first pass warms up memory and caches.
         for (index, plan) in plans {
             self.run(*index, plan)?;
         }
@@ -65,7 +65,7 @@ impl Session {
         Ok(samples)
     }
 
-    /// Runs the launches of a plan in order and tells the seconds of each.
+    /// Runs the launches of a plan in order and returns the seconds of each.
     fn run_each(
         &mut self,
         index: usize,
@@ -87,7 +87,7 @@ impl Session {
         let run = || {
             for (i, (launch, kernel)) in plan.launches.iter().zip(kernels).enumerate() {
                 let begun = Instant::now();
-                // SAFETY: `new` checked the launch against this arena, and `&mut self` keeps everyone else away.
+                // SAFETY: `new` checked the launch against this arena, and `&mut self` excludes all other access.
                 let context = unsafe { Context::new(launch, arena.get(), threads) }.among(ranks);
                 for _ in 0..times(i) {
                     kernel(launch, &context).map_err(|why| {
@@ -109,7 +109,6 @@ impl Session {
         copy::gather(view, self.arena.as_slice())
     }
 
-    /// The number of this rank.
     pub fn rank(&self) -> usize {
         self.ranks.rank()
     }
@@ -123,7 +122,7 @@ impl Session {
     }
 }
 
-/// The kernel of a launch that may run.
+/// Validates a launch and finds its kernel.
 fn admit(launch: &Launch, arena_bytes: usize, threads: usize) -> Result<Run, RuntimeError> {
     let refuse = |why: String| RuntimeError::Unsound(format!("{}: {why}", launch::describe(launch)));
     let kernel = super::kernel(launch.kernel)
@@ -132,7 +131,7 @@ fn admit(launch: &Launch, arena_bytes: usize, threads: usize) -> Result<Run, Run
     Ok(kernel.run)
 }
 
-/// An arena's address on its way into the pool.
+/// An arena's address, sendable to the thread pool.
 #[derive(Clone, Copy)]
 struct Address(*mut u8);
 

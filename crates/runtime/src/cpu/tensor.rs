@@ -1,13 +1,13 @@
 //! Strided tensors over the arena, as kernels read and write them.
 //!
-//! A `Tensor` is a pointer with dimensions; `Rows` is the same with every axis but the last folded. Access is
-//! `unsafe` because it goes around borrows: an output may lie exactly on an input (see `Op::in_place`), and
-//! tasks write different parts of one output. The contract of every accessor is the same and is kept by kernels:
+//! A `Tensor` is a pointer with dimensions; `Rows` is the same with all axes but the last folded into one. Access is `unsafe`
+//! because it bypasses borrowing: an output may coincide with an input (see `Op::in_place`), and tasks write different parts of
+//! one output. All accessors have the same contract, which kernels guarantee:
 //!
-//! * the launch was checked by `launch::check`, so every index inside `dims` is inside the arena and aligned, and
-//!   outputs overlap nothing but the inputs they are in place of;
+//! * the launch was checked by `launch::check`, so every index inside `dims` is inside the arena and aligned, and outputs
+//!   overlap nothing but the inputs they are in place of;
 //! * while a task writes an element, no other task reads or writes it;
-//! * a slice of an input is not alive while an output that lies on it is written.
+//! * no slice of an input is alive while an output that overlaps it is written.
 
 use std::marker::PhantomData;
 
@@ -23,7 +23,7 @@ pub struct Tensor<'a> {
     start: *mut u8,
     pub dtype: DType,
     pub dims: &'a [usize],
-    /// In elements; 0 repeats.
+    /// In elements; 0 broadcasts.
     pub strides: &'a [usize],
     arena: PhantomData<&'a u8>,
 }
@@ -57,22 +57,22 @@ impl<'a> Tensor<'a> {
         true
     }
 
-    /// The address of the element `offset` elements (by strides, not by index) behind the first.
+    /// The address of the element `offset` elements (by strides, not by index) after the first.
     pub fn at(&self, offset: usize) -> *mut u8 {
         self.start.wrapping_add(offset * self.dtype.bytes())
     }
 
-    /// All elements of a dense f32 tensor.
+    /// All elements of a dense f32 tensor; `None` for others.
     ///
     /// # Safety
     /// The module's contract.
     pub unsafe fn f32s(&self) -> Option<&'a [f32]> {
         (self.dtype == DType::F32 && self.is_dense())
-            // SAFETY: dense elements from the start; the caller keeps the module's contract.
+            // SAFETY: dense elements from the start; the caller guarantees the module's contract.
             .then(|| unsafe { std::slice::from_raw_parts(self.start.cast(), self.elements()) })
     }
 
-    /// All elements of a dense f32 tensor, to write.
+    /// As `f32s`, mutable.
     ///
     /// # Safety
     /// The module's contract.
@@ -89,11 +89,11 @@ impl<'a> Tensor<'a> {
     /// The module's contract.
     pub unsafe fn bytes(&self) -> &'a [u8] {
         assert!(self.is_dense(), "the kernel asks for dense tensors");
-        // SAFETY: dense elements from the start; the caller keeps the module's contract.
+        // SAFETY: dense elements from the start; the caller guarantees the module's contract.
         unsafe { std::slice::from_raw_parts(self.start, self.elements() * self.dtype.bytes()) }
     }
 
-    /// The bytes of a dense tensor, to write.
+    /// As `bytes`, mutable.
     ///
     /// # Safety
     /// The module's contract.
@@ -120,13 +120,13 @@ impl<'a> Tensor<'a> {
         out
     }
 
-    /// The only element of a tensor with one, as f32.
+    /// The element of a tensor with exactly one, as f32.
     ///
     /// # Safety
     /// The module's contract.
     pub unsafe fn scalar(&self) -> f32 {
         let mut value = [0.0];
-        // SAFETY: the first element; the caller keeps the contract.
+        // SAFETY: the first element; the caller guarantees the contract.
         unsafe { load(self.dtype, self.start, 1, &mut value) };
         value[0]
     }
@@ -142,7 +142,7 @@ impl<'a> Tensor<'a> {
     }
 }
 
-/// The distance between neighbours when the axes fold into one, if they do.
+/// The common stride if the axes fold into one; `None` otherwise.
 fn pitch(dims: &[usize], strides: &[usize]) -> Option<usize> {
     let mut axes = dims.iter().zip(strides).rev().filter(|(d, _)| **d != 1);
     let Some((mut extent, pitch)) = axes.next().map(|(d, s)| (*d, *s)) else { return Some(0) };
@@ -161,14 +161,14 @@ pub struct Rows<'a> {
     pub tensor: Tensor<'a>,
     pub count: usize,
     pub width: usize,
-    /// Between the elements of a row.
+    /// Stride between the elements of a row.
     pub stride: usize,
-    /// Between rows, where it is the same everywhere.
+    /// Stride between rows, if it is constant.
     pub pitch: Option<usize>,
 }
 
 impl<'a> Rows<'a> {
-    /// Where a row starts, in elements behind the tensor's first.
+    /// Offset of a row from the tensor's first element, in elements.
     #[inline]
     pub fn offset(&self, row: usize) -> usize {
         if let Some(pitch) = self.pitch {
@@ -188,7 +188,7 @@ impl<'a> Rows<'a> {
         self.tensor.dtype == DType::F32 && self.stride == 1
     }
 
-    /// Reads `to.len()` elements of a row from column `from` on, as f32.
+    /// Reads `to.len()` elements of a row from column `from`, as f32.
     ///
     /// # Safety
     /// The module's contract; the columns lie in the row.
@@ -200,7 +200,7 @@ impl<'a> Rows<'a> {
         unsafe { load(self.tensor.dtype, at, self.stride, to) }
     }
 
-    /// Writes elements of a row from column `from` on, rounded to the tensor's type.
+    /// Writes elements of a row from column `from`, rounded to the tensor's type.
     ///
     /// # Safety
     /// The module's contract; the columns lie in the row.
@@ -212,8 +212,8 @@ impl<'a> Rows<'a> {
         unsafe { store(self.tensor.dtype, at, self.stride, values) }
     }
 
-    /// A row as f32: the arena's own memory where it is f32 without gaps, else converted into `buffer`. Not for an
-    /// input that the task overwrites in place while it holds the row: `load` that.
+    /// A row as f32: in place if it is contiguous f32, otherwise converted into `buffer`. Use `load` instead for an input that
+    /// the task overwrites in place while it holds the row.
     ///
     /// # Safety
     /// The module's contract.
@@ -222,7 +222,7 @@ impl<'a> Rows<'a> {
     where
         'a: 'b,
     {
-        // SAFETY: the row lies in the tensor; the caller keeps the contract.
+        // SAFETY: the row lies in the tensor; the caller guarantees the contract.
         unsafe {
             if self.is_f32() {
                 let at = self.tensor.at(self.offset(row)).cast::<f32>();
@@ -233,14 +233,14 @@ impl<'a> Rows<'a> {
         &buffer[..self.width]
     }
 
-    /// Lets `write` fill a row: the arena's own memory where it is f32 without gaps, else `buffer`, stored after.
-    /// The slice that `write` gets does not hold the row's value.
+    /// Lets `write` fill a row: in place if it is contiguous f32, otherwise `buffer`, which is then stored. The slice that
+    /// `write` receives does not contain the row's value.
     ///
     /// # Safety
-    /// The module's contract; no slice of memory the row lies on is alive.
+    /// The module's contract; no slice of memory that overlaps the row is alive.
     #[inline]
     pub unsafe fn put(&self, row: usize, buffer: &mut [f32], write: impl FnOnce(&mut [f32])) {
-        // SAFETY: the row lies in the tensor; the caller keeps the contract.
+        // SAFETY: the row lies in the tensor; the caller guarantees the contract.
         unsafe {
             if self.is_f32() {
                 let at = self.tensor.at(self.offset(row)).cast::<f32>();
@@ -261,7 +261,7 @@ vectorised! {
     }
 }
 
-/// `bf16_from_f32` without its branch.
+/// Branch-free `bf16_from_f32`.
 #[inline(always)]
 pub fn round_bf16(x: f32) -> u16 {
     let bits = x.to_bits();
@@ -277,7 +277,7 @@ pub fn round_bf16(x: f32) -> u16 {
 #[inline]
 pub unsafe fn load(dtype: DType, at: *const u8, stride: usize, to: &mut [f32]) {
     let n = to.len();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match dtype {
             DType::F32 if stride == 1 => std::ptr::copy_nonoverlapping(at.cast(), to.as_mut_ptr(), n),
@@ -301,7 +301,7 @@ pub unsafe fn load(dtype: DType, at: *const u8, stride: usize, to: &mut [f32]) {
 #[inline]
 pub unsafe fn store(dtype: DType, at: *mut u8, stride: usize, values: &[f32]) {
     let n = values.len();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         match dtype {
             DType::F32 if stride == 1 => std::ptr::copy_nonoverlapping(values.as_ptr(), at.cast(), n),
@@ -341,7 +341,7 @@ mod tests {
             let rows = tensor.rows();
             let mut got = vec![0.0; rows.width];
             for r in 0..rows.count {
-                // SAFETY: nobody writes.
+                // SAFETY: nothing writes.
                 unsafe { rows.load(r, 0, &mut got) };
                 let (mut rest, mut offset) = (r, 0);
                 for axis in (0..dims.len().saturating_sub(1)).rev() {

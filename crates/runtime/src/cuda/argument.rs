@@ -1,13 +1,13 @@
-//! Kernel arguments of any size: structs passed by value, as they lie in memory.
+//! Kernel arguments of any size: structs passed by value in their memory layout.
 
 use super::context::{Arg, CudaError, Function, Stream, Work};
 
-/// The strictest alignment of an argument: a tensor map's.
+/// The strictest alignment any argument needs: that of a tensor map.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Line([u64; 8]);
 
-/// The bytes of one argument, at a multiple of 64.
+/// The bytes of one argument, aligned to 64.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Block {
     lines: Vec<Line>,
@@ -15,14 +15,13 @@ pub struct Block {
 }
 
 impl Block {
-    /// A struct of whole words, in the order of its fields.
+    /// A struct of 64-bit words, in field order.
     pub fn of_words(words: &[u64]) -> Block {
         Block::new(words, size_of_val(words))
     }
 
-    /// A struct of 32-bit integers.
     pub fn of_ints(ints: &[u32]) -> Block {
-        // The target is little-endian: the first of a pair is the low half of its word.
+        // Little-endian: the first of a pair is the low half of its word.
         let word = |pair: &[u32]| pair[0] as u64 | (pair.get(1).copied().unwrap_or(0) as u64) << 32;
         Block::new(&ints.chunks(2).map(word).collect::<Vec<u64>>(), size_of_val(ints))
     }
@@ -50,15 +49,15 @@ impl From<Arg> for Block {
         match arg {
             Arg::Ptr(x) => Block::new(&[x], 8),
             Arg::I64(x) => Block::new(&[x as u64], 8),
-            // The target is little-endian, so a 32-bit value is where its 64 bits begin.
+            // Little-endian: a 32-bit value occupies the first half of its word.
             Arg::I32(x) => Block::new(&[x as u32 as u64], 4),
             Arg::F32(x) => Block::new(&[x.to_bits() as u64], 4),
         }
     }
 }
 
-/// `context::launch` of a kernel that takes structs. That the arguments are as many and as large as the kernel's
-/// parameters is asked of the driver here; a difference fails.
+/// As `context::launch`, for kernels that take structs. Checks number and sizes of the arguments against the kernel's
+/// parameters as the driver reports them; a mismatch is an error.
 pub fn launch_blocks(
     function: Function,
     grid: [usize; 3],
@@ -103,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_lies_at_a_multiple_of_64_with_its_words_in_order() {
+    fn blocks_are_aligned_to_64_bytes_and_keep_word_order() {
         let words: Vec<u64> = (1..=42).collect();
         let block = Block::of_words(&words);
         assert_eq!((block.bytes(), block.as_ptr() as usize % 64), (336, 0));

@@ -1,7 +1,7 @@
-//! The interface of CUDA kernels: row, sources and `prepare`, and the work that `prepare` returns.
+//! The interface that every CUDA kernel implements: row, sources, `prepare`, and the work that `prepare` returns.
 //!
-//! Nothing here comes from a bindings crate: handles are opaque pointers, statuses plain integers, constants carry the
-//! names of NVIDIA's headers. Libraries stay open as long as the process, so entry points are `'static`.
+//! No bindings crate is used: handles are opaque pointers, statuses plain integers, and constants carry the names of NVIDIA's
+//! headers. Libraries stay loaded for the lifetime of the process, so entry points are `'static`.
 
 use std::borrow::Cow;
 use std::cell::RefCell;
@@ -23,21 +23,21 @@ use super::kernels::products::lt::Lt;
 use super::session::tuned::Tuned;
 use super::tensor_map;
 
-/// An error of a library or the compiler, in one sentence; the session adds the launch's path and shapes.
+/// An error of a library or of the run-time compiler, in one sentence; the session adds the launch's path and shapes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CudaError {
     pub what: String,
-    /// The library's status; 0 where the failure is ours.
+    /// The library's status; 0 if the failure did not come from a library.
     pub code: i32,
 }
 
 impl CudaError {
-    /// A failure found here, without a status.
+    /// A failure without a status.
     pub fn new(what: impl Into<String>) -> Self {
         CudaError { what: what.into(), code: 0 }
     }
 
-    /// A call that answered with a status.
+    /// A call that returned an error status.
     pub fn status(what: impl Into<String>, code: i32) -> Self {
         CudaError { what: what.into(), code }
     }
@@ -54,50 +54,49 @@ impl fmt::Display for CudaError {
 
 impl std::error::Error for CudaError {}
 
-/// A kernel: what it can do, the sources it compiles, and how a launch becomes work on a stream.
+/// A kernel: its capabilities, the sources it compiles, and how a launch becomes work on a stream.
 pub struct Kernel {
-    /// Its name begins with `cuda.`. It says `deterministic` where that holds always; where `Facts::deterministic` asks,
-    /// every kernel must be.
+    /// The name begins with `cuda.`. `deterministic` is set if it always holds; with `Facts::deterministic` it holds for every
+    /// kernel.
     pub row: KernelRow,
-    /// Sources this launch needs, compiled in parallel before `prepare`; empty for library calls.
+    /// Sources that a launch needs, compiled in parallel before `prepare`; empty for library calls.
     pub sources: fn(&Launch, &Facts) -> Vec<Source>,
-    /// Resolves a launch that `launch::check` accepted. The arena holds nothing yet: candidates may be timed on it.
+    /// Turns a launch that `launch::check` accepted into work. The arena holds no data yet, so candidates may be timed on it.
     pub prepare: fn(&Launch, &Prepare<'_>) -> Prepared,
 }
 
-/// The work of a launch, or why there is none.
+/// The work of a launch, or why it cannot run.
 pub type Prepared = Result<Box<dyn Work>, CudaError>;
 
-/// The properties of the device and the run that kernels may depend on.
+/// Properties of the device and the run that kernels may depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Compute capability: 9 and 0 for Hopper.
+    /// Compute capability: 9 and 0 on Hopper.
     pub major: u32,
     pub minor: u32,
     pub sms: u32,
-    /// The most shared memory a block may ask for.
+    /// The most shared memory a block may request.
     pub shared_bytes: u32,
     pub l2_bytes: u32,
     /// `cudnnGetVersion`, such as 91900; `None` where cuDNN is missing.
     pub cudnn: Option<u32>,
-    /// Equal inputs must give equal bits.
+    /// Whether equal inputs must give equal bits.
     pub deterministic: bool,
-    /// Candidates are timed in `prepare`; otherwise the library's first choice is taken.
+    /// Whether `prepare` times candidates; otherwise the library's first choice is taken.
     pub autotune: bool,
-    /// The kernel attention must run on.
+    /// The attention kernel requested by the user.
     pub attention: AttentionKernel,
-    /// The kernel products must run on, where it is written for them.
+    /// The product kernel requested by the user, for launches it supports.
     pub product: ProductKernel,
 }
 
 impl Facts {
-    /// Whether the device converts and multiplies 8-bit floats.
+    /// Whether the device converts and multiplies 8-bit floats in hardware.
     pub fn has_fp8(&self) -> bool {
         (self.major, self.minor) >= (8, 9)
     }
 
-    /// A device of an architecture such as `sm_86` or `sm_90a`, for compiling where there is none: what every device of
-    /// the architecture has.
+    /// Properties common to all devices of an architecture such as `sm_86` or `sm_90a`, for compiling without a device.
     pub fn on_paper(arch: &str) -> Facts {
         let digits: String = arch.chars().filter(char::is_ascii_digit).collect();
         let number: u32 = digits.parse().unwrap_or(80);
@@ -124,10 +123,10 @@ impl Facts {
 /// Input of the run-time compiler; equal sources are compiled once.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Source {
-    /// For messages: `norm.cu`.
+    /// File name for messages, such as `norm.cu`.
     pub name: &'static str,
     pub code: Cow<'static, str>,
-    /// `(name, value)`, in the order they are passed.
+    /// `(name, value)` pairs, in the order they are passed.
     pub defines: Vec<(String, String)>,
 }
 
@@ -139,7 +138,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// The means of `prepare`. Addresses are final: the arena is allocated, so they may be baked into arguments.
+/// The context of `prepare`. The arena is allocated, so addresses are final and may be baked into arguments.
 pub struct Prepare<'a> {
     pub(super) arena: u64,
     pub(super) facts: &'a Facts,
@@ -161,7 +160,7 @@ impl<'a> Prepare<'a> {
         self.arena + view.offset as u64
     }
 
-    /// An `extern "C"` entry of a source that `sources` listed for this launch.
+    /// An `extern "C"` entry point of a source that `sources` listed for this launch.
     pub fn function(&self, source: &Source, entry: &str) -> Result<Function, CudaError> {
         self.modules.function(source, entry)
     }
@@ -170,12 +169,12 @@ impl<'a> Prepare<'a> {
         self.facts
     }
 
-    /// cuBLASLt; work keeps a clone.
+    /// cuBLASLt; works keep a clone.
     pub fn lt(&self) -> &'a Arc<Lt> {
         self.lt
     }
 
-    /// cuDNN, or why it is not there; work keeps a clone.
+    /// cuDNN, or why it is unavailable; works keep a clone.
     pub fn cudnn(&self) -> Result<&'a Arc<Cudnn>, CudaError> {
         self.cudnn.map_err(Clone::clone)
     }
@@ -184,17 +183,17 @@ impl<'a> Prepare<'a> {
         self.driver
     }
 
-    /// A tensor map as a kernel's argument: sm_90 and later.
+    /// Encodes a tensor map as a kernel argument; needs sm_90 or later.
     pub fn tensor_map(&self, of: &tensor_map::Tensor) -> Result<Block, CudaError> {
         self.driver.tensor_map(of)
     }
 
-    /// Times of products, and how many candidates to time.
+    /// Stored times of products, and the number of candidates to time.
     pub(super) fn tuned(&self) -> &'a Tuned {
         self.tuned
     }
 
-    /// Tells the user what runs otherwise than it was meant to; once, however many launches it is true of.
+    /// Records a note for the user about a fallback; repeated notes are kept once.
     pub fn note(&self, sentence: String) {
         let mut notes = self.notes.borrow_mut();
         if !notes.contains(&sentence) {
@@ -202,49 +201,47 @@ impl<'a> Prepare<'a> {
         }
     }
 
-    /// Keeps what an attention runs on; once, however many launches it is true of.
-    pub(super) fn chose(&self, what: Chosen) {
+    /// Records the kernel that an attention runs on; repeated records are kept once.
+    pub(super) fn record_attention(&self, what: Chosen) {
         let mut chosen = self.chosen.borrow_mut();
         if !chosen.contains(&what) {
             chosen.push(what);
         }
     }
 
-    /// Counts a product that runs on a kernel of this name.
-    pub(super) fn multiplies_by(&self, kernel: &'static str) {
+    /// Counts a product that runs on the kernel of this name.
+    pub(super) fn count_product(&self, kernel: &'static str) {
         *self.products.borrow_mut().entry(kernel).or_default() += 1;
     }
 
-    /// How many products are counted.
-    pub(super) fn multiplied(&self) -> usize {
+    pub(super) fn product_count(&self) -> usize {
         self.products.borrow().values().sum()
     }
 
-    pub(super) fn count_of_products(&self) -> BTreeMap<&'static str, usize> {
+    pub(super) fn product_counts(&self) -> BTreeMap<&'static str, usize> {
         self.products.borrow().clone()
     }
 
-    pub(super) fn set_count_of_products(&self, counts: BTreeMap<&'static str, usize>) {
+    pub(super) fn set_product_counts(&self, counts: BTreeMap<&'static str, usize>) {
         *self.products.borrow_mut() = counts;
     }
 
-    /// The group of ranks along an axis; `None` where the session was opened without others.
+    /// The group of ranks along an axis; `None` if the session has no other ranks.
     pub fn communicator(&self, axis: Axis) -> Option<&'a Arc<Communicator>> {
         self.communicators.and_then(|all| all.along(axis))
     }
 
-    /// Where this rank lies along an axis.
     pub fn coordinate(&self, axis: Axis) -> usize {
         self.communicators.map_or(0, |all| all.mesh().coordinate(all.rank(), axis))
     }
 
-    /// Where candidates may be timed; the session's own stream, idle now.
+    /// The session's own stream, idle during `prepare`, on which candidates may be timed.
     pub fn stream(&self) -> Stream {
         self.stream
     }
 }
 
-/// Device work of one launch with everything resolved: enqueue only, no allocation, no synchronisation; capturable.
+/// Fully resolved device work of one launch: enqueuing neither allocates nor synchronises, so it can be captured.
 pub trait Work {
     fn enqueue(&self, stream: Stream) -> Result<(), CudaError>;
 }
@@ -260,7 +257,7 @@ impl Stream {
     }
 }
 
-/// A `CUfunction` of a module that stays loaded as long as the work that uses it.
+/// A `CUfunction`; its module stays loaded as long as this exists.
 #[derive(Clone)]
 pub struct Function {
     pub(super) raw: *mut c_void,
@@ -275,7 +272,7 @@ impl Function {
         self.raw
     }
 
-    /// The number of blocks, of given threads and dynamic shared memory, that fit on one multiprocessor.
+    /// Number of blocks with the given threads and dynamic shared memory that fit on one multiprocessor (occupancy).
     pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32, CudaError> {
         self.driver.blocks_per_sm(self, block, shared)
     }
@@ -290,11 +287,11 @@ pub enum Arg {
     F32(f32),
 }
 
-/// The shared memory a block gets without asking.
+/// Dynamic shared memory available to a block without opting in to more.
 pub(super) const DEFAULT_SHARED: u32 = 48 << 10;
 
-/// A kernel launch as work. Grid x reaches 2^31 - 1, y and z 65535. More than 48 KiB of shared memory is asked for
-/// here; where the device has less, the first enqueue fails with the driver's status.
+/// A kernel launch as work. Grid x may reach 2^31 - 1, y and z 65535. Opts in to more than 48 KiB of shared memory where
+/// needed; if the device has less, the first enqueue fails with the driver's status.
 pub fn launch(function: Function, grid: [u32; 3], block: u32, shared: u32, args: Vec<Arg>) -> Box<dyn Work> {
     let asked =
         if shared > DEFAULT_SHARED { function.driver.allow_shared(&function, shared) } else { Ok(()) };
@@ -315,7 +312,7 @@ struct KernelLaunch {
     grid: [u32; 3],
     block: u32,
     shared: u32,
-    /// Each argument's bytes first: the target is little-endian, so a 32-bit value is where its 64 bits begin.
+    /// Each argument in the low bytes of a word: little-endian, so a 32-bit value occupies the first half.
     args: Vec<u64>,
     asked: Result<(), CudaError>,
 }
@@ -327,7 +324,7 @@ impl Work for KernelLaunch {
     }
 }
 
-/// Several works in order.
+/// Several works, enqueued in order.
 pub fn sequence(works: Vec<Box<dyn Work>>) -> Box<dyn Work> {
     Box::new(Sequence(works))
 }

@@ -1,7 +1,7 @@
-//! The CUDA backend: the driver, sessions over it, and the kernels.
+//! The CUDA backend: driver bindings, sessions, kernels.
 //!
-//! The build needs no CUDA: `library` finds and opens NVIDIA's libraries at run time. A `Session` resolves every launch
-//! of its plans once (`context::Kernel::prepare`), captures each plan as a CUDA graph and replays it.
+//! The build needs no CUDA: `library` finds and opens NVIDIA's libraries at run time. A `Session` prepares every launch of its
+//! plans once (`context::Kernel::prepare`), captures each plan as a CUDA graph and replays it.
 
 mod argument;
 pub mod context;

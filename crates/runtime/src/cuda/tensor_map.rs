@@ -1,12 +1,12 @@
-//! TMA tensor maps: how sm_90 and later load boxes of a tensor into shared memory, swizzled.
+//! TMA tensor maps: describe how sm_90 and later load boxes of a tensor into shared memory, swizzled.
 //!
-//! Elements of a box beyond the tensor are zeros.
+//! Elements of a box outside the tensor are zero-filled.
 
 use super::argument::Block;
 use super::context::CudaError;
 
-/// How rows of a box are scattered over the banks of shared memory: by exclusive or of 16-byte pieces within rows of so
-/// many bytes. The innermost extent of a box is at most that many bytes.
+/// How rows of a box are swizzled over the banks of shared memory: 16-byte chunks are permuted by exclusive or within rows of
+/// this many bytes. The innermost extent of a box is at most that many bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Swizzle {
     None,
@@ -39,19 +39,19 @@ impl Swizzle {
 /// Bytes of a bf16.
 const ELEMENT: u64 = 2;
 
-/// A tensor of bf16 in device memory, innermost axis first, and the box one copy moves.
+/// A bf16 tensor in device memory, innermost axis first, and the box that one copy moves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
     pub at: u64,
     pub dims: Vec<u64>,
-    /// Elements from step to step of every axis but the innermost, whose elements lie side by side.
+    /// Stride in elements of every axis but the innermost, which is contiguous.
     pub steps: Vec<u64>,
     pub box_dims: Vec<u32>,
     pub swizzle: Swizzle,
 }
 
 impl Tensor {
-    /// Finds, and names, the faults for which the driver gives no reason.
+    /// Detects and names the mistakes for which the driver gives no reason.
     pub(super) fn check(&self) -> Result<(), CudaError> {
         let rank = self.dims.len();
         let wrong = if !(3..=5).contains(&rank) {
@@ -82,7 +82,7 @@ impl Tensor {
     }
 }
 
-/// `CUtensorMap`: opaque, 128 bytes at a multiple of 64; a kernel's `const __grid_constant__` argument.
+/// `CUtensorMap`: opaque, 128 bytes, 64-byte aligned; passed as a kernel's `const __grid_constant__` argument.
 pub(super) type Opaque = [u64; 16];
 
 pub(super) fn block(map: &Opaque) -> Block {
@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_driver_would_refuse_is_named() {
+    fn invalid_tensors_are_reported() {
         // [tokens 100, heads 4, size 64] of a fused buffer, boxes of 64 tokens of one head.
         let good = Tensor {
             at: 4096,

@@ -1,4 +1,4 @@
-//! Cases of attention: masks, heads, sizes, lengths off every tile's edge and segments in every pattern.
+//! Verification cases for attention: masks, heads, sizes, unaligned lengths and all patterns of segments.
 //!
 //! Both directions; everything outside the segments is NaN.
 
@@ -15,45 +15,44 @@ use super::{Case, Data};
 const F32: DType = DType::F32;
 const BF16: DType = DType::BF16;
 
-/// f32 throughout, in either direction; exponentials add their last bits.
+/// f32 throughout, in either direction; exponentials contribute their last bits.
 pub(super) const F32_BOUND: f64 = 2e-5;
-/// A result rounded to 8 bits, from weights that are.
+/// A result rounded to bf16, from weights that are.
 const BF16_BOUND: f64 = 3e-3;
 /// Gradients also start from an o that was rounded.
 const BF16_GRADIENT_BOUND: f64 = 6e-3;
-/// With two or three keys little of it averages out, and dq is a difference of nearly equal terms.
+/// With two or three keys, errors hardly average out, and dq is a difference of nearly equal terms.
 const BF16_FEW_KEYS_BOUND: f64 = 2.5e-2;
 
-/// One side's segments.
 #[derive(Clone, Debug)]
-pub(super) enum Side {
-    /// A number of segments of one length.
+pub(super) enum SideSegments {
+    /// Segments of equal length.
     Even { count: usize, len: usize },
-    /// (start, length) of each, on an axis of `tokens` tokens; none is longer than `longest`.
+    /// (start, length) of each segment, on an axis of `tokens` tokens; none is longer than `longest`.
     Ragged { tokens: usize, longest: usize, bounds: Vec<(i32, i32)> },
 }
 
-pub(super) fn even(count: usize, len: usize) -> Side {
-    Side::Even { count, len }
+pub(super) fn even(count: usize, len: usize) -> SideSegments {
+    SideSegments::Even { count, len }
 }
 
-pub(super) fn ragged(tokens: usize, bounds: &[(i32, i32)]) -> Side {
+pub(super) fn ragged(tokens: usize, bounds: &[(i32, i32)]) -> SideSegments {
     let longest = bounds.iter().map(|(_, len)| *len).max().unwrap_or(0).max(1) as usize;
-    Side::Ragged { tokens, longest, bounds: bounds.to_vec() }
+    SideSegments::Ragged { tokens, longest, bounds: bounds.to_vec() }
 }
 
-impl Side {
+impl SideSegments {
     pub(super) fn tokens(&self) -> usize {
         match self {
-            Side::Even { count, len } => count * len,
-            Side::Ragged { tokens, .. } => *tokens,
+            SideSegments::Even { count, len } => count * len,
+            SideSegments::Ragged { tokens, .. } => *tokens,
         }
     }
 
     pub(super) fn segments(&self) -> Segments {
         match self {
-            Side::Even { len, .. } => Segments::Uniform { len: *len },
-            Side::Ragged { longest, bounds, .. } => {
+            SideSegments::Even { len, .. } => Segments::Uniform { len: *len },
+            SideSegments::Ragged { longest, bounds, .. } => {
                 Segments::Ragged { max_segments: bounds.len(), max_len: *longest }
             }
         }
@@ -62,20 +61,20 @@ impl Side {
     /// The rows of each segment, in order; empty ones at 0.
     pub(super) fn rows(&self) -> Vec<Range<usize>> {
         match self {
-            Side::Even { count, len } => (0..*count).map(|s| s * len..(s + 1) * len).collect(),
-            Side::Ragged { bounds, .. } => bounds
+            SideSegments::Even { count, len } => (0..*count).map(|s| s * len..(s + 1) * len).collect(),
+            SideSegments::Ragged { bounds, .. } => bounds
                 .iter()
                 .map(|&(start, len)| if len == 0 { 0..0 } else { start as usize..(start + len) as usize })
                 .collect(),
         }
     }
 
-    /// The most tokens a segment has.
+    /// The maximum length of a segment.
     fn longest(&self) -> usize {
         self.rows().iter().map(|rows| rows.len()).max().unwrap_or(0)
     }
 
-    /// Rows of no segment.
+    /// Rows outside every segment.
     fn idle(&self) -> Vec<Range<usize>> {
         let rows = self.rows();
         let is_idle = |row: usize| !rows.iter().any(|r| r.contains(&row));
@@ -83,36 +82,36 @@ impl Side {
     }
 
     fn bounds(&self) -> Vec<Input> {
-        let Side::Ragged { bounds, .. } = self else { return vec![] };
+        let SideSegments::Ragged { bounds, .. } = self else { return vec![] };
         let values = |of: fn(&(i32, i32)) -> i32| Data::Values(bounds.iter().map(|b| of(b) as f64).collect());
         [values(|b| b.0), values(|b| b.1)].map(|data| tensor(DType::I32, &[bounds.len()], data)).into()
     }
 }
 
-/// A problem with what tells it from others of its shapes.
+/// A problem, with a label that distinguishes it from others of its shapes.
 #[derive(Clone, Debug)]
 pub(super) struct Problem {
     pub what: &'static str,
     pub mask: Mask,
-    pub q: Side,
-    /// `None` where queries and keys are cut alike, by the same tensors.
-    pub k: Option<Side>,
+    pub q: SideSegments,
+    /// `None` if queries and keys have the same segments, from the same tensors.
+    pub k: Option<SideSegments>,
     pub heads: usize,
     pub kv_heads: usize,
     pub size: usize,
     pub dtype: DType,
-    /// In every form.
+    /// Checks every form.
     pub thorough: bool,
-    /// Whether the gradient is of lse too.
+    /// Whether lse has a gradient too.
     pub d_lse: bool,
     pub cap: Cap,
-    /// Whether two intervals are those of trees: a prompt and two answers, each of which sees the prompt and itself.
+    /// Whether the two intervals are those of trees: a prompt and two answers, each of which attends to the prompt and itself.
     pub is_tree: bool,
 }
 
 impl Problem {
-    /// Two heads on one of 64, in bf16.
-    pub(super) fn new(what: &'static str, mask: Mask, q: Side, k: Option<Side>) -> Self {
+    /// Two query heads on one key head of size 64, in bf16.
+    pub(super) fn new(what: &'static str, mask: Mask, q: SideSegments, k: Option<SideSegments>) -> Self {
         let (thorough, d_lse, is_tree, cap) = (false, false, false, Cap::NONE);
         Problem {
             what,
@@ -130,7 +129,7 @@ impl Problem {
         }
     }
 
-    pub(super) fn keys(&self) -> &Side {
+    pub(super) fn keys(&self) -> &SideSegments {
         self.k.as_ref().unwrap_or(&self.q)
     }
 
@@ -165,8 +164,8 @@ impl Problem {
         ins
     }
 
-    /// A stretch at the beginning of the segment's keys and one around the query's own; some overlap, some are empty,
-    /// some reach beyond the segment. Rows of no segment would see everything.
+    /// An interval at the beginning of the segment's keys and one around the query's own; some overlap, some are empty, some
+    /// extend past the segment. Rows outside every segment would attend to everything.
     fn intervals(&self) -> Vec<f64> {
         if self.is_tree {
             return tree_intervals(self.q.tokens(), &self.q.rows());
@@ -206,9 +205,9 @@ impl Problem {
             _ => F32_BOUND,
         };
         let Problem { what, mask, heads, kv_heads, size, .. } = self;
-        let side = |side: &Side| match side {
-            Side::Even { count, len } => format!("{count} of {len}"),
-            Side::Ragged { tokens, bounds, .. } => format!("{} in {tokens}", bounds.len()),
+        let side = |side: &SideSegments| match side {
+            SideSegments::Even { count, len } => format!("{count} of {len}"),
+            SideSegments::Ragged { tokens, bounds, .. } => format!("{} in {tokens}", bounds.len()),
         };
         let (q, k) = (side(&self.q), side(self.keys()));
         let name = format!(
@@ -225,8 +224,8 @@ impl Problem {
     }
 }
 
-/// Intervals of the queries of trees, [tokens, 4]: a third of each tree is a prompt, its two answers are about equally long. Rows of no
-/// tree see nothing.
+/// Intervals of the queries of trees, [tokens, 4]: a third of each tree is a prompt, and its two answers have about equal
+/// length. Rows outside every tree attend to nothing.
 pub(super) fn tree_intervals(tokens: usize, trees: &[Range<usize>]) -> Vec<f64> {
     let mut edges = vec![0.0; 4 * tokens];
     for tree in trees {
@@ -247,25 +246,24 @@ fn window(back: usize, ahead: usize) -> Mask {
     Mask::Window { back, ahead }
 }
 
-/// Empty segments at the beginning, inside and at the end, whose starts lie anywhere; one token; gaps between the others,
-/// before the first and after the last.
-pub(super) fn gaps() -> Side {
+/// Empty segments at the beginning, in the middle and at the end, with arbitrary starts; one of a single token; gaps between
+/// the others, before the first and after the last.
+pub(super) fn gaps() -> SideSegments {
     ragged(150, &[(-7, 0), (3, 33), (40, 1), (99, 0), (45, 63), (110, 2), (113, 32), (160, 0)])
 }
 
-/// Three without a gap.
-fn full() -> Side {
+/// Three segments without gaps.
+fn full() -> SideSegments {
     ragged(162, &[(0, 65), (65, 33), (98, 64)])
 }
 
-/// The first key of caches of `capacity` tokens each, filled to these lengths.
-fn caches(capacity: usize, lengths: &[i32]) -> Side {
+/// The first keys of caches with capacity for `capacity` tokens each, filled to these lengths.
+fn caches(capacity: usize, lengths: &[i32]) -> SideSegments {
     let bounds: Vec<(i32, i32)> =
         lengths.iter().enumerate().map(|(s, len)| ((s * capacity) as i32, *len)).collect();
     ragged(capacity * lengths.len(), &bounds)
 }
 
-/// Every problem.
 pub(super) fn problems() -> Vec<Problem> {
     let mut all = vec![];
     masks(&mut all);
@@ -315,7 +313,7 @@ fn masks(all: &mut Vec<Problem>) {
     }
 }
 
-/// Scores beyond a cap, in both types; heads of 256 are Gemma-2's.
+/// Scores beyond a cap, in both types; heads of 256 are those of Gemma-2.
 fn capped(all: &mut Vec<Problem>) {
     let cap = Cap(Some(0.6));
     for mask in [Mask::Causal, window(9, 0), Mask::TwoIntervals] {
@@ -346,7 +344,7 @@ fn sizes(all: &mut Vec<Problem>) {
         let problem = Problem::new("with gaps", Mask::Causal, gaps(), None);
         all.push(Problem { size, dtype: F32, ..problem });
     }
-    // Gemma-3's: four heads of 256 on one, windows to one side and to both, texts one after another.
+    // Gemma-3: four heads of 256 on one, one-sided and two-sided windows, several packed texts.
     for (mask, dtype) in
         [(window(20, 0), BF16), (window(10, 10), BF16), (Mask::Full, BF16), (window(20, 0), F32)]
     {
@@ -360,11 +358,11 @@ fn sizes(all: &mut Vec<Problem>) {
             });
         }
     }
-    // An odd size has rows off every alignment.
+    // With an odd size, rows are unaligned.
     all.push(Problem { size: 21, ..Problem::new("equal", Mask::Causal, even(2, 34), None) });
 }
 
-/// Heads that share keys.
+/// Grouped heads.
 fn groups(all: &mut Vec<Problem>) {
     for (heads, kv_heads) in [(3, 3), (4, 2), (6, 2), (8, 2), (8, 1)] {
         for (what, mask, q) in [("equal", Mask::Causal, even(2, 33)), ("with gaps", Mask::Full, gaps())] {
@@ -373,7 +371,7 @@ fn groups(all: &mut Vec<Problem>) {
     }
 }
 
-/// Lengths off every tile's edge, alone and against each other.
+/// Lengths that are not multiples of any tile, for queries and keys together and separately.
 fn lengths(all: &mut Vec<Problem>) {
     for len in [1, 2, 3, 33, 63, 65, 127, 130, 257] {
         for mask in [Mask::Causal, Mask::Full] {
@@ -387,8 +385,8 @@ fn lengths(all: &mut Vec<Problem>) {
     }
 }
 
-/// Sequences of images: they fit in a block, a key head to every query head; every number of tiles, with and without a few
-/// rows behind the last, and gradients of lse.
+/// Sequences of images, which fit in a block, with one key head per query head: every number of tiles, with and without a few
+/// rows after the last, and gradients of lse.
 fn whole(all: &mut Vec<Problem>) {
     for (len, size) in
         [(65, 64), (100, 16), (130, 64), (190, 56), (197, 64), (256, 64), (257, 64), (257, 40), (264, 64)]
@@ -399,8 +397,8 @@ fn whole(all: &mut Vec<Problem>) {
     }
 }
 
-/// Over a thousand keys, from where on dq may be summed in device memory: every mask, equal and ragged, off every edge. Few
-/// queries, for the oracle's sake.
+/// Over a thousand keys, from which on dq may be summed in device memory: every mask, equal and ragged, unaligned lengths. Few
+/// queries, to limit the oracle's time.
 fn long(all: &mut Vec<Problem>) {
     let cuts = || ragged(290, &[(200, 77), (0, 0), (3, 131), (140, 9), (281, 1), (290, 0)]);
     let keys = || ragged(1300, &[(200, 64), (0, 200), (270, 1024), (1295, 3), (0, 0), (1298, 2)]);
@@ -423,7 +421,7 @@ fn long(all: &mut Vec<Problem>) {
     all.push(Problem { is_tree: true, ..tree });
 }
 
-/// A prompt and two answers: tiles that every query sees, that some see and that none does, in every place of a tile.
+/// A prompt and two answers: tiles that all, some or none of the queries attend to, at every offset within a tile.
 fn trees(all: &mut Vec<Problem>) {
     let two = || ragged(700, &[(3, 420), (430, 0), (424, 260), (690, 1)]);
     for (heads, kv_heads, size) in [(4, 2, 128), (3, 3, 128), (2, 1, 64), (3, 1, 64), (2, 2, 64), (2, 1, 256)]
@@ -435,7 +433,7 @@ fn trees(all: &mut Vec<Problem>) {
     all.push(Problem { size: 128, is_tree: true, ..problem });
 }
 
-/// Patterns of segments: all in one; one long among empty ones; all of one token; many of one to three; none at all.
+/// Patterns of segments: all tokens in one; one long among empty ones; all of one token; many of one to three; none at all.
 fn patterns(all: &mut Vec<Problem>) {
     let mut alone = vec![(0, 0); 64];
     alone[37] = (1, 255);
@@ -461,7 +459,7 @@ fn patterns(all: &mut Vec<Problem>) {
     }
 }
 
-/// One query, or a few, over many keys: decoding, and attending to a sequence once. Caches are filled to any length.
+/// One or a few queries over many keys: decoding, and attending to a sequence once. Caches are filled to any length.
 fn few_queries(all: &mut Vec<Problem>) {
     let filled = || caches(130, &[130, 1, 0, 77]);
     for (heads, kv_heads, size) in [(8, 1, 64), (4, 4, 128), (4, 1, 256)] {
@@ -475,7 +473,7 @@ fn few_queries(all: &mut Vec<Problem>) {
             all.push(Problem { heads, kv_heads, size, ..Problem::new(what, mask, q, Some(k)) });
         }
     }
-    // More heads on a key head than one set of columns of a product takes, and more than two; odd sizes.
+    // More query heads per key head than one, and than two, sets of columns of a product hold; odd sizes.
     for (heads, kv_heads, size, mask) in [
         (12, 1, 128, Mask::Causal),
         (24, 1, 64, window(5, 60)),
@@ -486,7 +484,7 @@ fn few_queries(all: &mut Vec<Problem>) {
         let q = ragged(9, &[(0, 1), (1, 1), (3, 0), (3, 5)]);
         all.push(Problem { heads, kv_heads, size, ..Problem::new("some queries", mask, q, Some(filled())) });
     }
-    // Looks at images: one, several, none of an image whose keys are there all the same.
+    // Attending to images: one, several, or none of the images, whose keys exist nevertheless.
     for dtype in [BF16, F32] {
         let looks = ragged(14, &[(0, 1), (2, 8), (10, 0), (10, 3)]);
         let problem = Problem::new("looks at images", Mask::Full, looks, Some(even(4, 257)));
@@ -494,7 +492,7 @@ fn few_queries(all: &mut Vec<Problem>) {
     }
 }
 
-/// The gradient of lse beside that of o.
+/// Gradients of lse in addition to those of o.
 fn gradients_of_lse(all: &mut Vec<Problem>) {
     for (what, mask, q, k) in [
         ("equal, lse", Mask::Causal, even(2, 65), None),
@@ -518,7 +516,7 @@ mod tests {
     use crate::verify::check;
     use crate::verify::trial::{Trial, TrialLayout};
 
-    /// Both directions on the CPU.
+    /// Checks both directions on the CPU.
     fn agree(add: fn(&mut Vec<Problem>)) {
         let mut problems = vec![];
         add(&mut problems);
@@ -544,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn lengths_off_every_edge() {
+    fn unaligned_lengths() {
         agree(lengths);
     }
 
@@ -571,7 +569,7 @@ mod tests {
         agree(gradients_of_lse);
     }
 
-    /// Every kernel has cases: matrix units serve those in bf16 whose heads they take, dense and with gaps between rows.
+    /// Every kernel has cases: tensor-core kernels serve those in bf16 with supported heads, dense and with gaps between rows.
     #[test]
     fn cases_are_served_by_the_kernels_they_are_for() {
         let facts = Facts { cudnn: Some(91900), ..Facts::on_paper("sm_90a") };
@@ -584,7 +582,7 @@ mod tests {
                 let trial = Trial::unfilled(&case, row);
                 let of = |form: TrialLayout| serving(&trial.launch(form, 256, 1).0, &facts);
                 let (dense, spaced) = (of(TrialLayout::Dense { threads: 1 }), of(TrialLayout::Spaced));
-                // cuDNN packs only what has no gaps.
+                // cuDNN only supports packed tensors without gaps.
                 let gapless = |kernel: &&AttentionKernel| !spaced.contains(kernel);
                 assert!(dense.iter().filter(gapless).all(|k| *k == AttentionKernel::Cudnn), "{}", case.name);
                 assert!(of(TrialLayout::Strided).contains(&AttentionKernel::Fma), "{}", case.name);
@@ -603,12 +601,12 @@ mod tests {
         }
     }
 
-    /// Elements outside the segments are NaN for the kernels, and every cut has some.
+    /// Elements outside the segments are NaN for the kernels, and all segments leave some.
     #[test]
     fn outside_is_poisoned() {
         let case = Problem::new("with gaps", Mask::Causal, gaps(), None).case(true);
         let rows = |input: usize| case.idle.iter().filter(|(i, _)| *i == input).count();
-        // 150 tokens, of which the segments have 131: in q, k, v, o, lse and do.
+        // 150 tokens, of which segments cover 131: in q, k, v, o, lse and do.
         assert_eq!([0, 1, 2, 7, 8, 9].map(rows), [19; 6]);
     }
 }

@@ -1,4 +1,4 @@
-//! The table of cases: odd sizes for every form, and per operation one large enough for several threads.
+//! The table of verification cases: odd sizes for every form, and per operation one that is large enough for several threads.
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::nf4::{self, NESTED, dynamic_map};
@@ -13,7 +13,7 @@ use flatout_ir::{Axis, Op, OpKind};
 
 use super::{Case, Data, attention, layers, linear_attention, products};
 
-/// The type an operation names for its output.
+/// The output type that an operation names, if any.
 pub(super) fn output_type(op: &Op) -> Option<DType> {
     match op {
         Op::Fill { dtype, .. } | Op::Iota { dtype, .. } | Op::Map { f: E::Cast(dtype) } => Some(*dtype),
@@ -24,8 +24,8 @@ pub(super) fn output_type(op: &Op) -> Option<DType> {
     }
 }
 
-/// Relative L2 against the oracle. The oracle rounds to bf16 at every primitive, a fused kernel once at the end. Two
-/// steps of bf16: moments that are rounded at random are within one of the oracle's.
+/// Bound on the relative L2 error against the oracle. The oracle rounds to bf16 at every primitive, a fused kernel once at the
+/// end. Two steps of bf16: stochastically rounded moments are within one of the oracle's.
 fn bound(dtype: DType) -> f64 {
     if dtype == DType::BF16 { 1.5e-2 } else { 1e-5 }
 }
@@ -49,7 +49,7 @@ pub(super) fn index(n: usize, rows: usize) -> Input {
     tensor(I32, &[n], Data::Between(-1.0, rows as f64 - 1.0))
 }
 
-/// Collects cases, naming each by operation, types and shapes.
+/// Collects cases and names each by operation, types and shapes.
 #[derive(Default)]
 pub(super) struct Table(pub(super) Vec<Case>);
 
@@ -60,7 +60,7 @@ impl Table {
         self.add_within(op, ins, worst);
     }
 
-    /// With a bound of its own.
+    /// As `add`, with a separate bound.
     pub(super) fn add_within(&mut self, op: Op, ins: Vec<Input>, bound: f64) {
         let attrs: Vec<String> = match op.kind() {
             OpKind::Region | OpKind::Bundle => vec![],
@@ -103,7 +103,7 @@ pub fn all() -> Vec<Case> {
     table.0
 }
 
-/// With one way: exchanges between several ranks are shown by tests that have several.
+/// With a single rank: tests with several ranks cover real exchanges.
 fn collectives(table: &mut Table) {
     let (axis, ways, order) = (Axis::Shard, 1, Order::Tree);
     table.add(Op::Rank { axis }, vec![]);
@@ -142,7 +142,7 @@ fn sources_and_copies(table: &mut Table) {
     table.add(Op::Reshape { dims: vec![301, 160] }, vec![x(DType::F32, &[301, 20, 8])]);
 }
 
-/// Weights in NF4, to the bit: one and several, of rows that end inside blocks, and large enough for several threads.
+/// NF4 weights, to the bit: one and several, with rows that end inside blocks, and large enough for several threads.
 fn dequantized(table: &mut Table) {
     let shapes: [(&[usize], usize); 6] =
         [(&[1], 2), (&[7], 26), (&[5, 3, 9], 88), (&[64], 64), (&[40, 8], 704), (&[300, 100], 1024)];
@@ -167,13 +167,13 @@ fn dequantized(table: &mut Table) {
     }
 }
 
-/// Every byte there is, over and over.
+/// Every byte value, repeated.
 fn bytes(dims: &[usize]) -> Input {
     let count = dims.iter().product::<usize>();
     tensor(DType::U8, dims, Data::Values((0..count).map(|i| (i * 37 % 256) as f64).collect()))
 }
 
-/// Bytes become numbers, alone and on the way to others: exact in every type but bf16, which has eight digits.
+/// Bytes converted to numbers, alone and before further operations: exact in every type but bf16, with eight significant bits.
 fn pixels(table: &mut Table) {
     for to in [DType::F32, DType::BF16, I32] {
         table.add(Op::Map { f: E::Cast(to) }, vec![bytes(&[9, 131])]);
@@ -251,7 +251,7 @@ fn maps(table: &mut Table) {
     table.add(Op::Map { f: E::Exp }, vec![tensor(DType::F32, &[5], Data::Values(edges))]);
 }
 
-/// Casts to and from the 8-bit floats: every code, and values between, below and beyond them.
+/// Casts to and from 8-bit floats: every code, and values between, below and beyond them.
 fn casts(table: &mut Table) {
     for (dtype, max) in [(DType::E4M3, 448.0), (DType::E5M2, 57_344.0)] {
         let edges = [0.0, -0.0, max, -max, 1.04 * max, -1e30, f64::INFINITY, f64::NAN, 1e-9, 0.0009765625];
@@ -279,7 +279,7 @@ fn casts(table: &mut Table) {
     }
 }
 
-/// Codes times their scale, as frozen weights that are stored in 8 bits are read.
+/// Codes times their scale, as frozen 8-bit weights are read.
 fn dequantizing_region(table: &mut Table, codes: DType, wide: DType) {
     let dims = [40, 136];
     let mut body = Graph::default();
@@ -297,8 +297,8 @@ fn dequantizing_region(table: &mut Table, codes: DType, wide: DType) {
     table.add(Op::Region { body: Box::new(body) }, vec![x(codes, &dims), scale]);
 }
 
-/// Ranks that fill a product of 16 terms and that do not, rows and columns that fill a tile and that do not, shares on both
-/// sides of a half, and what the fast kernels are not written for. The oracle rounds what is kept, which the kernels do not.
+/// Ranks that do and do not fill a product of 16 terms, rows and columns that do and do not fill a tile, drop probabilities on
+/// both sides of a half, and shapes for the slow kernel. The oracle rounds kept elements, which the kernels do not.
 fn thin_products(table: &mut Table) {
     let (bf16, out) = (DType::BF16, |form| if form == Thin::Weight { DType::F32 } else { DType::BF16 });
     for (m, rank, width, p) in
@@ -320,8 +320,7 @@ fn thin_products(table: &mut Table) {
     }
 }
 
-/// Bit by bit: sizes that kernels take in whole tiles and at odd ones, scales that fit, saturate and are no powers of two,
-/// and what is not finite.
+/// To the bit: sizes in whole tiles and odd ones, scales that fit, saturate and are not powers of two, and non-finite values.
 fn quantized(table: &mut Table) {
     let scalar = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
     for (to, dtype) in FP8.into_iter().flat_map(|to| FLOATS.map(|dtype| (to, dtype))) {
@@ -351,7 +350,7 @@ fn quantized(table: &mut Table) {
     let many = tensor(DType::BF16, &[700, 300], Data::Normal(2.0));
     let of = Source::Given;
     table.add(Op::Quantize { to: DType::E4M3, current: false, of }, vec![many, scalar(0.0625), scalar(0.5)]);
-    // An activation's last bits may fall on either side of a rounding, and the oracle rounds on the way to it.
+    // An activation's last bits may fall on either side of a rounding boundary, and the oracle rounds before it.
     for (act, dtype) in
         [Act::Silu, Act::Gelu, Act::Relu, Act::GeluExact].into_iter().zip([FLOATS, FLOATS].concat())
     {
@@ -395,12 +394,12 @@ fn regions(table: &mut Table) {
         let small = || tensor(dtype, &dims, Data::Normal(0.7));
         table.add(Op::Region { body: Box::new(body) }, vec![small(), small(), small()]);
         let region = table.0.last_mut().expect("just added");
-        // s is rounded to bf16, and a whole number next to a rounding boundary may come out one apart.
+        // s is rounded to bf16, and a value next to a rounding boundary may come out one step apart.
         region.bound = 1.5e-2;
     }
     summed_regions(table);
     bundles(table);
-    // Integers alone: the row takes them.
+    // Only integers, which the row supports.
     let mut body = Graph::default();
     let ty = TensorType::new(I32, [33]);
     let slot =
@@ -411,8 +410,8 @@ fn regions(table: &mut Table) {
     table.add(Op::Region { body: Box::new(body) }, vec![tensor(I32, &[33], Data::Between(-9.0, 9.0))]);
 }
 
-/// p = x y and q = p^2 in bf16 with their sums over rows, and the sum alone of what is read: rows and columns that fill a block's
-/// pieces and lanes and that do not, a column, a row, and rows whose sums cancel.
+/// p = x y and q = p^2 in bf16 with their sums over rows, and only the sum of an input: rows and columns that do and do not
+/// fill a block's pieces and lanes, a single column, a single row, and rows whose sums cancel.
 fn summed_regions(table: &mut Table) {
     for (dtype, dims) in FLOATS.into_iter().flat_map(|dtype| {
         [[7, 37], [300, 40], [130, 1030], [515, 8], [70, 1], [1, 96], [200, 48], [1111, 264]]
@@ -437,13 +436,13 @@ fn summed_regions(table: &mut Table) {
         }
         let op = Op::Region { body: Box::new(body) };
         let ins = vec![x(dtype, &dims), tensor(dtype, &dims, Data::Between(0.5, 1.5))];
-        // Values are exact operations rounded once, so that nothing but the order of additions differs.
+        // Values are exact operations rounded once, so only the order of additions differs.
         table.add_within(op, ins, 1e-5);
     }
 }
 
-/// Regions of several shapes and types in one launch: a sum, one that gives two values of which one is its input, one of equal
-/// type and shape as another, and one that several blocks take.
+/// Regions of several shapes and types in one launch: a sum, one with two outputs of which one is an input, one with the type
+/// and shape of another, and one that takes several blocks.
 fn bundles(table: &mut Table) {
     for dtype in FLOATS.into_iter().chain(FP8).chain([DType::U8]) {
         let (mut body, mut ins) = (Graph::default(), vec![]);
@@ -492,7 +491,7 @@ fn indices(table: &mut Table) {
         let places = (0..9).map(|i| if i == 4 { -1.0 } else { (i * 5 % 13) as f64 }).collect();
         let places = tensor(I32, &[9], Data::Values(places));
         table.add(Op::RowScatter {}, vec![x(&[13, 3, 5]), x(&[9, 3, 5]), places]);
-        // Places that several rows are for: the last wins.
+        // Several rows with one destination: the last wins.
         for rows in [64, 700] {
             let places = (0..rows).map(|i| (i * 5 % 37) as f64 - 1.0).collect();
             let places = tensor(I32, &[rows], Data::Values(places));
@@ -511,7 +510,7 @@ fn indices(table: &mut Table) {
     }
 }
 
-/// Bytes that must be the oracle's own: enlarged, made smaller, mirrored, of one pixel, left out.
+/// Bytes that must equal the oracle's: enlarged, reduced, mirrored, of one pixel, left out.
 fn parts_of_images(table: &mut Table) {
     for ([images, rows, columns], [height, width]) in
         [([4, 9, 11], [9, 11]), ([3, 32, 32], [32, 32]), ([2, 31, 17], [10, 7]), ([2, 5, 6], [28, 29])]

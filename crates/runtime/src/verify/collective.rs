@@ -1,4 +1,4 @@
-//! Checks of sums over ranks on one GPU: the kernel that adds their terms, to the bit, and the exchanges of one rank with itself.
+//! Verifies sums over ranks on one GPU: the kernel that adds terms, to the bit, and the exchanges of a rank with itself.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -19,20 +19,19 @@ use crate::cuda::{self, CudaError, Device, Source};
 /// The most terms of a sum that is checked.
 const MOST_WAYS: usize = 16;
 
-/// One thing that is checked.
 pub struct Check {
     pub name: String,
     kind: CheckKind,
 }
 
 enum CheckKind {
-    /// Terms drawn on the host, added on the device and here.
+    /// Terms drawn on the host, added on the device and on the host.
     Sum { sum: TreeSum, elements: usize },
-    /// A row that targets which are not deterministic do not take.
+    /// A row that only deterministic targets use.
     Row { case: Box<Case>, kernel: &'static cuda::Kernel },
 }
 
-/// Sums of 2 to 16 terms, and the rows that add in one order with one way.
+/// Sums of 2 to 16 terms, and the rows that add in a fixed order, with a single rank.
 pub fn checks() -> Vec<Check> {
     let mut all = vec![];
     for ways in 2..=MOST_WAYS {
@@ -59,7 +58,6 @@ pub fn checks() -> Vec<Check> {
 }
 
 impl Check {
-    /// The kernel it is about.
     pub fn kernel(&self) -> &'static str {
         match &self.kind {
             CheckKind::Sum { .. } => "cuda.tree_sum",
@@ -67,7 +65,7 @@ impl Check {
         }
     }
 
-    /// Gives the error against the oracle, of which a sum may have none.
+    /// Returns the error against the oracle, which must be 0 for a sum.
     pub fn run(&self, device: &Device) -> Result<f64, String> {
         match &self.kind {
             CheckKind::Sum { sum, elements } => {
@@ -92,7 +90,7 @@ impl Check {
     }
 }
 
-/// A communicator of one rank, made once; `None` where NCCL is not there, or does not connect a rank with itself.
+/// A communicator of one rank, created once; `None` if NCCL is missing or cannot connect a rank with itself.
 pub(super) fn alone(device: &Device) -> Option<Arc<Communicators>> {
     static MADE: OnceLock<Option<Arc<Communicators>>> = OnceLock::new();
     let make = || {
@@ -107,7 +105,7 @@ fn term(t: usize, i: usize) -> f32 {
     normal(23, t as u64, i as u64)
 }
 
-/// The sum as `tree` says it, in f32.
+/// The sum as `tree` defines it, in f32.
 fn wanted(sum: TreeSum, elements: usize) -> Vec<f32> {
     let of = |i: usize| {
         let mut terms: Vec<f32> = (0..sum.ways).map(|t| term(t, i)).collect();
@@ -117,7 +115,7 @@ fn wanted(sum: TreeSum, elements: usize) -> Vec<f32> {
     (0..elements).map(of).collect()
 }
 
-/// The same by the kernel: terms, base and sum lie in one allocation.
+/// The sum by the kernel: terms, base and result lie in one allocation.
 fn added(device: &Device, sum: TreeSum, elements: usize) -> Result<Vec<f32>, CudaError> {
     device.bind()?;
     let (driver, stream) = (device.driver(), OwnedStream::new(device.driver())?);
@@ -128,7 +126,7 @@ fn added(device: &Device, sum: TreeSum, elements: usize) -> Result<Vec<f32>, Cud
     let stride = elements.next_multiple_of(TOGETHER);
     let words = (sum.ways + 2) * stride;
     let (memory, mut host) = (DeviceMemory::new(driver, 4 * words)?, PinnedMemory::new(driver, 4 * words)?);
-    // SAFETY: no copy is under way.
+    // SAFETY: no copy is pending.
     let into = unsafe { host.as_mut_slice() };
     for t in 0..=sum.ways {
         for i in 0..elements {
@@ -143,7 +141,7 @@ fn added(device: &Device, sum: TreeSum, elements: usize) -> Result<Vec<f32>, Cud
     let out = 4 * (sum.ways + 1) * stride;
     memory.copy_out(out, &host, out, 4 * elements, stream.get())?;
     stream.synchronize()?;
-    // SAFETY: the copy is done.
+    // SAFETY: the copy is complete.
     let got = unsafe { host.as_slice() }[out..][..4 * elements].chunks_exact(4);
     Ok(got.map(|word| f32::from_le_bytes([word[0], word[1], word[2], word[3]])).collect())
 }

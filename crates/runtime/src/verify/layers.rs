@@ -1,4 +1,4 @@
-//! Cases of operations that are a step of a layer, the choice of a token, a loss or an update.
+//! Verification cases for operations inside a layer, sampling, losses and updates.
 
 use flatout_ir::Op;
 use flatout_ir::block8::BLOCK;
@@ -66,7 +66,7 @@ pub(super) fn norms(table: &mut Table) {
     double_norms(table);
 }
 
-/// Norms around an addition, which only a GPU has kernels for, by rows of a warp, of several and with an end of their own.
+/// Norms around an addition, for which only GPUs have kernels: rows of one warp, of several, and with a remainder.
 fn double_norms(table: &mut Table) {
     for (dtype, weight) in FLOATS.into_iter().flat_map(|x| [(x, NormWeight::Plain), (x, NormWeight::OnePlus)])
     {
@@ -84,7 +84,7 @@ fn double_norms(table: &mut Table) {
     }
 }
 
-/// The gradient of a norm that also gives the norm again, or its own sum over rows.
+/// The gradient of a norm that also returns the norm again, or the sum of its rows.
 fn giving(op: Op, gives_norm: bool, gives_sum: bool) -> Op {
     let Op::RmsNormGrad { eps, center, weight, bias, add, .. } = op else {
         unreachable!("{} is no norm's gradient", op.name())
@@ -92,8 +92,8 @@ fn giving(op: Op, gives_norm: bool, gives_sum: bool) -> Op {
     Op::RmsNormGrad { eps, center, weight, bias, add, again: gives_norm, sum: gives_sum }
 }
 
-/// Norms and their gradients that write codes as well: tiles of rows that are full and that are not, rows of several widths,
-/// with the bound of other operations that are quantised on the way.
+/// Norms and their gradients that also write codes: full and partial tiles of rows, rows of several widths, with the bound of
+/// other operations with internal quantisation.
 fn quantized_norms(table: &mut Table, specs: &[NormSpec]) {
     let scalar = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
     let wide = [[70, 48], [33, 272], [40, 768], [65, 240], [37, 1024]];
@@ -119,14 +119,14 @@ fn quantized_norms(table: &mut Table, specs: &[NormSpec]) {
     }
 }
 
-/// The table of the first positions, as `Init::RopeTable` makes it.
+/// The table of the first positions, as `Init::RopeTable` fills it.
 pub(super) fn rope_table(positions: usize, half: usize, freq: Frequencies) -> Input {
     tensor(DType::F32, &[positions, half, 2], Data::Values(freq.table(positions, half).collect()))
 }
 
 pub(super) fn rotations(table: &mut Table) {
     let plain = Frequencies::from(10_000.0);
-    // An amplitude and frequencies of three kinds: kept, mixed, stretched.
+    // An amplitude, and frequencies of three kinds: kept, mixed, stretched.
     let scaling = Scaling::Yarn { factor: 4.0, fast: 8.0, slow: 1.0, original: 64.0, amplitude: 1.25 };
     let yarn = Frequencies { scaling, ..plain };
     let grid = Frequencies { runs: 2, ..plain };
@@ -143,7 +143,7 @@ pub(super) fn rotations(table: &mut Table) {
                 let axis = |f: usize| if freq.runs > 1 { f * axes / half } else { f % axes };
                 let axis_of_freq: Vec<u8> = (0..half).map(|f| axis(f) as u8).collect();
                 let dims = [tokens, heads, 2 * half];
-                // Some positions lie behind the table of 40.
+                // Some positions lie past the table of 40.
                 let positions = || tensor(I32, &[axes, tokens], Data::Between(0.0, 50.0));
                 for has_table in [false, true] {
                     let rotation = || has_table.then(|| rope_table(40, half, freq));
@@ -228,7 +228,7 @@ pub(super) fn activations(table: &mut Table) {
     }
 }
 
-/// Tokens that must be the oracle's own, over every way of drawing, of vocabularies that one block takes in one go and in many.
+/// Tokens that must equal the oracle's, for every sampling mode, with vocabularies of one and of many iterations per block.
 pub(super) fn samples(table: &mut Table) {
     for (vocab, spread) in [(5, 3.0), (1000, 4.0), (50_257, 8.0), (151_936, 12.0)] {
         let ways = [
@@ -242,7 +242,7 @@ pub(super) fn samples(table: &mut Table) {
         ];
         let rows = 3 * ways.len();
         let numbers = |s: usize| {
-            // One row draws from a part of the tokens, one from none.
+            // One row draws from a subset of the tokens, one from none.
             let size = if s == 1 {
                 vocab / 2
             } else if s == 9 {
@@ -286,7 +286,7 @@ pub(super) fn losses(table: &mut Table) {
             let weight = || tensor(DType::F32, &[rows], Data::Between(0.0, 2.0));
             let dw = || tensor(DType::F32, &[words, width], Data::Normal(1.0));
             table.add(Op::HeadLoss { compute, cap }, vec![x(), w(), target(), weight()]);
-            // The gradient's lse is the forward's, for which the rows' gradient stands in as their weight.
+            // The gradient takes the forward pass's lse; the gradient of each row stands in for its weight.
             let lse = || {
                 let of = Data::Of { op: Op::HeadLoss { compute, cap }, ins: vec![0, 1, 2, 4], out: 2 };
                 tensor(DType::F32, &[rows], of)
@@ -306,7 +306,7 @@ pub(super) fn updates(table: &mut Table) {
     for (dtype, moments, copy) in
         [(f32s, f32s, false), (f32s, f32s, true), (f32s, bf16, true), (bf16, bf16, false)]
     {
-        // Numbers beyond 32 bits draw too.
+        // Element numbers beyond 32 bits.
         let first = if moments == dtype { 0 } else { (5 << 32) + 8 };
         let (beta1, beta2, eps, weight_decay, lr_scale) = (0.9, 0.95, 1e-8, 0.1, 0.5);
         let op = Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first };
@@ -326,12 +326,12 @@ pub(super) fn updates(table: &mut Table) {
     updates_of_blocks(table);
 }
 
-/// The input that says which of several shares a rank updates.
+/// The input that gives the share that a rank updates.
 fn rank_of_shares() -> Input {
     tensor(DType::I32, &[1], Data::Values(vec![3.0]))
 }
 
-/// Moments in eight bits: codes are next to the oracle's, a step of an eighth at most; weights and scales are its own.
+/// 8-bit moments: codes may differ by one step from the oracle's, which is at most an eighth; weights and scales must equal it.
 fn updates_of_blocks(table: &mut Table) {
     let (beta1, beta2, eps, weight_decay, lr_scale, first) = (0.9, 0.95, 1e-8, 0.1, 0.5, (5 << 32) + 8);
     for (copy, is_finite, updates, dims) in [
@@ -342,7 +342,7 @@ fn updates_of_blocks(table: &mut Table) {
     ] {
         let blocks = dims.iter().product::<usize>().div_ceil(BLOCK);
         let one = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
-        // Powers of two, as scales are.
+        // Powers of two, like real scales.
         let scales = |power: i32| {
             let values = (0..blocks).map(|b| 2f64.powi(power - (b % 5) as i32)).collect();
             tensor(DType::F32, &[blocks], Data::Values(values))

@@ -1,8 +1,8 @@
-//! Cases of linear attention: masks, shared heads, segments, sizes and rotations.
+//! Verification cases for linear attention: masks, shared heads, segments, sizes and rotations.
 //!
-//! Every mask, keys of their own and queries that are their keys, heads that share keys or values, equal and ragged
-//! segments; sizes that tensor cores read in pieces and sizes they do not, segments of one tile and of several; queries
-//! that are rotated as they are read, by a table, beyond it and without one, and their gradient onto a base.
+//! Every mask, separate keys and queries that double as keys, heads that share keys or values, equal and ragged segments; sizes
+//! that tensor-core kernels can read in 16-byte pieces and others, segments of one tile and of several; queries that are
+//! rotated as they are read, with a table, past its end and without one, and their gradient onto a base.
 
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::frequency::Frequencies;
@@ -46,7 +46,7 @@ pub(super) fn linear_attention(table: &mut Table) {
             Rows::All,
         );
     }
-    // Segments of every number of strips that a tile holds, one of them those of Vision-BDH.
+    // Segments with every number of strips per tile, one of them that of Vision-BDH.
     for len in [16, 33, 50, 65, 90, 110, 128] {
         let segments = Segments::Uniform { len };
         symmetric(table, LinearMask::Full, segments, 2 * len, [2, 1], [136, 72], DType::BF16, vec![]);
@@ -74,7 +74,7 @@ pub(super) fn linear_attention(table: &mut Table) {
     }
 }
 
-/// Starts and lengths of four segments of 42 rows: one is empty, and three rows are in none.
+/// Starts and lengths of four segments of 42 rows: one is empty, and three rows are outside every segment.
 fn bounds() -> Vec<Input> {
     let column = |values: [f64; 4]| tensor(DType::I32, &[4], Data::Values(values.to_vec()));
     vec![column([0.0, 17.0, 30.0, 0.0]), column([17.0, 13.0, 9.0, 0.0])]
@@ -113,12 +113,12 @@ fn symmetric(
     both_ways(table, attend, [tensors, bounds].concat(), TensorType::new(dtype, [tokens, h, d]));
 }
 
-/// Positions that a table has.
+/// Which positions a table contains.
 #[derive(Clone, Copy, PartialEq)]
 enum Rows {
     All,
     Some,
-    /// All, and they count up from token to token.
+    /// All, and they are consecutive.
     Counted,
     /// There is no table.
     None,

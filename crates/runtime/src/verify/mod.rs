@@ -1,8 +1,8 @@
-//! Every kernel against the oracle, on this machine: one launch at a time, in every form a plan may use it.
+//! Verifies every kernel against the oracle on this machine: one launch at a time, in every form that a plan may use.
 //!
-//! A case is an operation and what its inputs hold. It runs dense, strided, in place, with outputs left out and on
-//! several threads; values must be the oracle's within a bound, bits the same in every form that computes the same,
-//! and no byte outside the outputs and the scratch may change.
+//! A case is an operation and the contents of its inputs. It runs dense, strided, in place, with outputs left out and on
+//! several threads; values must equal the oracle's within a bound, bits must be the same in all forms that compute the same,
+//! and no byte outside the outputs and the workspace may change.
 
 mod attention;
 pub mod cases;
@@ -38,9 +38,9 @@ use trial::{Outputs, Trial, TrialLayout};
 /// The contents of an input.
 #[derive(Clone, Debug)]
 pub enum Data {
-    /// Normal numbers of this deviation.
+    /// Normal numbers with this standard deviation.
     Normal(f64),
-    /// Evenly from low to high; whole numbers where the type is i32.
+    /// Uniform from low to high; integers if the type is i32.
     Between(f64, f64),
     Values(Vec<f64>),
     /// An output of another operation on some of the case's plain inputs.
@@ -49,7 +49,7 @@ pub enum Data {
         ins: Vec<usize>,
         out: usize,
     },
-    /// The very tensor of an earlier input.
+    /// The same tensor as an earlier input.
     Same(usize),
 }
 
@@ -58,13 +58,13 @@ pub struct Case {
     pub name: String,
     pub op: Op,
     pub ins: Vec<(TensorType, Data)>,
-    /// On the relative L2 error of each output.
+    /// Bound on the relative L2 error of each output.
     pub bound: f64,
-    /// Elements smaller than this count as if they were as large: gradients that cancel to 0 have no digits.
+    /// Elements below this count as if they were as large, because gradients that cancel to 0 have no significant digits.
     pub floor: f64,
-    /// Rows of the first axis of an input that belong to nothing: NaN for a kernel, zeros for the oracle.
+    /// Rows of the first axis of an input that are outside every segment: NaN for a kernel, zeros for the oracle.
     pub idle: Vec<(usize, Range<usize>)>,
-    /// Only dense and with gaps between rows: other cases of the operation show the other forms.
+    /// Checks only dense tensors and gaps between rows: other cases of the operation cover the other forms.
     pub brief: bool,
 }
 
@@ -78,7 +78,7 @@ impl Case {
     }
 }
 
-/// Where a case runs.
+/// The backend that a case runs on.
 #[derive(Clone, Copy)]
 pub enum CaseDevice<'a> {
     Cpu,
@@ -94,13 +94,12 @@ impl CaseDevice<'_> {
     }
 }
 
-/// Runs a case in every form on the CPU; gives the worst relative error, or what is wrong.
+/// Runs a case in every form on the CPU; returns the worst relative error, or what is wrong.
 pub fn check(case: &Case) -> Result<f64, String> {
     Prepared::new(case, &CaseDevice::Cpu.target()).check_on(CaseDevice::Cpu).remove(0).1
 }
 
-/// A case with the kernel that runs it and what the oracle wants of it. Making one takes the host's time alone, so several
-/// are made side by side.
+/// A case with its kernel and the oracle's results. Preparing takes only host time, so several are prepared in parallel.
 pub struct Prepared<'a>(Result<(Trial<'a>, Vec<Vec<f64>>), String>);
 
 impl<'a> Prepared<'a> {
@@ -112,32 +111,39 @@ impl<'a> Prepared<'a> {
         }))
     }
 
-    /// Runs the case in every form, once for every kernel that serves it: the kernel's name, and the worst relative error
-    /// or what is wrong. A kernel that is deterministic gives the same bits in every form that computes the same; one that
-    /// is not stays within the bound.
+    /// Runs the case in every form, once for every kernel that serves it; returns each kernel's name with the worst relative
+    /// error or what is wrong. A deterministic kernel must give equal bits in all forms that compute the same; others stay
+    /// within the bound.
     pub fn check_on(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let (trial, wanted) = match &self.0 {
             Ok(prepared) => prepared,
             Err(why) => return vec![("none".into(), Err(why.clone()))],
         };
         let launch = trial.launch(TrialLayout::Dense { threads: 1 }, 256, 1).0;
-        let named = |way: Way| (way.name(trial.row().name), check_way(trial, wanted, place, way));
-        place.ways(&[launch], cuda::Options::default()).into_iter().map(named).collect()
+        let named = |selection: KernelSelection| {
+            (selection.name(trial.row().name), check_selection(trial, wanted, place, selection))
+        };
+        place.selections(&[launch], cuda::Options::default()).into_iter().map(named).collect()
     }
 }
 
-fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
+fn check_selection(
+    trial: &Trial<'_>,
+    wanted: &[Vec<f64>],
+    place: CaseDevice<'_>,
+    selection: KernelSelection,
+) -> Result<f64, String> {
     let (case, row) = (trial.case(), trial.row());
     let judge_form = |form: &str, got: &Outputs| {
         judge(case, trial.outs(), got, wanted).map_err(|why| format!("{form}: {why}"))
     };
-    let eager = way.options(cuda::Options { graphs: false, ..Default::default() });
-    let captured = way.options(cuda::Options::default());
+    let eager = selection.options(cuda::Options { graphs: false, ..Default::default() });
+    let captured = selection.options(cuda::Options::default());
     let dense = TrialLayout::Dense { threads: 1 };
     let first = trial.run(dense, place, eager)?;
     let mut worst = judge_form("dense", &first)?;
-    let gaps = way.gaps();
-    if way.takes(trial, gaps, place, captured) {
+    let gaps = selection.gaps();
+    if selection.takes(trial, gaps, place, captured) {
         worst = worst.max(judge_form(&format!("{gaps:?}"), &trial.run(gaps, place, captured)?)?);
     }
     if case.brief {
@@ -146,9 +152,9 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way:
 
     let again: &[usize] = if matches!(place, CaseDevice::Cpu) { &[2, 4] } else { &[1] };
     let again = again.iter().map(|&threads| TrialLayout::Dense { threads });
-    for form in again.chain(trial.forms()).filter(|form| way.takes(trial, *form, place, captured)) {
+    for form in again.chain(trial.forms()).filter(|form| selection.takes(trial, *form, place, captured)) {
         let got = trial.run(form, place, captured)?;
-        if !row.deterministic || chooses_anew(case, form, place) {
+        if !row.deterministic || may_change_kernel(case, form, place) {
             worst = worst.max(judge_form(&format!("{form:?}"), &got)?);
             continue;
         }
@@ -160,7 +166,7 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way:
         }
     }
     let same = cuda::Options { deterministic: true, ..captured };
-    if !row.deterministic && way.takes(trial, dense, place, same) {
+    if !row.deterministic && selection.takes(trial, dense, place, same) {
         let (one, two) = (trial.run(dense, place, same)?, trial.run(dense, place, same)?);
         worst = worst.max(judge_form("deterministic", &one)?);
         if one != two {
@@ -170,46 +176,50 @@ fn check_way(trial: &Trial<'_>, wanted: &[Vec<f64>], place: CaseDevice<'_>, way:
     Ok(worst)
 }
 
-/// Which of several kernels behind one row runs; the row's own choice where there is but one.
+/// Selects one of several kernels behind a row; by default the row's own choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Way {
+pub(crate) struct KernelSelection {
     attention: AttentionKernel,
     product: ProductKernel,
 }
 
-impl Way {
-    pub(crate) fn attention(kernel: AttentionKernel) -> Way {
-        Way { attention: kernel, ..Way::default() }
+impl KernelSelection {
+    pub(crate) fn attention(kernel: AttentionKernel) -> KernelSelection {
+        KernelSelection { attention: kernel, ..KernelSelection::default() }
     }
 
-    fn product(kernel: ProductKernel) -> Way {
-        Way { product: kernel, ..Way::default() }
+    fn product(kernel: ProductKernel) -> KernelSelection {
+        KernelSelection { product: kernel, ..KernelSelection::default() }
     }
 
-    /// The row's name, with the kernel's behind it.
+    /// The row's name, followed by the kernel's.
     fn name(self, row: &str) -> String {
         match self {
-            Way { attention: AttentionKernel::Auto, product: ProductKernel::Auto } => row.into(),
-            Way { attention: AttentionKernel::Auto, product } => format!("{row} {}", product.name()),
-            Way { attention, .. } => format!("{row} {}", attention.name()),
+            KernelSelection { attention: AttentionKernel::Auto, product: ProductKernel::Auto } => row.into(),
+            KernelSelection { attention: AttentionKernel::Auto, product } => {
+                format!("{row} {}", product.name())
+            }
+            KernelSelection { attention, .. } => format!("{row} {}", attention.name()),
         }
     }
 
     fn options(self, options: cuda::Options) -> cuda::Options {
-        let Way { attention, product } = self;
+        let KernelSelection { attention, product } = self;
         cuda::Options { attention, product, ..options }
     }
 
     fn facts(self, facts: &Facts) -> Facts {
-        let Way { attention, product } = self;
+        let KernelSelection { attention, product } = self;
         Facts { attention, product, ..facts.clone() }
     }
 
-    /// Rows with gaps as the kernel takes them: matrix units want them 16 bytes apart.
+    /// The layout of rows with gaps that the kernel supports: tensor-core kernels need multiples of 16 bytes.
     fn gaps(self) -> TrialLayout {
         match self {
-            Way { product: ProductKernel::Wgmma, .. } => TrialLayout::Spaced,
-            Way { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => TrialLayout::Strided,
+            KernelSelection { product: ProductKernel::Wgmma, .. } => TrialLayout::Spaced,
+            KernelSelection { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => {
+                TrialLayout::Strided
+            }
             _ => TrialLayout::Spaced,
         }
     }
@@ -222,47 +232,47 @@ impl Way {
         place: CaseDevice<'_>,
         options: cuda::Options,
     ) -> bool {
-        let is_always = self == Way::default() || self.product == ProductKernel::Cublaslt;
-        is_always || place.ways(&[trial.launch(form, 256, 1).0], options).contains(&self)
+        let is_always = self == KernelSelection::default() || self.product == ProductKernel::Cublaslt;
+        is_always || place.selections(&[trial.launch(form, 256, 1).0], options).contains(&self)
     }
 }
 
-/// The kernels that an attention or a product may be made to run on; of other operations there is but one.
-fn serving(launch: &Launch, facts: &Facts) -> Vec<Way> {
+/// The kernels that an attention or a product could be forced to run on; other operations have only one.
+fn serving(launch: &Launch, facts: &Facts) -> Vec<KernelSelection> {
     match launch.op.kind() {
         OpKind::Attention | OpKind::AttentionGrad => {
-            choice::serving(launch, facts).into_iter().map(Way::attention).collect()
+            choice::serving(launch, facts).into_iter().map(KernelSelection::attention).collect()
         }
         OpKind::Product
         | OpKind::GatedProduct
         | OpKind::GatedProductGrad
         | OpKind::ActivatedProduct
         | OpKind::ActivatedProductGrad => {
-            product_choice::serving(launch, facts).into_iter().map(Way::product).collect()
+            product_choice::serving(launch, facts).into_iter().map(KernelSelection::product).collect()
         }
-        _ => vec![Way::default()],
+        _ => vec![KernelSelection::default()],
     }
 }
 
 impl CaseDevice<'_> {
-    /// The kernels that serve all of some launches.
-    fn ways(self, launches: &[Launch], options: cuda::Options) -> Vec<Way> {
-        let CaseDevice::Cuda(device) = self else { return vec![Way::default()] };
+    /// The kernels that serve all of the launches.
+    fn selections(self, launches: &[Launch], options: cuda::Options) -> Vec<KernelSelection> {
+        let CaseDevice::Cuda(device) = self else { return vec![KernelSelection::default()] };
         let facts = device.facts(options);
-        let mut found: Option<Vec<Way>> = None;
-        for ways in launches.iter().map(|launch| serving(launch, &facts)) {
-            let earlier = found.unwrap_or_else(|| ways.clone());
-            found = Some(earlier.into_iter().filter(|way| ways.contains(way)).collect());
+        let mut found: Option<Vec<KernelSelection>> = None;
+        for selections in launches.iter().map(|launch| serving(launch, &facts)) {
+            let earlier = found.unwrap_or_else(|| selections.clone());
+            found = Some(earlier.into_iter().filter(|selection| selections.contains(selection)).collect());
         }
-        found.unwrap_or_else(|| vec![Way::default()])
+        found.unwrap_or_else(|| vec![KernelSelection::default()])
     }
 }
 
-/// Whether another kernel or algorithm serves the form on a GPU, which rounds otherwise. Leaving an output out changes a
-/// product's epilogue, which is part of the choice of an algorithm; 8-bit products round a bf16 base
-/// that lies elsewhere otherwise than one in place, which alone gives the oracle's bits. A norm that is quantised in the same
-/// pass reads as wide as the codes along rows allow, so without them its lanes sum other elements.
-fn chooses_anew(case: &Case, form: TrialLayout, place: CaseDevice<'_>) -> bool {
+/// Whether a different kernel or algorithm, which rounds differently, serves the form on a GPU. Leaving an output out changes a
+/// product's epilogue, which the choice of an algorithm depends on; 8-bit products round a separate bf16 base differently from
+/// one in place, and only the latter gives the oracle's bits. A norm with quantisation has the access width that the codes
+/// along rows allow, so without the codes its lanes sum different elements.
+fn may_change_kernel(case: &Case, form: TrialLayout, place: CaseDevice<'_>) -> bool {
     let anew = match (&case.op, form) {
         (Op::Product { epilogue, .. }, TrialLayout::Without { .. }) => epilogue.has_gelu(),
         (Op::ActivatedProduct { act: Act::Gelu, .. }, TrialLayout::Without { .. }) => true,
@@ -277,7 +287,7 @@ fn chooses_anew(case: &Case, form: TrialLayout, place: CaseDevice<'_>) -> bool {
     anew && matches!(place, CaseDevice::Cuda(_))
 }
 
-/// Whether a place is meant to run a case: types and modes that a device does not have are no cases of it.
+/// Whether a backend is meant to run a case; types and modes that a device lacks are skipped.
 pub fn is_for(case: &Case, place: CaseDevice<'_>) -> bool {
     let target = place.target();
     let has_mode = case.op.compute() != Some(Compute::Tf32) || target.rates.tf32_flops.is_some();
@@ -289,14 +299,14 @@ pub fn is_for(case: &Case, place: CaseDevice<'_>) -> bool {
         && (kind.decodes() || types_of(case).iter().all(|dtype| target.dtypes.contains(dtype)))
 }
 
-/// Attention's statistics are f32 in every type, and so are weights whose moments are not.
+/// The bound of one output: attention's statistics are f32 in every type, and so are weights whose moments are not.
 fn bound_of(case: &Case, output: &TensorType) -> f64 {
     let is_exact = case.is_attention() || matches!(case.op.kind(), OpKind::AdamW | OpKind::AdamW8);
     if is_exact && output.dtype == DType::F32 { case.bound.min(attention::F32_BOUND) } else { case.bound }
 }
 
-/// Everything the CUDA kernels of some cases compile on a device with these facts, in every form: for compiling ahead,
-/// and for checking kernels where there is no GPU.
+/// The sources of all CUDA kernels that the cases need, in every form, on a device with these facts: for compiling ahead, and
+/// for checking kernels without a GPU.
 pub fn sources(cases: &[Case], facts: &Facts) -> HashSet<cuda::Source> {
     let mut found = HashSet::new();
     let exists = |case: &&Case| {
@@ -322,12 +332,12 @@ pub fn sources_of(launch: &Launch, facts: &Facts) -> Vec<cuda::Source> {
     sources_with_shared(launch, facts).into_iter().map(|(source, _)| source).collect()
 }
 
-/// As `sources_of`, each with the most dynamic shared memory in bytes that its kernels are launched with: attention's and
-/// Hopper's products', which ask for as much as a device has. Others stay below what every block gets.
+/// As `sources_of`, each with the maximum dynamic shared memory, in bytes, that its kernels are launched with. Only attention
+/// and Hopper's products use more than the default limit; others report 0.
 pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source, usize)> {
     let Some(kernel) = cuda::kernel(launch.kernel) else { return vec![] };
-    let of = |way: Way| {
-        let facts = way.facts(facts);
+    let of = |selection: KernelSelection| {
+        let facts = selection.facts(facts);
         let is_attention = matches!(launch.op.kind(), OpKind::Attention | OpKind::AttentionGrad);
         (kernel.sources)(launch, &facts).into_iter().map(move |source| {
             let shared = match is_attention {
@@ -340,7 +350,7 @@ pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source,
     serving(launch, facts).into_iter().flat_map(of).collect()
 }
 
-/// Compiles, in parallel, what cases and launches need on a device, so that running them finds it in the cache.
+/// Compiles, in parallel, all that cases and launches need on a device, so that running them hits the cache.
 pub fn compile_ahead(
     cases: &[Case],
     launches: &[Launch],
@@ -357,8 +367,8 @@ pub fn compile_ahead(
     device.compile_ahead(&all, &|| see(made.fetch_add(1, Ordering::Relaxed) + 1, all.len()))
 }
 
-/// The resources of each kernel of some cases on an architecture such as `sm_90a`: source with its defines, architecture,
-/// and the compiler's answer. Needs no GPU.
+/// The resources of each kernel of some cases on an architecture such as `sm_90a`: source with its defines, architecture, and
+/// the compiler's result. Needs no GPU.
 pub fn assemble(
     cases: &[Case],
     archs: &[String],
@@ -377,7 +387,7 @@ pub fn assemble(
     done
 }
 
-/// The kernel a plan would use: the first for the type of the first float tensor.
+/// The kernel that a plan would use: the first for the type of the first float tensor.
 fn kernel_of(case: &Case, target: &Target) -> Result<KernelRow, String> {
     let row = target.kernels.iter().find(|row| runs(row, case)).copied();
     row.ok_or_else(|| format!("no kernel runs {} in {}", case.op.name(), dtype_of(case).name()))
@@ -387,7 +397,7 @@ fn runs(row: &KernelRow, case: &Case) -> bool {
     row.op == case.op.kind() && row.dtypes.contains(&dtype_of(case))
 }
 
-/// The key that rows are listed by.
+/// The type by which rows are looked up.
 fn dtype_of(case: &Case) -> DType {
     let types = types_of(case);
     types.iter().find(|d| d.is_float()).or(types.first()).copied().unwrap_or(DType::F32)
@@ -397,7 +407,7 @@ fn types_of(case: &Case) -> Vec<DType> {
     case.ins.iter().map(|(ty, _)| ty.dtype).chain(cases::output_type(&case.op)).collect()
 }
 
-/// The worst relative L2 error of the outputs. Elements that are not finite must be so in both.
+/// The worst relative L2 error of the outputs. Non-finite elements must be non-finite in both.
 fn judge(case: &Case, outs: &[TensorType], got: &Outputs, wanted: &[Vec<f64>]) -> Result<f64, String> {
     let mut worst: f64 = 0.0;
     for (o, (got, want)) in got.iter().zip(wanted).enumerate() {
@@ -431,7 +441,7 @@ mod tests {
     #[test]
     fn every_kernel_agrees_with_the_oracle_in_every_form() {
         let cases = cases::all();
-        // Attention has too many cases for one test and has its own.
+        // Attention has too many cases for this test and has its own tests.
         let failed: Vec<String> = cases
             .iter()
             .filter(|case| !case.is_attention() && is_for(case, CaseDevice::Cpu))
@@ -440,7 +450,7 @@ mod tests {
         assert!(failed.is_empty(), "{} cases fail:\n{}", failed.len(), failed.join("\n"));
     }
 
-    /// Reads and movements become views or copies; everything else needs a kernel.
+    /// Reads and movements become views or copies; all other operations need a kernel.
     #[test]
     fn every_operation_a_plan_can_hold_has_a_kernel_and_cases() {
         use OpKind as K;
@@ -469,8 +479,7 @@ mod tests {
         assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len(), "{names:?}");
     }
 
-    /// How threads of a GPU share the rows of a norm does not depend on which outputs somebody reads: the others would have other
-    /// bits.
+    /// How threads share the rows of a norm on a GPU must not depend on the requested outputs, which would change others' bits.
     #[test]
     fn norms_without_an_output_share_rows_alike() {
         let facts = Facts::on_paper("sm_90a");
@@ -501,7 +510,7 @@ mod tests {
         assert!(compared > 1000, "{compared}");
     }
 
-    /// The check itself notices a wrong value: the update with another decay.
+    /// The check itself detects a wrong value: an update with another decay.
     #[test]
     fn a_wrong_kernel_is_noticed() {
         let right = cases::all().into_iter().find(|c| c.op.kind() == OpKind::AdamW).expect("a case");

@@ -1,7 +1,6 @@
-//! Checks of packing: the bits of separate calls, and one captured graph for any segments.
+//! Verifies packing: the bits of separate calls, and one captured graph for any segments.
 //!
-//! A packed call gives the bits of one call per segment, and one captured graph serves any segments that the host
-//! writes.
+//! A packed call must give the bits of one call per segment, and one captured graph must serve any segments.
 
 use std::ops::Range;
 
@@ -9,21 +8,21 @@ use flatout_ir::ops::attention::Mask;
 use flatout_ir::types::DType;
 use rayon::prelude::*;
 
-use super::attention::{Problem, Side, even, gaps, ragged};
+use super::attention::{Problem, SideSegments, even, gaps, ragged};
 use super::trial::{Trial, TrialLayout};
-use super::{Case, CaseDevice, Data, Way, judge, kernel_of};
+use super::{Case, CaseDevice, Data, KernelSelection, judge, kernel_of};
 use crate::cuda::{self, AttentionKernel};
 
-/// A promise about packed attention, checked on one problem.
+/// A property of packed attention, checked on one problem.
 pub struct Promise {
     pub name: String,
     kind: PromiseKind,
 }
 
 enum PromiseKind {
-    /// A packed problem gives the bits of its segments one by one.
+    /// A packed problem gives the bits of its segments run separately.
     Separate(Problem, bool),
-    /// The same session runs one after another.
+    /// One session runs these problems one after another.
     Replay(Vec<Problem>, bool),
 }
 
@@ -54,7 +53,7 @@ pub fn promises() -> Vec<Promise> {
 fn packed() -> Vec<Problem> {
     let window = Mask::Window { back: 20, ahead: 3 };
     let long = ragged(300, &[(1, 257), (0, 0), (258, 40)]);
-    // Long enough for a kernel to lay out a segment of its own otherwise than many of them.
+    // Long enough that a kernel could use another layout for a separate segment than for many.
     let longer = ragged(1600, &[(0, 700), (700, 1), (705, 90), (800, 800)]);
     let over_caches = ragged(280, &[(0, 131), (140, 2), (150, 130)]);
     vec![
@@ -73,8 +72,8 @@ fn packed() -> Vec<Problem> {
     ]
 }
 
-/// Segments of one capacity: eight in 150 tokens, none longer than 128.
-fn changing() -> Vec<Side> {
+/// Segments within one capacity: eight in 150 tokens, none longer than 128.
+fn changing() -> Vec<SideSegments> {
     let bounds: [&[(i32, i32)]; 6] = [
         &[(0, 20), (20, 1), (21, 57), (0, 0), (78, 12), (90, 60), (150, 0), (150, 0)],
         &[(0, 128)],
@@ -86,13 +85,13 @@ fn changing() -> Vec<Side> {
     let filled = |bounds: &[(i32, i32)]| {
         let mut bounds = bounds.to_vec();
         bounds.resize(8, (0, 0));
-        Side::Ragged { tokens: 150, longest: 128, bounds }
+        SideSegments::Ragged { tokens: 150, longest: 128, bounds }
     };
     bounds.map(filled).into()
 }
 
 impl Promise {
-    /// The kernel each check ran on, and the worst error or what is wrong; bits that are the same have the error 0.
+    /// The kernel of each check with the worst error or what is wrong; equal bits have error 0.
     pub fn check(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let (first, grad) = match &self.kind {
             PromiseKind::Separate(problem, grad) => (problem, *grad),
@@ -105,14 +104,18 @@ impl Promise {
         };
         let deterministic = matches!(self.kind, PromiseKind::Separate(..));
         let options = cuda::Options { deterministic, ..Default::default() };
-        let mut ways = place.ways(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
-        // cuDNN has other engines for packed sequences than for equal ones, and promises no bits between them.
-        ways.retain(|way| !deterministic || *way != Way::attention(AttentionKernel::Cudnn));
-        let named = |way: Way, error| (way.name(row.name), error);
+        let mut selections =
+            place.selections(&[Trial::unfilled(&case, row).launch(DENSE, 256, 1).0], options);
+        // cuDNN has different engines for packed and equal sequences, and guarantees no equal bits between them.
+        selections.retain(|selection| {
+            !deterministic || *selection != KernelSelection::attention(AttentionKernel::Cudnn)
+        });
+        let named = |selection: KernelSelection, error| (selection.name(row.name), error);
         match &self.kind {
-            PromiseKind::Separate(problem, grad) => {
-                ways.into_iter().map(|way| named(way, separate(problem, *grad, place, way))).collect()
-            }
+            PromiseKind::Separate(problem, grad) => selections
+                .into_iter()
+                .map(|selection| named(selection, separate(problem, *grad, place, selection)))
+                .collect(),
             PromiseKind::Replay(problems, grad) => {
                 let cases: Vec<Case> = problems.iter().map(|problem| problem.case(*grad)).collect();
                 let with_oracle = |case| {
@@ -121,12 +124,15 @@ impl Promise {
                     (trial, wanted)
                 };
                 let runs: Vec<_> = cases.par_iter().map(with_oracle).collect();
-                ways.into_iter().map(|way| named(way, replay(&runs, place, way))).collect()
+                selections
+                    .into_iter()
+                    .map(|selection| named(selection, replay(&runs, place, selection)))
+                    .collect()
             }
         }
     }
 
-    /// On the error of each output; 0 where bits must be the same.
+    /// Bound on the error of each output; 0 if bits must be equal.
     pub fn bound(&self) -> f64 {
         match &self.kind {
             PromiseKind::Separate(..) => 0.0,
@@ -134,7 +140,7 @@ impl Promise {
         }
     }
 
-    /// The problems' cases, for compiling ahead.
+    /// The cases of the problems, for compiling ahead.
     pub fn cases(&self) -> Vec<Case> {
         match &self.kind {
             PromiseKind::Separate(problem, grad) => {
@@ -148,11 +154,10 @@ impl Promise {
 
 const DENSE: TrialLayout = TrialLayout::Dense { threads: 2 };
 
-fn equal_bits(way: Way) -> cuda::Options {
-    way.options(cuda::Options { deterministic: true, ..Default::default() })
+fn equal_bits(selection: KernelSelection) -> cuda::Options {
+    selection.options(cuda::Options { deterministic: true, ..Default::default() })
 }
 
-/// A segment as a problem of its own.
 struct SegmentProblem {
     problem: Problem,
     q: Range<usize>,
@@ -169,9 +174,14 @@ fn parts(of: &Problem) -> Vec<SegmentProblem> {
     pairs.filter(has_both).map(part).collect()
 }
 
-fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
+fn separate(
+    problem: &Problem,
+    grad: bool,
+    place: CaseDevice<'_>,
+    selection: KernelSelection,
+) -> Result<f64, String> {
     let mut case = problem.case(grad);
-    // Bits are compared with bits, so o and lse may be any numbers: the oracle is not asked.
+    // Bits are compared with bits, so o and lse may be arbitrary: the oracle is not needed.
     for (ty, data) in &mut case.ins {
         if let Data::Of { .. } = data {
             *data = if ty.dtype == DType::F32 && ty.rank() == 2 {
@@ -183,10 +193,10 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
     }
     let row = kernel_of(&case, &place.target())?;
     let whole = Trial::new(&case, row);
-    let together = whole.run(DENSE, place, equal_bits(way))?;
+    let together = whole.run(DENSE, place, equal_bits(selection))?;
     for part in parts(problem) {
         let mut alone = part.problem.case(grad);
-        // Where the part's inputs lie among the whole's: segment bounds are not among them.
+        // Maps the part's inputs to those of the whole, which also has segment bounds.
         let bounds = case.ins.len() - alone.ins.len();
         for (i, (ty, data)) in alone.ins.iter_mut().enumerate() {
             let from = if i < 3 { i } else { i + bounds };
@@ -201,11 +211,11 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
         }
         let alone_row = kernel_of(&alone, &place.target())?;
         let alone = Trial::new(&alone, alone_row);
-        // A kernel of few queries over many keys does not take a segment that has as many of both.
-        if !way.takes(&alone, DENSE, place, equal_bits(way)) {
+        // The decoding kernel does not support a segment with as many queries as keys.
+        if !selection.takes(&alone, DENSE, place, equal_bits(selection)) {
             continue;
         }
-        let got = alone.run(DENSE, place, equal_bits(way))?;
+        let got = alone.run(DENSE, place, equal_bits(selection))?;
         for (o, (got, all)) in got.iter().zip(&together).enumerate() {
             let (got, all) = (got.as_ref().expect("every output"), all.as_ref().expect("every output"));
             let rows = if grad && o > 0 { &part.k } else { &part.q };
@@ -219,9 +229,13 @@ fn separate(problem: &Problem, grad: bool, place: CaseDevice<'_>, way: Way) -> R
     Ok(0.0)
 }
 
-/// One session runs trials one after another, each with what the oracle wants of it.
-fn replay(runs: &[(Trial<'_>, Vec<Vec<f64>>)], place: CaseDevice<'_>, way: Way) -> Result<f64, String> {
-    let mut opened = runs[0].0.open(DENSE, place, way.options(cuda::Options::default()))?;
+/// One session runs trials one after another, each paired with the oracle's results.
+fn replay(
+    runs: &[(Trial<'_>, Vec<Vec<f64>>)],
+    place: CaseDevice<'_>,
+    selection: KernelSelection,
+) -> Result<f64, String> {
+    let mut opened = runs[0].0.open(DENSE, place, selection.options(cuda::Options::default()))?;
     let mut worst: f64 = 0.0;
     for (i, (trial, wanted)) in runs.iter().enumerate() {
         let got = trial.run_in(&mut opened)?;

@@ -1,4 +1,4 @@
-//! Cases of the matrix product: types, modes and layouts, at sizes the matrix units like and at odd ones.
+//! Verification cases for matrix products: types, modes and layouts, at sizes that suit tensor cores and at odd ones.
 
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
@@ -9,11 +9,11 @@ use flatout_ir::{Op, OpKind};
 use super::Data;
 use super::cases::{FLOATS, Input, Table, tensor, x};
 
-/// The relative L2 error a mode allows beside the types. In TF32 an operand is off by at most 2^-10 of itself
-/// however the device cuts it to 10 bits (the oracle rounds, some devices drop the rest), so a term is off by 2^-9; the
-/// loss puts two such products one after the other.
+/// The relative L2 error that a mode allows in addition to the types. In TF32 an operand is off by at most a relative 2^-10,
+/// however the device reduces it to 10 bits (the oracle rounds, some devices truncate), so a term is off by 2^-9; the loss
+/// chains two such products.
 ///
-/// Matrix units add up 8-bit terms with fewer bits than f32 has, and move the sum to f32 every few of them.
+/// Tensor cores accumulate 8-bit terms with fewer bits than f32, and add the sum to f32 every few terms.
 pub(super) fn mode_bound(op: &Op, ins: &[Input]) -> Option<f64> {
     match (op.compute()?, op.kind()) {
         (_, OpKind::Product) if ins[0].0.dtype.is_fp8() => Some(2e-3),
@@ -25,7 +25,7 @@ pub(super) fn mode_bound(op: &Op, ins: &[Input]) -> Option<f64> {
 
 const TRANSPOSED: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
 
-/// The extents of an operand, its axes swapped where it is stored so.
+/// The stored extents of an operand, with its axes swapped if it is transposed.
 fn stored(transposed: bool, rows: usize, columns: usize) -> [usize; 2] {
     if transposed { [columns, rows] } else { [rows, columns] }
 }
@@ -46,7 +46,7 @@ pub(super) fn products(table: &mut Table) {
         let op = plain(false, true, dtype, compute);
         table.add(op, vec![x(dtype, &[3, 2, 17, 8]), x(dtype, &[3, 2, 5, 8])]);
     }
-    // Several threads inside one product, with k in several blocks, and over a batch.
+    // Several threads within one product, with k in several blocks, and over a batch.
     let op = |ta, tb, base| Op::Product { ta, tb, out: DType::F32, base, compute, epilogue: Epilogue::None };
     table.add(
         op(true, false, true),
@@ -62,7 +62,7 @@ pub(super) fn products(table: &mut Table) {
     activated(table);
 }
 
-/// As kernels on tiles take them: extents that fill tiles and that do not, in rows of multiples of 16 bytes, and several at once.
+/// For tiled kernels: extents that do and do not fill tiles, in rows of multiples of 16 bytes, and several matrices at once.
 fn of_matrix_units(table: &mut Table) {
     let (bf16, compute) = (DType::BF16, Compute::Full);
     for (ta, tb) in TRANSPOSED {
@@ -75,7 +75,7 @@ fn of_matrix_units(table: &mut Table) {
     }
 }
 
-/// Products with gated activations behind them, and with their gradients: extents of no tile, and of several tiles.
+/// Products followed by gated activations, and by their gradients: less than one tile, and several tiles.
 fn gated(table: &mut Table) {
     let bf16 = DType::BF16;
     let sizes = [(37, 24, 40), (130, 72, 64), (300, 136, 72), (520, 328, 200)];
@@ -93,7 +93,8 @@ fn gated(table: &mut Table) {
     }
 }
 
-/// Products with activations behind them, and with their slopes: with a bias in either type and without, the weight either way.
+/// Products followed by activations, and by their derivatives: with either type of bias and without, either layout of the
+/// weight.
 fn activated(table: &mut Table) {
     let bf16 = DType::BF16;
     let sizes = [(37, 24, 40), (130, 72, 64), (300, 136, 72), (520, 328, 200)];
@@ -116,7 +117,7 @@ fn activated(table: &mut Table) {
     }
 }
 
-/// Both ways round and off alignment, where a kernel of ours runs, and as matrix units take them.
+/// Both layouts and unaligned, where our kernel runs, and as tensor cores support them.
 fn fp8(table: &mut Table) {
     let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
     let scale = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
@@ -138,7 +139,7 @@ fn fp8(table: &mut Table) {
     }
 }
 
-/// At sizes cuBLASLt takes an epilogue at, and at others, where a kernel of ours does it.
+/// At sizes for which cuBLASLt fuses the epilogue, and at others, for which our kernel applies it.
 fn epilogues(table: &mut Table) {
     use DType::{BF16, F32};
     let full = Compute::Full;
@@ -158,7 +159,7 @@ fn epilogues(table: &mut Table) {
             }
         }
     }
-    // A bias wider than the result.
+    // A bias in a wider type than the result.
     let op = |epilogue| Op::Product { ta: false, tb: true, out: BF16, base: false, compute: full, epilogue };
     for epilogue in [Epilogue::Bias, Epilogue::BiasGelu] {
         table.add(op(epilogue), vec![x(BF16, &[48, 24]), x(BF16, &[40, 24]), x(F32, &[40])]);

@@ -1,11 +1,10 @@
-//! Kernels at the sizes of a real model, checked on samples of their outputs.
+//! Verifies kernels at the sizes of a real model, on samples of their outputs.
 //!
-//! Tiles, rows and heads of the output are compared with the oracle on just the inputs that these depend on.
+//! Tiles, rows and heads of the output are compared with the oracle on just the inputs that they depend on.
 //!
-//! Small cases cannot show an index that overflows, a grid that is too short or a sum that loses its last block. Where an
-//! output depends on all rows (a weight's gradient), the incoming gradient is zero but in a few rows spread over the
-//! whole tensor, so the oracle needs only those. Everything runs on either backend: the samples themselves are checked on
-//! the CPU at small sizes.
+//! Small cases cannot reveal an index that overflows, a grid that is too small or a sum that misses its last block. If an
+//! output depends on all rows (a weight's gradient), the incoming gradient is zero except in a few rows spread over the tensor,
+//! so the oracle needs only those. Everything runs on either backend: the sampling is tested on the CPU at small sizes.
 
 pub(super) mod attention;
 
@@ -25,41 +24,40 @@ use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Mesh, Op, PlanSet, Role, View};
 
 use super::trial::encode;
-use super::{CaseDevice, Way};
+use super::{CaseDevice, KernelSelection};
 use crate::cuda::session::noise::Noise;
 use crate::{RuntimeError, Session, cuda};
 
 const F32: DType = DType::F32;
 const BF16: DType = DType::BF16;
 
-/// On the relative L2 error of a sample: operations that round to bf16 inside, as in the small cases.
+/// Bound on the relative L2 error of a sample, for operations that round to bf16 internally, as in the small cases.
 const BF16_BOUND: f64 = 1.5e-2;
-/// The bound of an output rounded once, at the end, to bf16, whose last bit is 2^-8.
+/// Bound for an output that is rounded once, at the end, to bf16, whose last bit is 2^-8.
 const BF16_ONCE_BOUND: f64 = 4e-3;
-/// A product of bf16 summed in f32: matrix units drop low bits of long sums.
+/// Bound for a product of bf16 accumulated in f32: tensor cores drop low bits of long sums.
 const LONG_SUM_BOUND: f64 = 2e-3;
-/// f32 throughout. TF32 would be off by 3e-4.
+/// Bound for f32 throughout. TF32 would be off by 3e-4.
 const F32_BOUND: f64 = 2e-5;
 
-/// The extents of a model and its batch.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
     tokens: usize,
     context: usize,
     width: usize,
-    /// Gate and up together.
+    /// Columns of gate and up together.
     ffn: usize,
     heads: usize,
     kv_heads: usize,
     head: usize,
     words: usize,
-    /// Rows that go through the head at once.
+    /// Rows that go through the output head at once.
     head_rows: usize,
     /// Parameters of one update.
     parameters: usize,
-    /// Segments the tokens are packed in.
+    /// Segments that the tokens are packed in.
     segments: usize,
-    /// Caches that are decoded from at once, each of four contexts.
+    /// Caches decoded from at once, each of four contexts.
     caches: usize,
 }
 
@@ -81,43 +79,44 @@ impl Sizes {
     };
 }
 
-/// Lays an operation out, runs it and gives the worst error of its samples.
+/// Lays an operation out, runs it and returns the worst error of its samples.
 type Samples = dyn Fn(Bench<'_>) -> Result<f64, String>;
-type Laying = dyn Fn(Bench<'_>) -> Result<Vec<Launch>, String>;
+type LayOut = dyn Fn(Bench<'_>) -> Result<Vec<Launch>, String>;
 
-/// A check with its bound; it runs where it is told and gives the worst error of its samples.
+/// A check with its bound.
 pub struct Check {
     pub name: String,
     pub bound: f64,
     op: Op,
     dtype: DType,
-    /// Lays out the check's launches, where several kernels may serve them.
-    lay: Option<Box<Laying>>,
+    /// Lays out the check's launches, if several kernels may serve them.
+    lay: Option<Box<LayOut>>,
     run: Box<Samples>,
 }
 
 impl Check {
-    /// The launches of the check, where several kernels may serve them, for compiling ahead.
+    /// The launches of the check, if several kernels may serve them, for compiling ahead.
     pub fn launches(&self, place: CaseDevice<'_>) -> Vec<Launch> {
-        let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default())));
+        let laid = self.lay.as_ref().map(|lay| lay(Bench::new(place, KernelSelection::default())));
         laid.and_then(Result::ok).unwrap_or_default()
     }
 
-    /// Every kernel that serves it, with the worst error or what is wrong.
+    /// Runs every kernel that serves it; returns each with the worst error or what is wrong.
     pub fn run(&self, place: CaseDevice<'_>) -> Vec<(String, Result<f64, String>)> {
         let row = place.target().kernel(self.op.kind(), self.dtype).map_or("none", |row| row.name);
-        let ways = match self.lay.as_ref().map(|lay| lay(Bench::new(place, Way::default()))) {
-            None => vec![Way::default()],
-            Some(Ok(launches)) => place.ways(&launches, cuda::Options::default()),
+        let selections = match self.lay.as_ref().map(|lay| lay(Bench::new(place, KernelSelection::default())))
+        {
+            None => vec![KernelSelection::default()],
+            Some(Ok(launches)) => place.selections(&launches, cuda::Options::default()),
             Some(Err(why)) => return vec![(row.into(), Err(why))],
         };
-        let checked = |way: Way| match (self.run)(Bench::new(place, way)) {
-            // A NaN is within no bound.
+        let checked = |selection: KernelSelection| match (self.run)(Bench::new(place, selection)) {
+            // NaN is within no bound.
             Ok(error) if error <= self.bound => Ok(error),
             Ok(error) => Err(format!("off by {error:.2e}, more than {:.0e}", self.bound)),
             Err(why) => Err(why),
         };
-        ways.into_iter().map(|way| (way.name(row), checked(way))).collect()
+        selections.into_iter().map(|selection| (selection.name(row), checked(selection))).collect()
     }
 }
 
@@ -125,17 +124,17 @@ impl Check {
 #[derive(Clone)]
 pub(super) enum Fill {
     Noise(Noise),
-    /// Zeros but for these rows of the first axis.
+    /// Zeros except for these rows of the first axis.
     Rows(Noise, Vec<usize>),
     Values(Vec<f64>),
 }
 
 pub(super) const WIDE: Fill = Fill::Noise(Noise::WIDE);
 
-/// Tensors and launches as they are laid out.
+/// Tensors and launches, as they are laid out in an arena.
 pub(super) struct Bench<'a> {
     place: CaseDevice<'a>,
-    way: Way,
+    selection: KernelSelection,
     target: Target,
     end: usize,
     pub(super) launches: Vec<Launch>,
@@ -143,8 +142,8 @@ pub(super) struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    pub(super) fn new(place: CaseDevice<'a>, way: Way) -> Self {
-        Bench { place, way, target: place.target(), end: 0, launches: vec![], fills: vec![] }
+    pub(super) fn new(place: CaseDevice<'a>, selection: KernelSelection) -> Self {
+        Bench { place, selection, target: place.target(), end: 0, launches: vec![], fills: vec![] }
     }
 
     fn lay(&mut self, ty: &TensorType) -> View {
@@ -159,7 +158,7 @@ impl<'a> Bench<'a> {
         view
     }
 
-    /// Adds a launch; gives where its outputs lie.
+    /// Adds a launch; returns the views of its outputs.
     pub(super) fn launch(&mut self, op: Op, ins: &[View]) -> Result<Vec<View>, String> {
         let types: Vec<TensorType> = ins.iter().map(type_of).collect();
         let (graph, _) = graph(&op, &types);
@@ -186,7 +185,7 @@ impl<'a> Bench<'a> {
         Ok(outs)
     }
 
-    /// Whether every launch is one that its kernel takes.
+    /// Checks that every launch is valid for its kernel.
     #[cfg(test)]
     pub(super) fn check(&self) -> Result<(), String> {
         self.launches.iter().try_for_each(|launch| {
@@ -197,13 +196,13 @@ impl<'a> Bench<'a> {
     }
 
     /// Fills every tensor and runs the launches.
-    fn run(self) -> Result<Ran, String> {
+    fn run(self) -> Result<FinishedRun, String> {
         let mut session = self.open()?;
-        session.run(Role::Eval).map_err(said)?;
-        Ok(Ran { session })
+        session.run(Role::Eval).map_err(message)?;
+        Ok(FinishedRun { session })
     }
 
-    /// A session with one plan, of the launches in their order, and every tensor filled.
+    /// A session with one plan of the launches in order, and every tensor filled.
     pub(super) fn open(self) -> Result<Session, String> {
         let plans = PlanSet {
             arena_bytes: self.end,
@@ -222,23 +221,23 @@ impl<'a> Bench<'a> {
             CaseDevice::Cpu => Session::new(plans, self.target.cores),
             CaseDevice::Cuda(device) => {
                 let options = cuda::Options { autotune: cuda::Autotune::Quick, ..Default::default() };
-                Session::cuda(plans, device, self.way.options(options))
+                Session::cuda(plans, device, self.selection.options(options))
             }
         };
-        let mut session = session.map_err(said)?;
+        let mut session = session.map_err(message)?;
         for (i, (view, fill)) in self.fills.iter().enumerate() {
             let seed = 100 * i as u32;
             match fill {
-                Fill::Noise(noise) => session.fill_noise(view, seed, *noise).map_err(said)?,
+                Fill::Noise(noise) => session.fill_noise(view, seed, *noise).map_err(message)?,
                 Fill::Rows(noise, rows) => {
-                    session.fill_noise(view, 0, Noise::ZERO).map_err(said)?;
+                    session.fill_noise(view, 0, Noise::ZERO).map_err(message)?;
                     for row in rows {
                         let part = narrow(view, 0, *row..row + 1);
-                        session.fill_noise(&part, seed + *row as u32, *noise).map_err(said)?;
+                        session.fill_noise(&part, seed + *row as u32, *noise).map_err(message)?;
                     }
                 }
                 Fill::Values(values) => {
-                    session.write_view(view, &encode(view.dtype, values)).map_err(said)?;
+                    session.write_view(view, &encode(view.dtype, values)).map_err(message)?;
                 }
             }
         }
@@ -246,7 +245,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-pub(super) fn said(why: RuntimeError) -> String {
+pub(super) fn message(why: RuntimeError) -> String {
     why.to_string()
 }
 
@@ -254,7 +253,7 @@ fn type_of(view: &View) -> TensorType {
     TensorType::new(view.dtype, view.dims.clone())
 }
 
-/// An operation on inputs named by their number, every output a result.
+/// An operation on inputs named by their index, with every output as a result.
 fn graph(op: &Op, types: &[TensorType]) -> (Graph, usize) {
     let mut graph = Graph::default();
     let ins = types.iter().enumerate().map(|(i, ty)| {
@@ -281,13 +280,13 @@ fn narrow(view: &View, axis: usize, range: Range<usize>) -> View {
 }
 
 /// A finished run, to be sampled.
-struct Ran {
+struct FinishedRun {
     session: Session,
 }
 
-impl Ran {
+impl FinishedRun {
     fn read(&self, view: &View) -> Result<Vec<f64>, String> {
-        let bytes = self.session.read_view(view).map_err(said)?;
+        let bytes = self.session.read_view(view).map_err(message)?;
         Ok(crate::session::as_f32(view.dtype, &bytes).into_iter().map(f64::from).collect())
     }
 
@@ -306,7 +305,7 @@ impl Ran {
 
 type Tensor = (TensorType, Vec<f64>);
 
-/// The oracle on sampled inputs.
+/// The oracle's results on sampled inputs.
 fn wanted(op: &Op, ins: &[Tensor]) -> Vec<Vec<f64>> {
     let types: Vec<TensorType> = ins.iter().map(|(ty, _)| ty.clone()).collect();
     let (graph, outs) = graph(op, &types);
@@ -315,7 +314,7 @@ fn wanted(op: &Op, ins: &[Tensor]) -> Vec<Vec<f64>> {
     (0..outs).map(|out| results.remove(&out.to_string()).expect("a result an output")).collect()
 }
 
-/// The relative L2 error; infinite where something is not finite or a tensor that must be zero is not.
+/// The relative L2 error; infinite if any element is not finite, or a tensor that must be zero is not.
 fn error(got: &[f64], want: &[f64]) -> f64 {
     assert_eq!(got.len(), want.len(), "a sample and its reference");
     let (mut off, mut size) = (0.0, 0.0);
@@ -331,7 +330,7 @@ fn error(got: &[f64], want: &[f64]) -> f64 {
     }
 }
 
-/// A few places of `count` with `width` behind each: the ends, around the middle, and off every block's edge.
+/// A few offsets into `count` with `width` elements after each: the ends, around the middle, and unaligned to any block.
 fn places(count: usize, width: usize) -> Vec<usize> {
     let last = count - width;
     let mut places: Vec<usize> = [0, 1, 131, count / 3 + 7, count / 2, last - last / 5, last]
@@ -342,7 +341,6 @@ fn places(count: usize, width: usize) -> Vec<usize> {
     places
 }
 
-/// Every check at these sizes.
 pub fn checks(sizes: Sizes) -> Vec<Check> {
     let mut all = products(sizes);
     all.extend(attention::checks(sizes));
@@ -360,7 +358,7 @@ fn shape(dtype: DType, dims: &[usize]) -> String {
 
 fn products(s: Sizes) -> Vec<Check> {
     let (t, d, f) = (s.tokens, s.width, s.ffn);
-    // m, n, k as a decoder's projection forward, back to its input, and to its weight.
+    // m, n, k as in a decoder's projection forward, for the gradient of its input, and of its weight.
     let forms = [
         ("forward", [t, f, d], false, true, BF16, BF16, false),
         ("to the input", [t, d, f], false, false, BF16, BF16, false),
@@ -402,7 +400,7 @@ fn product(
         let mut worst: f64 = 0.0;
         let (at_m, at_n) = (places(m, rows), places(n, columns));
         for i in 0..at_m.len().max(at_n.len()) {
-            // Other columns with every row, so that the corners are among them.
+            // Different columns for each row, so that the corners are included.
             let (r, c) = (at_m[i % at_m.len()], at_n[at_n.len() - 1 - i % at_n.len()]);
             let (r, c) = (r..r + rows, c..c + columns);
             let tile = |view: &View| narrow(&narrow(view, 0, r.clone()), 1, c.clone());
@@ -420,7 +418,7 @@ fn product(
     Check { name, bound, op, dtype, lay: None, run: Box::new(run) }
 }
 
-/// Sampled rows of outputs that have as many rows as the inputs, and whole outputs that have not.
+/// Samples rows of outputs with as many rows as the inputs; takes other outputs whole.
 fn by_rows(
     name: String,
     op: Op,
@@ -483,7 +481,7 @@ fn gated(s: Sizes) -> Vec<Check> {
 
 fn head_loss(s: Sizes) -> Check {
     let (rows, width, words) = (s.head_rows, s.width, s.words);
-    // All rows but these weigh nothing, so the loss and the head's gradient are theirs.
+    // All other rows have weight 0, so the loss and the head's gradient depend on these alone.
     let sampled: Vec<usize> = places(rows, 1).into_iter().step_by(2).collect();
     let weights =
         (0..rows).map(|row| if sampled.contains(&row) { 1.0 + (row % 3) as f64 / 4.0 } else { 0.0 });
@@ -506,12 +504,12 @@ fn head_loss(s: Sizes) -> Check {
     )
 }
 
-/// Learning rate, the gradient's factor, updates so far, whether to update.
+/// Learning rate, gradient scale, number of updates so far, whether to update.
 fn scalars() -> [(DType, Vec<usize>, Fill); 4] {
     [0.01, 0.5, 20.0, 1.0].map(|value| (F32, vec![1], Fill::Values(vec![value])))
 }
 
-/// The constants of an update: beta1, beta2, eps, decay, the rate's factor.
+/// The constants of an update: beta1, beta2, eps, decay, learning rate factor.
 const UPDATE: (f32, f32, f32, f32, f32) = (0.9, 0.95, 1e-8, 0.1, 1.0);
 
 fn update(s: Sizes, moments: DType, copy: bool) -> Check {
@@ -522,7 +520,7 @@ fn update(s: Sizes, moments: DType, copy: bool) -> Check {
         [F32, F32, moments].map(|dtype| (dtype, dims.clone(), WIDE)).into();
     ins.push((moments, dims.clone(), Fill::Noise(Noise::POSITIVE)));
     ins.extend(scalars());
-    // Moments in bf16 are rounded at random: within a step of the nearest.
+    // Moments in bf16 are rounded stochastically: within a step of the nearest.
     let (with, bound) = match (moments, copy) {
         (BF16, _) => (", moments in bf16", 1.0 / 128.0),
         (_, true) => (" with bf16 copy", BF16_ONCE_BOUND),
@@ -533,7 +531,7 @@ fn update(s: Sizes, moments: DType, copy: bool) -> Check {
     by_rows(name, op, F32, bound, ins, spread)
 }
 
-/// Moments in eight bits, by whole blocks: codes are next to the nearest.
+/// 8-bit moments, in whole blocks: codes are within a step of the nearest.
 fn update_of_blocks(s: Sizes) -> Check {
     let blocks = s.parameters / BLOCK;
     let dims = vec![blocks, BLOCK];
@@ -577,11 +575,11 @@ mod tests {
         }
     }
 
-    /// Samples are the operation's own: another operation on the same inputs is far outside the bound.
+    /// Samples are specific to the operation: another operation on the same inputs is far outside the bound.
     #[test]
     fn a_wrong_kernel_is_noticed() {
         let wrong = |act: Act| {
-            let mut bench = Bench::new(CaseDevice::Cpu, Way::default());
+            let mut bench = Bench::new(CaseDevice::Cpu, KernelSelection::default());
             let (a, b) = (bench.input(BF16, &[64, 32], WIDE), bench.input(BF16, &[64, 32], WIDE));
             let out = bench.launch(Op::Gated { act, p: 0.0 }, &[a.clone(), b.clone()]).unwrap().remove(0);
             let ran = bench.run().unwrap();

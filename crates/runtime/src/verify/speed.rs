@@ -1,4 +1,4 @@
-//! Speed of each kernel on a GPU at the sizes of real models: one large case per kernel, timed as a graph.
+//! Measures the speed of each kernel on a GPU at the sizes of real models: one large case per kernel, timed as a graph.
 
 pub mod attention;
 
@@ -45,13 +45,13 @@ impl Speed {
         self.flops as f64 / self.ms / 1e9
     }
 
-    /// Whether arithmetic, not memory, is what the kernel is judged by.
+    /// Whether the kernel is bound by arithmetic rather than memory.
     pub fn is_arithmetic(&self) -> bool {
         self.flops > 64 * self.bytes
     }
 }
 
-/// Times a case on noise, which costs a product the power that real data does; indices are real.
+/// Times a case on noise, which makes a product draw the power of real data; indices are valid.
 pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
     let place = CaseDevice::Cuda(device);
     let row = kernel_of(case, &place.target())?;
@@ -77,7 +77,7 @@ pub fn time(case: &Case, device: &cuda::Device) -> Result<Speed, String> {
     Ok(Speed { kernel: row.name, case: case.name.clone(), ms, bytes, flops })
 }
 
-/// One or two large cases a kernel family; the first is a plain copy, the ceiling of what memory does here.
+/// One or two large cases per kernel family; the first is a plain copy, which gives the achievable memory bandwidth.
 pub fn cases() -> Vec<Case> {
     let mut table = vec![];
     let mut add = |name: &str, op: Op, ins: Vec<(TensorType, Data)>| {
@@ -88,7 +88,7 @@ pub fn cases() -> Vec<Case> {
         |n: usize, rows: usize| (TensorType::new(DType::I32, [n]), Data::Between(0.0, rows as f64 - 1.0));
     let wide = [16384, 4096];
     let narrow = [65536, 768];
-    // Interleaved as views of a model are: the same elements in another shape.
+    // A copy between views of different shape, which merge to the same elements.
     add("copy 16384x4096 bf16", Op::Reshape { dims: vec![65536, 1024] }, vec![x(BF16, &wide)]);
     add("fill 16384x4096 f32", Op::Fill { value: 0.0, dtype: F32, dims: wide.to_vec() }, vec![]);
     add("add 16384x4096 bf16", Op::Map { f: E::Add }, vec![x(BF16, &wide), x(BF16, &wide)]);
@@ -284,7 +284,7 @@ pub fn cases() -> Vec<Case> {
         op,
         qkv.into_iter().chain(saved).collect(),
     );
-    // Vision-BDH's shape, its keys the queries and its values shared by all heads.
+    // Vision-BDH's shape: queries double as keys, and all heads share the values.
     let (images, patches, neurons, features) = (512, 65, 1024, 192);
     let rows = images * patches;
     let (r, v) = (x(BF16, &[rows, 6, neurons]), x(BF16, &[rows, 1, features]));
@@ -301,7 +301,7 @@ pub fn cases() -> Vec<Case> {
         linear.grad(),
         vec![r.clone(), v.clone(), x(BF16, &[rows, 6, features])],
     );
-    // The same with the rotation inside.
+    // As above, with the rotation inside.
     let turned = LinearAttend { rotary: Rotary::Table(65536.0.into()), ..linear };
     let positions = (0..rows).map(|row| (row % patches) as f64).collect();
     let by = vec![
@@ -336,7 +336,7 @@ pub fn cases() -> Vec<Case> {
     table
 }
 
-/// Whether a case is the copy others are measured against.
+/// Whether a case is the copy that others are compared with.
 pub fn is_copy(case: &Case) -> bool {
     case.op.kind() == OpKind::Reshape
 }
@@ -347,7 +347,7 @@ mod tests {
     use crate::verify::runs;
     use flatout_ir::target::KernelRow;
 
-    /// Every case is an operation with inputs it takes: a row of the CPU's lays it out, or a GPU's where only that has one.
+    /// Every case is an operation with valid inputs: laid out with the CPU's row, or the GPU's if only that has one.
     #[test]
     fn cases_are_sound() {
         let of_gpus = crate::cuda::KERNELS.iter().copied().flatten().map(|kernel| kernel.row);

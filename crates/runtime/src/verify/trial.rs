@@ -1,4 +1,4 @@
-//! Runs one case once, in a poisoned arena of its own.
+//! Runs one case once, in a separate poisoned arena.
 
 use std::ops::Range;
 
@@ -21,9 +21,9 @@ pub(super) enum TrialLayout {
     Dense {
         threads: usize,
     },
-    /// Gaps between rows; where the kernel takes any strides, axes in reverse order and gaps between elements.
+    /// Gaps between rows; if the kernel supports any strides, also reversed axes and gaps between elements.
     Strided,
-    /// Gaps of whole 16 bytes between rows, as the parts of a fused buffer have.
+    /// Gaps of multiples of 16 bytes between rows, as the parts of a fused buffer have.
     Spaced,
     InPlace {
         input: usize,
@@ -37,7 +37,7 @@ pub(super) enum TrialLayout {
 /// The outputs' bytes in row-major order, `None` for one left out.
 pub(super) type Outputs = Vec<Option<Vec<u8>>>;
 
-/// A case with its kernel, as a graph of one operation, and its inputs' values, each exact in its type.
+/// A case with its kernel, as a graph of one operation, and its inputs' values, each exactly representable in its type.
 pub(super) struct Trial<'a> {
     case: &'a Case,
     row: KernelRow,
@@ -54,7 +54,7 @@ pub(super) struct Opened {
     scratch: Range<usize>,
 }
 
-/// Bytes nobody may read or write: NaN in the float types, -1 in i32.
+/// Fills bytes that may not be read or written: NaN in the float types, -1 in i32.
 const POISON: u8 = 0xFF;
 /// The seed of random numbers.
 const KEY: u64 = 0x1234_5678_9abc_def0;
@@ -97,7 +97,7 @@ impl<'a> Trial<'a> {
         Trial { case, row, graph: with_operation(graph, reads, case), values }
     }
 
-    /// Without values, for its launch alone.
+    /// A trial without values, only for its launch.
     pub(super) fn unfilled(case: &'a Case, row: KernelRow) -> Self {
         let (graph, reads) = inputs(case);
         Trial { case, row, graph: with_operation(graph, reads, case), values: vec![] }
@@ -115,7 +115,7 @@ impl<'a> Trial<'a> {
         &self.values[i]
     }
 
-    /// An input as the kernel finds it: NaN in idle rows, which the oracle takes for zeros.
+    /// An input as the kernel receives it: NaN in idle rows, which are zeros for the oracle.
     fn given(&self, i: usize) -> Vec<f64> {
         let ty = &self.case.ins[i].0;
         let width = ty.elements() / ty.dims.first().copied().unwrap_or(1).max(1);
@@ -146,7 +146,7 @@ impl<'a> Trial<'a> {
         (0..count).map(|o| results.remove(&o.to_string()).expect("a result an output")).collect()
     }
 
-    /// Runs a form on a backend. The options are a GPU's.
+    /// Runs a form on a backend. The options apply to a GPU.
     pub(super) fn run(
         &self,
         form: TrialLayout,
@@ -156,7 +156,7 @@ impl<'a> Trial<'a> {
         self.run_in(&mut self.open(form, place, options)?)
     }
 
-    /// A session that holds one launch of a form, to be run as often as one likes.
+    /// A session that holds one launch of a form, to be run any number of times.
     pub(super) fn open(
         &self,
         form: TrialLayout,
@@ -175,14 +175,14 @@ impl<'a> Trial<'a> {
         for view in outs.iter().flatten() {
             elements(view).for_each(|at| may_change[at..at + view.dtype.bytes()].fill(true));
         }
-        // The scratch lies last and may hold anything; what follows it may not.
+        // The workspace lies last and may hold anything; bytes after it may not change.
         let scratch = launch.workspace.as_ref().map_or(arena_bytes..arena_bytes, |view| {
             view.offset..(view.offset + view.span_bytes()).next_multiple_of(4)
         });
         let plans = self.plans(launch, arena_bytes);
         let session = match place {
             CaseDevice::Cpu => Session::new(plans, threads),
-            // One rank exchanges with itself through NCCL, where that is there.
+            // A single rank exchanges with itself through NCCL, if available.
             CaseDevice::Cuda(device) => {
                 let others =
                     if self.case.op.kind().is_collective() { collective::alone(device) } else { None };
@@ -193,7 +193,7 @@ impl<'a> Trial<'a> {
         Ok(Opened { session, form, outs, may_change, scratch })
     }
 
-    /// Poisons everything, writes the inputs, runs, and looks at every byte that may not change.
+    /// Poisons everything, writes the inputs, runs, and checks every byte that may not change.
     pub(super) fn run_in(&self, opened: &mut Opened) -> Result<Outputs, String> {
         let Opened { session, form, outs, may_change, scratch } = opened;
         let (form, arena_bytes) = (*form, may_change.len());
@@ -219,7 +219,7 @@ impl<'a> Trial<'a> {
         Ok(outs.iter().map(|view| view.as_ref().map(bytes)).collect())
     }
 
-    /// A plan of one launch whose inputs are slots named by their number.
+    /// A plan of one launch whose inputs are slots named by their index.
     pub(super) fn plans(&self, launch: Launch, arena_bytes: usize) -> PlanSet {
         let slots = launch.ins.iter().enumerate().map(|(i, view)| PlacedSlot {
             path: i.to_string(),
@@ -244,7 +244,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// The forms a kernel is checked in beside plain rows on one thread.
+    /// The forms in which a kernel is checked, in addition to dense rows on one thread.
     pub(super) fn forms(&self) -> Vec<TrialLayout> {
         let outs = self.outs();
         let fits = |&(input, output): &(usize, usize)| {
@@ -253,13 +253,13 @@ impl<'a> Trial<'a> {
         };
         let in_place = self.case.op.in_place().into_iter().filter(fits);
         let in_place = in_place.map(|(input, output)| TrialLayout::InPlace { input, output });
-        // Some kernels may count on their first output.
+        // Some kernels rely on their first output being requested.
         let always = matches!(self.case.op, Op::ActivatedProductGrad { .. }) as usize;
         let without = (always..outs.len()).map(|output| TrialLayout::Without { output });
         in_place.chain(without).collect()
     }
 
-    /// The launch with every tensor in its place, poison between them, and the bytes they take.
+    /// The launch with every tensor placed, separated by poison, and the bytes that they take.
     pub(super) fn launch(&self, form: TrialLayout, align: usize, threads: usize) -> (Launch, usize) {
         let mut end = align;
         let mut place = |mut view: View| {
@@ -304,7 +304,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// A slot and its value an input.
+/// One slot and one value per input.
 fn inputs(case: &Case) -> (Graph, Vec<Value>) {
     let mut graph = Graph::default();
     let mut reads = vec![];
@@ -316,7 +316,7 @@ fn inputs(case: &Case) -> (Graph, Vec<Value>) {
     (graph, reads)
 }
 
-/// The case's operation behind its inputs, every output a result.
+/// Adds the case's operation on its inputs, with every output as a result.
 fn with_operation(mut graph: Graph, reads: Vec<Value>, case: &Case) -> Graph {
     let node = graph.push_keyed(case.op.clone(), reads, "case", KEY);
     for out in 0..graph.node(node).outs.len() {
@@ -342,13 +342,13 @@ fn plain(i: usize, ty: &TensorType, data: &Data) -> Option<Vec<f64>> {
     })
 }
 
-/// Values by slot; those not made yet are left out.
+/// Values by slot; those not computed yet are left out.
 fn named(values: &[Vec<f64>]) -> Values {
     let made = values.iter().enumerate().filter(|(_, v)| !v.is_empty());
     made.map(|(i, v)| (i.to_string(), v.clone())).collect()
 }
 
-/// A range of the arena, whatever lies there; both ends are multiples of four.
+/// A range of the arena as raw bytes; both ends are multiples of four.
 fn plain_bytes(range: Range<usize>) -> View {
     View::dense(range.start, &TensorType::new(DType::I32, [range.len() / 4]))
 }
@@ -377,7 +377,7 @@ fn strided(ty: &TensorType, layout: Layout) -> View {
     view
 }
 
-/// Rows with gaps that are multiples of 16 bytes, and more between those of the outer axes.
+/// Rows with gaps that are multiples of 16 bytes, and larger gaps between those of the outer axes.
 fn spaced(ty: &TensorType) -> View {
     let mut view = View::dense(0, ty);
     let unit = 16 / ty.dtype.bytes();

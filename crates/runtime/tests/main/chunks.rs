@@ -1,5 +1,5 @@
-//! The sum of squares of a chunk has the same bits however many chunks there are and whichever stands beside it: norms of runs
-//! with several lanes rest on it. On the CPU always, and on a GPU where there is one.
+//! Tests that the sum of squares of a chunk has the same bits whatever the number and content of the other chunks, which norms
+//! of runs with several lanes rely on. On the CPU always, and on a GPU if there is one.
 
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::passes::input_path;
@@ -22,7 +22,7 @@ fn plans(target: &Target, chunks: usize) -> PlanSet {
 }
 
 fn bits_are_a_chunks_own(target: &Target, open: impl Fn(PlanSet) -> Session) {
-    // The i-th chunk of any number of them is the same.
+    // Chunk `i` is the same in every set of chunks.
     let most = COUNTS[COUNTS.len() - 1];
     let x: Vec<f32> = (0..(most * CHUNK) as u64).map(|i| normal(2, 0, i)).collect();
     let sums = COUNTS.map(|chunks| {

@@ -1,4 +1,4 @@
-//! Collectives between sessions that are threads of this process, against the oracle over the same ranks, to the bit.
+//! Tests collectives between sessions on threads of this process against the oracle over the same ranks, to the bit.
 
 use std::sync::Arc;
 use std::thread;
@@ -13,7 +13,7 @@ use flatout_world::{Threads, Wire};
 
 const AXES: [Axis; 2] = [Axis::Shard, Axis::Replica];
 
-/// Every collective of the given number of elements along both axes of a mesh.
+/// Every collective on the given number of elements along both axes of a mesh.
 fn graph(mesh: &Mesh, extent: usize) -> Graph {
     let b = Builder::new();
     let x = b.input("x", DType::F32, &[extent]);
@@ -30,12 +30,12 @@ fn graph(mesh: &Mesh, extent: usize) -> Graph {
         give(Op::AllReduce { axis, ways, by: Combine::Sum, order }, &[x]);
         let most = Op::AllReduce { axis, ways, by: Combine::Max, order };
         b.result(&format!("max.{}", axis.name()), b.op(most, &[x]));
-        // A half of what all have: as many blocks as there are ranks.
+        // Halves the gathered tensor: as many blocks as there are ranks.
         let all = b.op(Op::AllGather { axis, ways }, &[x]).scale(0.5);
         give(Op::ReduceScatter { axis, ways, order, base: false }, &[all]);
         let with_base = Op::ReduceScatter { axis, ways, order, base: true };
         b.result(&format!("with_base.{}", axis.name()), b.op(with_base, &[all, x.scale(-4.0)]));
-        // A sum that lies on what it sums.
+        // A sum in place.
         let sum = Op::AllReduce { axis, ways, by: Combine::Sum, order };
         b.result(&format!("in_place.{}", axis.name()), b.op(sum, &[x.scale(-0.5)]));
     }
@@ -46,7 +46,7 @@ fn drawn(rank: usize, extent: usize) -> Vec<f32> {
     (0..extent as u64).map(|i| normal(9, rank as u64, i)).collect()
 }
 
-/// Runs `act` on every rank, each a thread with its end of a wire.
+/// Runs `act` on every rank, each on a thread with its end of a wire.
 fn on_ranks<T: Send>(ranks: usize, act: impl Fn(usize, Arc<dyn Wire>) -> T + Sync) -> Vec<T> {
     let act = &act;
     thread::scope(|scope| {
@@ -66,7 +66,7 @@ fn exchanges_have_the_bits_of_the_oracle() {
     let meshes = [(1, 1), (1, 2), (1, 3), (1, 5), (1, 8), (2, 2), (3, 2)];
     for (replicas, shards) in meshes {
         let mesh = Mesh::new(replicas, shards);
-        // Fewer elements than ranks, a block that is empty, several tasks.
+        // Fewer elements than ranks, an empty block, several tasks.
         for (extent, threads) in [(1, 1), (9, 1), (1000, 2), (100_003, 2)] {
             let graph = graph(&mesh, extent);
             let values = |rank: usize| -> Values {
@@ -94,7 +94,7 @@ fn exchanges_have_the_bits_of_the_oracle() {
     }
 }
 
-/// Large tensors are exchanged a piece at a time, and scratch stays as it is.
+/// Large tensors are exchanged in pieces, without growing the workspace.
 #[test]
 fn pieces_of_a_large_tensor_join() {
     const BLOCK: usize = 700_001;
@@ -145,9 +145,9 @@ fn plans_of_ranks_without_their_wire_are_refused() {
     assert!(wrong.contains("all_gather") && wrong.ends_with("the mesh is replica 2"), "{wrong}");
 }
 
-/// A rank whose neighbour is gone ends with a sentence that names the launch and the rank.
+/// If a neighbour is gone, a rank fails with a sentence that names the launch and the rank.
 #[test]
-fn a_rank_that_is_gone_is_named() {
+fn a_lost_rank_is_named() {
     let mesh = Mesh::new(1, 2);
     let options = Options { mesh, ..Options::default() };
     let program = Program { role: Role::Eval, graph: graph(&mesh, 6) };

@@ -1,4 +1,4 @@
-//! Training on the CPU's kernels by ranks that are threads: the same bits for every number of ranks that divides the lanes.
+//! Tests training on the CPU's kernels with ranks as threads: the same bits for every number of ranks that divides the lanes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -45,7 +45,7 @@ fn draw(update: usize, row: usize, token: usize) -> u32 {
     random::philox([update as u32, row as u32, token as u32, 0], [5, 0])[0]
 }
 
-/// Writes rows of an update. Rows weigh differently, and some tokens nothing.
+/// Writes rows of an update. Rows have different weights, and some tokens weight 0.
 fn feed(session: &mut Session, update: usize, rows: &[usize]) {
     let tokens = || rows.iter().flat_map(|row| (0..CONTEXT).map(move |t| (*row, t)));
     let at = |name: &str| input_path(Role::GRAD, name);
@@ -63,7 +63,7 @@ fn feed(session: &mut Session, update: usize, rows: &[usize]) {
     session.write_i32(&at("rows"), &keys).expect("keys");
 }
 
-/// Writes the first values of all that a rank has.
+/// Initialises everything that a rank holds.
 fn begin(session: &mut Session, rank: usize) {
     for piece in session.plans().held(rank) {
         let stream = piece.path.bytes().fold(0, |h: u64, b| h.wrapping_mul(257).wrapping_add(b as u64));
@@ -82,7 +82,7 @@ fn begin(session: &mut Session, rank: usize) {
     }
 }
 
-/// Some bytes of a tensor.
+/// A range of a tensor's bytes.
 struct Bytes {
     path: String,
     from: usize,
@@ -90,7 +90,7 @@ struct Bytes {
     bytes: Vec<u8>,
 }
 
-/// All that a rank has of what is saved. Moments in eight bits count as the numbers that they stand for.
+/// Everything that a rank contributes to a checkpoint. 8-bit moments are decoded.
 fn saved(session: &Session, rank: usize) -> Vec<Bytes> {
     let of_piece = |piece: TensorRange| {
         let size = piece.ty.dtype.bytes();
@@ -106,7 +106,7 @@ fn saved(session: &Session, rank: usize) -> Vec<Bytes> {
     saved.filter(|piece| piece.elements() > 0).map(of_piece).collect()
 }
 
-/// Moments by the scales of the region, or of the share, that they lie in.
+/// Decodes moments with the scales of the region, or of the share, that they lie in.
 fn decoded(session: &Session, piece: &TensorRange, code: Code, codes: &[u8]) -> Bytes {
     let plans = session.plans();
     let at = plans.slot(&piece.slot).expect("a slot").view.offset + piece.at;
@@ -122,7 +122,7 @@ fn decoded(session: &Session, piece: &TensorRange, code: Code, codes: &[u8]) -> 
     Bytes { path: piece.path.clone(), from: 4 * piece.range.start, of: 4 * piece.ty.elements(), bytes }
 }
 
-/// Whole tensors from what all ranks have, which must agree.
+/// Assembles whole tensors from the parts of all ranks, which must agree.
 fn together(ranks: impl IntoIterator<Item = Vec<Bytes>>) -> BTreeMap<String, Vec<u8>> {
     let mut tensors: BTreeMap<String, Vec<Option<u8>>> = BTreeMap::new();
     for Bytes { path, from, of, bytes } in ranks.into_iter().flatten() {
@@ -137,7 +137,7 @@ fn together(ranks: impl IntoIterator<Item = Vec<Bytes>>) -> BTreeMap<String, Vec
     tensors.into_iter().map(|(path, bytes)| (path, whole(bytes))).collect()
 }
 
-/// Bits of loss and norm of every update, and of all that is saved.
+/// Bits of loss and norm of every update, and of the final state.
 #[derive(Clone, PartialEq)]
 struct Run {
     told: Vec<[u32; 2]>,
@@ -149,7 +149,7 @@ impl Run {
         self.told.iter().map(|[loss, _]| f32::from_bits(*loss)).collect()
     }
 
-    /// Where two runs part, for a message.
+    /// Describes the first difference between two runs, for a message.
     fn parts_from(&self, other: &Run) -> Option<String> {
         if let Some(at) = (0..UPDATES).find(|at| self.told[*at] != other.told[*at]) {
             let [a, b] = [self, other].map(|run| run.told[at].map(f32::from_bits));
@@ -163,7 +163,7 @@ impl Run {
     }
 }
 
-/// Loss and norm of every update, and what a rank has in the end. It trains its lanes one after the other, in micro-batches of
+/// Returns loss and norm of every update, and a rank's final state. Lanes are trained one after the other, in micro-batches of
 /// `rows` rows of one lane.
 fn train(
     plans: PlanSet,
@@ -201,7 +201,7 @@ fn train(
     (told, saved(&session, rank))
 }
 
-/// The run of all ranks, which say the same of every update.
+/// The run of all ranks, which must agree on every update.
 fn on_ranks(o: &Options, batch: usize, rows: usize) -> Run {
     let program = Program { role: Role::GRAD, graph: graph(rows) };
     let plans = compile(&[program], &cpu::target(1), o).expect("plans");
@@ -232,8 +232,8 @@ fn options(mesh: Mesh, lanes: usize, moments: Moments) -> Options {
     Options { mesh, lanes, update, ..Options::default() }
 }
 
-/// The run of one rank, which those of these meshes must equal, with everything on every rank and with shares, the first in one
-/// bucket, the next in two, and then in one a layer.
+/// The run of a single rank, after asserting that these meshes give the same bits, both replicated and sharded; the number of
+/// buckets cycles through one, two, and one per layer.
 fn same_bits(meshes: &[[usize; 2]], moments: Moments, change: impl Fn(Options) -> Options) -> Run {
     let of = |mesh: Mesh| change(options(mesh, 8, moments));
     let one = on_ranks(&of(Mesh::ONE), 16, 1);
@@ -257,12 +257,12 @@ fn every_number_of_ranks_has_the_bits_of_one() {
         same_bits(&[[1, 4]], moments, |o| Options { precision: Precision::BF16, ..o });
     }
     same_bits(&[[1, 4]], Moments::F32, |o| Options { precision: Precision::BF16, ..o });
-    // Without a decay of matrices, vectors and matrices share their rule.
+    // Without weight decay of matrices, vectors and matrices share one rule.
     let equal = |o: Options| Options { update: Update { weight_decay: 0.0, ..o.update }, ..o };
     same_bits(&[[1, 4]], Moments::BF16, equal);
 }
 
-/// Where gradients are added over ranks in every micro-batch too, if a lane has one; and where weights are gathered in it.
+/// The bits also stay the same if gradients are added over ranks in every micro-batch, and if weights are gathered in it.
 #[test]
 fn ranks_in_step_have_the_bits_of_one() {
     for (moments, precision, meshes) in [
@@ -283,7 +283,7 @@ fn ranks_in_step_have_the_bits_of_one() {
     }
 }
 
-/// How many buckets shares are exchanged in changes no bit.
+/// The number of buckets in which shares are exchanged changes no bit.
 #[test]
 fn every_number_of_buckets_has_the_same_bits() {
     let of = |buckets: usize| {
@@ -296,7 +296,7 @@ fn every_number_of_buckets_has_the_same_bits() {
     }
 }
 
-/// Parameters that are updated one by one have the bits of regions, on every rank; shares cannot be updated so.
+/// Updating parameters one by one gives the bits of regions, on every rank; shares cannot be updated that way.
 #[test]
 fn parameters_one_by_one_have_the_same_bits() {
     let apart = |mesh: Mesh| {
@@ -324,9 +324,9 @@ fn ranks_that_are_no_power_of_two_stay_close() {
     }
 }
 
-/// Micro-batches of a lane are summed in order, whatever the lanes lie on; without lanes the grouping is another.
+/// Micro-batches of a lane are summed in order, whatever ranks the lanes are on; without lanes the grouping differs.
 #[test]
-fn lanes_are_what_keeps_the_bits() {
+fn lanes_keep_the_bits() {
     let moments = Moments::F32;
     let two_rows = |mesh: Mesh| on_ranks(&options(mesh, 8, moments), 32, 2);
     assert_eq!(two_rows(Mesh::new(1, 4)).parts_from(&two_rows(Mesh::ONE)), None);

@@ -1,4 +1,4 @@
-//! The runtime's integration tests in one binary: sessions on the CPU, and on a GPU where there is one.
+//! The runtime's integration tests in one binary: sessions on the CPU, and on a GPU if there is one.
 
 mod chunks;
 mod collectives;

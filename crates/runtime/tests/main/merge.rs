@@ -1,4 +1,4 @@
-//! Attention over parts of the keys, merged by lse, equals attention over all of them.
+//! Tests that attention over parts of the keys, merged by lse, equals attention over all of them.
 //!
 //! Whole plans on the CPU, in f32 and bf16, values and gradients.
 
@@ -14,11 +14,11 @@ const QUERIES: usize = 6;
 const KEYS: usize = 200;
 const HEADS: [usize; 2] = [4, 2];
 const SIZE: usize = 16;
-/// The keys each query sees: of both parts, of the first only, of none, of the second only, all, one of each.
+/// The keys each query attends to: of both parts, only the first, none, only the second, all, one of each.
 const SEEN: [[i32; 4]; QUERIES] =
     [[10, 60, 70, 140], [0, 64, 0, 0], [0; 4], [77, 200, 0, 0], [0, 200, 0, 0], [76, 77, 77, 78]];
 
-/// o and lse of all queries, over all keys at once or over those before and from `cut` on.
+/// o and lse of all queries, over all keys at once, or separately over those before `cut` and those from it.
 fn graph(cut: Option<usize>) -> Graph {
     let b = Builder::new();
     let x = |name: &str, tokens: usize, heads: usize| {
@@ -69,7 +69,7 @@ fn outcome(cut: Option<usize>, precision: Precision) -> Vec<Vec<f32>> {
 
 #[test]
 fn parts_merge_to_the_whole() {
-    // In bf16 each part's o is rounded before it is merged.
+    // In bf16 each part's o is rounded before the parts are merged.
     for (precision, bound) in [(Precision::F32, 2e-6), (Precision::BF16, 1e-2)] {
         let whole = outcome(None, precision);
         let unseen = HEADS[0] * 2..HEADS[0] * 3;

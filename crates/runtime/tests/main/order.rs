@@ -1,9 +1,9 @@
-//! The order a session keeps, on the CPU always and on a GPU where there is one.
+//! Tests the ordering guarantees of a session, on the CPU always and on a GPU if there is one.
 //!
-//! Inputs land while a plan runs, values are posted, copies are taken of state that plans go on changing, and launches
+//! Inputs are written while a plan runs, values are posted, copies are taken of state that plans keep changing, and launches
 //! are timed one by one.
 //!
-//! A machine without a GPU skips the GPU's half, and says so; with FLATOUT_REQUIRE_GPU set, it fails.
+//! A machine without a GPU skips the GPU's half with a message; with FLATOUT_REQUIRE_GPU set, it fails.
 
 use flatout_ir::graph::{Class, Graph, Init, Slot};
 use flatout_ir::ops::elementwise::Elementwise as E;
@@ -14,7 +14,7 @@ use flatout_ir::{Op, Options, Program, Role, Target, compile};
 use flatout_runtime::cuda::{self, Device, Gpu};
 use flatout_runtime::{Copying, Session, cpu};
 
-/// Large enough that copies and plans are under way at once.
+/// Large enough that copies and plans overlap.
 const N: usize = 1 << 20;
 const ROUNDS: usize = 24;
 
@@ -38,12 +38,12 @@ fn plans(target: &Target) -> flatout_ir::PlanSet {
     compile(&[program()], target, &Options::default()).expect("a plan")
 }
 
-/// The input of a round: small whole numbers, so that sums are exact.
+/// The input of a round: small integers, so that sums are exact.
 fn input(round: usize) -> Vec<f32> {
     (0..N).map(|i| ((i * 31 + round * 17) % 64) as f32).collect()
 }
 
-/// Enqueues every round without waiting for any, and then looks at all that came out.
+/// Enqueues every round without waiting, then checks all results.
 fn sums_stay_in_order(session: &mut Session) {
     let path = input_path(Role::Eval, "x");
     session.write_f32("sum", &vec![1.0; N]).unwrap();
@@ -54,7 +54,7 @@ fn sums_stay_in_order(session: &mut Session) {
         copies.push(session.begin_copy(&[("sum", 0..N)]).unwrap());
         session.run(Role::Eval).unwrap();
         posted.push(session.post(Role::Eval, &["most"]).unwrap());
-        // A write that no run follows is replaced by the next.
+        // A write that no run follows is overwritten by the next.
         session.write_f32(&path, &[1e9; N]).unwrap();
     }
     let mut sum = vec![1.0; N];
@@ -70,7 +70,7 @@ fn sums_stay_in_order(session: &mut Session) {
     assert_eq!(session.read_f32(&path).unwrap()[0], 1e9, "an input is read as it was written last");
 }
 
-/// Timing runs the plan a whole number of times and every launch of it is timed.
+/// Timing runs the plan a whole number of times, and every launch of it is timed.
 fn timing_leaves_what_runs_leave(session: &mut Session, passes: usize) {
     session.write_f32("sum", &vec![1.0; N]).unwrap();
     session.write_f32(&input_path(Role::Eval, "x"), &input(0)).unwrap();
@@ -101,7 +101,7 @@ fn the_cpu_keeps_order() {
     timing_leaves_what_runs_leave(&mut session, 3);
 }
 
-/// The GPU, or a line that says why there is none.
+/// The GPU, or prints a line that says why there is none.
 pub fn gpu() -> Option<Device> {
     let why = match &cuda::probe().gpu {
         Gpu::Usable(_) => return Some(Device::open(0).expect("a usable GPU opens")),

@@ -1,4 +1,4 @@
-//! `/v1/chat/completions`: answers in conversations.
+//! `/v1/chat/completions`: requests and responses of chat.
 
 use flatout_data::vision::{decode_data_url, is_data_url};
 use flatout_train::infer::generate::{Finish, Told};
@@ -8,14 +8,14 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::finish_reason;
 use super::logprobs::{Pieces, of_chat};
-use super::parameters::{Asked, MOST_LOGPROBS};
+use super::parameters::{MOST_LOGPROBS, Parameters};
 
-/// A request for answers.
+/// A chat request.
 #[derive(Clone, Debug)]
 pub struct Chat {
     pub messages: Vec<Message>,
-    pub asked: Asked,
-    /// Log-probabilities are asked for, with this many of the likeliest tokens.
+    pub parameters: Parameters,
+    /// Where log-probabilities are requested: how many of the likeliest tokens each has.
     pub top: Option<usize>,
 }
 
@@ -40,17 +40,17 @@ pub enum ContentPart {
     Image(Vec<u8>),
 }
 
-/// Images of a conversation.
+/// The most images in a conversation.
 const MOST_IMAGES: usize = 256;
 
-/// The roles of messages, each with the one that templates know.
+/// The roles of messages, each with the role that templates know.
 const ROLES: [(&str, &str); 4] =
     [("system", "system"), ("developer", "system"), ("user", "user"), ("assistant", "assistant")];
 
 impl Chat {
     pub fn read(body: &Value, capacity: usize) -> Result<Chat, ApiError> {
         let fields = Fields::of(body)?;
-        let asked = Asked::read(&fields, &["max_completion_tokens", "max_tokens"], capacity)?;
+        let parameters = Parameters::read(&fields, &["max_completion_tokens", "max_tokens"], capacity)?;
         let top = match (fields.flag("logprobs")?, fields.whole("top_logprobs")?) {
             (_, Some(top)) if top > MOST_LOGPROBS => {
                 let sentence = format!("`top_logprobs` must be at most {MOST_LOGPROBS}");
@@ -76,7 +76,7 @@ impl Chat {
             let sentence = format!("the messages have {images} images, and at most {MOST_IMAGES} are seen");
             return Err(ApiError::field("messages", sentence));
         }
-        Ok(Chat { messages, asked, top })
+        Ok(Chat { messages, parameters, top })
     }
 }
 
@@ -102,7 +102,7 @@ fn message(value: &Value, at: usize) -> Result<Message, ApiError> {
     Ok(Message { role, parts: joined(parts) })
 }
 
-/// Texts without images are one text: not every template takes a list.
+/// Joins parts without images to one text, because not every template takes a list.
 fn joined(parts: Vec<ContentPart>) -> Vec<ContentPart> {
     let texts: Option<Vec<&str>> = parts
         .iter()
@@ -126,33 +126,38 @@ fn part_of(part: &Value) -> Result<ContentPart, String> {
     }
 }
 
-/// The bytes of an image that lies in the address itself. Nothing is fetched from anywhere.
+/// The bytes of an image in a data URL. Nothing is fetched.
 fn image(url: &str) -> Result<Vec<u8>, String> {
     const FORM: &str = "give it as data:image/...;base64,...";
     if !is_data_url(url) {
-        return Err(format!("has an image that is elsewhere, and this server fetches nothing: {FORM}"));
+        return Err(format!("has an image at another address, and this server fetches nothing: {FORM}"));
     }
-    // It lies in a body, which is bounded.
+    // The size of the body is bounded already.
     decode_data_url(url, usize::MAX)
         .map_err(|flaw| format!("has an image that is broken: {}; {FORM}", flaw.said))
 }
 
-/// A choice of an answer.
-pub fn choice(index: usize, text: &str, told: Option<(&Pieces, &[Told])>, finish: Option<&Finish>) -> Value {
-    let logprobs = told.map(|(pieces, told)| of_chat(pieces, &told.iter().collect::<Vec<_>>()));
+/// A choice of a response.
+pub fn choice(
+    index: usize,
+    text: &str,
+    scored: Option<(&Pieces, &[Told])>,
+    finish: Option<&Finish>,
+) -> Value {
+    let logprobs = scored.map(|(pieces, scored)| of_chat(pieces, &scored.iter().collect::<Vec<_>>()));
     let message = json!({ "role": "assistant", "content": text, "refusal": null });
     json!({ "index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason(finish) })
 }
 
-/// A part of a choice of a stream; the first says whose message it is.
+/// A part of a choice in a stream; the first has the role of the message.
 pub fn part(
     index: usize,
     text: &str,
-    told: Option<(&Pieces, &[Told])>,
+    scored: Option<(&Pieces, &[Told])>,
     finish: Option<&Finish>,
     is_first: bool,
 ) -> Value {
-    let logprobs = told.map(|(pieces, told)| of_chat(pieces, &told.iter().collect::<Vec<_>>()));
+    let logprobs = scored.map(|(pieces, scored)| of_chat(pieces, &scored.iter().collect::<Vec<_>>()));
     let mut delta = json!({});
     if is_first {
         delta["role"] = "assistant".into();
@@ -200,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_that_are_not_understood_are_refused_with_a_sentence() {
+    fn unsupported_messages_are_refused_with_a_sentence() {
         let image = |url: &str| json!([{ "type": "image_url", "image_url": { "url": url } }]);
         for (message, sentence) in [
             (json!({ "content": "x" }), "has no role"),

@@ -1,4 +1,4 @@
-//! `/v1/completions`: texts that go on from prompts.
+//! `/v1/completions`: requests and responses of text completion.
 
 use flatout_train::infer::generate::{Finish, Told};
 use serde_json::{Value, json};
@@ -7,16 +7,16 @@ use super::error::ApiError;
 use super::fields::Fields;
 use super::finish_reason;
 use super::logprobs::{Pieces, TextOffset, of_completion};
-use super::parameters::{Asked, MOST_LOGPROBS, tokens};
+use super::parameters::{MOST_LOGPROBS, Parameters, tokens};
 
-/// A request for texts.
+/// A completion request.
 #[derive(Clone, Debug)]
 pub struct Completions {
     pub prompts: Vec<Prompt>,
-    pub asked: Asked,
-    /// Log-probabilities are asked for, with this many of the likeliest tokens.
+    pub parameters: Parameters,
+    /// Where log-probabilities are requested: how many of the likeliest tokens each has.
     pub top: Option<usize>,
-    /// The prompt is a part of the answer.
+    /// Whether the response begins with the prompt.
     pub echo: bool,
 }
 
@@ -26,13 +26,13 @@ pub enum Prompt {
     Tokens(Vec<u32>),
 }
 
-/// Tokens of a text where nobody says how many.
+/// The default of `max_tokens`.
 const MAX_TOKENS: usize = 16;
 
 impl Completions {
     pub fn read(body: &Value) -> Result<Completions, ApiError> {
         let fields = Fields::of(body)?;
-        let asked = Asked::read(&fields, &["max_tokens"], MAX_TOKENS)?;
+        let parameters = Parameters::read(&fields, &["max_tokens"], MAX_TOKENS)?;
         let top = match fields.whole("logprobs")? {
             Some(top) if top > MOST_LOGPROBS => {
                 return Err(ApiError::field(
@@ -42,7 +42,7 @@ impl Completions {
             }
             top => top.map(|top| top as usize),
         };
-        Ok(Completions { prompts: prompts(&fields)?, asked, top, echo: fields.flag("echo")? })
+        Ok(Completions { prompts: prompts(&fields)?, parameters, top, echo: fields.flag("echo")? })
     }
 }
 
@@ -54,7 +54,7 @@ fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
         ApiError::field("prompt", sentence)
     };
     let list = match fields.get("prompt") {
-        None => return Err(ApiError::field("prompt", "`prompt` is missing: give a text to go on from")),
+        None => return Err(ApiError::field("prompt", "`prompt` is missing: give a text to continue")),
         Some(Value::String(text)) => return Ok(vec![Prompt::Text(text.clone())]),
         Some(Value::Array(list)) if !list.is_empty() => list,
         Some(_) => return Err(wrong()),
@@ -70,20 +70,20 @@ fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
     list.iter().map(one).collect()
 }
 
-/// A choice of an answer, or a part of one.
+/// A choice of a response, or a part of one in a stream.
 pub fn choice(
     index: usize,
     text: &str,
-    told: Option<(&Pieces, &[Told], &mut TextOffset)>,
+    scored: Option<(&Pieces, &[Told], &mut TextOffset)>,
     finish: Option<&Finish>,
 ) -> Value {
-    let logprobs = told.map(|(pieces, told, place)| {
-        // The token that ended a text was drawn too, and has its place in these lists.
+    let logprobs = scored.map(|(pieces, scored, place)| {
+        // The token that ended a text was sampled too, and is in these lists.
         let ended = match finish {
             Some(Finish::Token(ended)) => Some(ended),
             _ => None,
         };
-        of_completion(pieces, &told.iter().chain(ended).collect::<Vec<_>>(), place)
+        of_completion(pieces, &scored.iter().chain(ended).collect::<Vec<_>>(), place)
     });
     json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason(finish) })
 }

@@ -1,9 +1,9 @@
-//! Refusals, as OpenAI's API words them.
+//! Errors in the format of OpenAI's API.
 
 use flatout_http::Answer;
 use serde_json::json;
 
-/// Why a request is not answered.
+/// The error of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ApiError {
     pub status: u16,
@@ -13,16 +13,16 @@ pub struct ApiError {
     pub code: Option<&'static str>,
 }
 
-/// Seconds after which a request that found no room may be sent again.
+/// Seconds after which a request that found the queue full may be sent again.
 const RETRY_AFTER: &str = "1";
 
 impl ApiError {
-    /// A request that is wrong.
+    /// A bad request.
     pub fn bad(message: impl Into<String>) -> ApiError {
         ApiError::with_status(400, message)
     }
 
-    /// A field that is wrong.
+    /// A bad request because of a field.
     pub fn field(param: &str, message: impl Into<String>) -> ApiError {
         ApiError { param: Some(param.into()), ..ApiError::bad(message) }
     }

@@ -1,4 +1,5 @@
-//! Fields of a JSON object, each with a sentence where it is of another kind than it must be. One that is null is absent.
+//! Typed access to the fields of a JSON object, with an error sentence for a field of the wrong type. A field that is null counts
+//! as absent.
 
 use serde_json::{Map, Value};
 
@@ -38,7 +39,7 @@ impl<'a> Fields<'a> {
         self.read(name, "a whole number of at least 0", Value::as_u64)
     }
 
-    /// A number within bounds, or what is meant where it is absent.
+    /// A number within bounds, or the default where it is absent.
     pub fn number(&self, name: &str, [least, most]: [f64; 2], absent: f64) -> Result<f64, ApiError> {
         let kind = format!("a number from {least} to {most}");
         let within = |value: &Value| value.as_f64().filter(|number| (least..=most).contains(number));
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_of_another_kind_are_named() {
+    fn fields_of_the_wrong_type_are_named() {
         let value = json!({ "a": 1.5, "b": true, "c": null, "d": "x", "e": -1 });
         let fields = Fields::of(&value).unwrap();
         assert_eq!(fields.number("a", [0.0, 2.0], 0.0), Ok(1.5));

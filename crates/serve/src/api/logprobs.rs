@@ -8,9 +8,9 @@ use serde_json::{Map, Value, json};
 #[derive(Default)]
 pub struct Pieces {
     bytes: Vec<Vec<u8>>,
-    /// Tokens that leave no trace in a text.
+    /// Whether a token does not appear in texts.
     is_special: Vec<bool>,
-    /// Texts have a space between two tokens.
+    /// Whether texts have a space between two tokens.
     has_gaps: bool,
 }
 
@@ -43,7 +43,7 @@ impl Pieces {
     }
 }
 
-/// The place in a text at which the next token begins, in characters.
+/// The offset in a text at which the next token begins, in characters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TextOffset {
     characters: usize,
@@ -51,11 +51,11 @@ pub struct TextOffset {
 }
 
 impl TextOffset {
-    /// Goes on behind a token and gives the place at which it begins.
+    /// Advances past a token and returns the offset at which it begins.
     fn pass(&mut self, pieces: &Pieces, token: u32) -> usize {
         let here = self.characters;
         if !pieces.is_special.get(token as usize).is_none_or(|special| *special) {
-            // A character counts where its first byte is.
+            // A character counts in the token with its first byte.
             let begins = pieces.bytes(token).iter().filter(|byte| **byte & 0xc0 != 0x80).count();
             self.characters += begins + usize::from(pieces.has_gaps && self.is_begun);
             self.is_begun = true;
@@ -64,41 +64,41 @@ impl TextOffset {
     }
 }
 
-/// The likeliest tokens, and the one that was taken among them.
-fn with_taken(told: &Told) -> impl Iterator<Item = (u32, f32)> + '_ {
-    let taken = told.logp.filter(|_| told.top.iter().all(|(token, _)| *token != told.token));
-    told.top.iter().copied().chain(taken.map(|logp| (told.token, logp)))
+/// The likeliest tokens, with the sampled one if it is not among them.
+fn with_taken(scored: &Told) -> impl Iterator<Item = (u32, f32)> + '_ {
+    let taken = scored.logp.filter(|_| scored.top.iter().all(|(token, _)| *token != scored.token));
+    scored.top.iter().copied().chain(taken.map(|logp| (scored.token, logp)))
 }
 
-/// Of completions: four lists with an entry a token.
-pub fn of_completion(pieces: &Pieces, told: &[&Told], place: &mut TextOffset) -> Value {
-    let top = |told: &Told| -> Value {
-        told.logp.map_or(Value::Null, |_| {
+/// Log-probabilities in the format of completions: four lists with an entry per token.
+pub fn of_completion(pieces: &Pieces, scored: &[&Told], place: &mut TextOffset) -> Value {
+    let top = |scored: &Told| -> Value {
+        scored.logp.map_or(Value::Null, |_| {
             let mut named = Map::new();
-            for (token, logp) in with_taken(told) {
+            for (token, logp) in with_taken(scored) {
                 named.entry(pieces.name(token)).or_insert(json!(logp));
             }
             named.into()
         })
     };
     json!({
-        "tokens": told.iter().map(|told| pieces.name(told.token)).collect::<Vec<_>>(),
-        "token_logprobs": told.iter().map(|told| told.logp).collect::<Vec<_>>(),
-        "top_logprobs": told.iter().map(|told| top(told)).collect::<Vec<_>>(),
-        "text_offset": told.iter().map(|told| place.pass(pieces, told.token)).collect::<Vec<_>>(),
+        "tokens": scored.iter().map(|scored| pieces.name(scored.token)).collect::<Vec<_>>(),
+        "token_logprobs": scored.iter().map(|scored| scored.logp).collect::<Vec<_>>(),
+        "top_logprobs": scored.iter().map(|scored| top(scored)).collect::<Vec<_>>(),
+        "text_offset": scored.iter().map(|scored| place.pass(pieces, scored.token)).collect::<Vec<_>>(),
     })
 }
 
-/// Of chat: an object a token.
-pub fn of_chat(pieces: &Pieces, told: &[&Told]) -> Value {
+/// Log-probabilities in the format of chat: an object per token.
+pub fn of_chat(pieces: &Pieces, scored: &[&Told]) -> Value {
     let one = |token: u32, logp: Option<f32>| json!({ "token": pieces.name(token), "logprob": logp, "bytes": pieces.bytes(token) });
-    let content = |told: &&Told| {
-        let mut entry = one(told.token, told.logp);
-        let top = told.top.iter().map(|(token, logp)| one(*token, Some(*logp)));
+    let content = |scored: &&Told| {
+        let mut entry = one(scored.token, scored.logp);
+        let top = scored.top.iter().map(|(token, logp)| one(*token, Some(*logp)));
         entry["top_logprobs"] = top.collect();
         entry
     };
-    json!({ "content": told.iter().map(content).collect::<Vec<_>>(), "refusal": null })
+    json!({ "content": scored.iter().map(content).collect::<Vec<_>>(), "refusal": null })
 }
 
 #[cfg(test)]
@@ -111,21 +111,25 @@ mod tests {
         let vocabulary = Vocabulary::train([text, text].into_iter(), 262).unwrap();
         let pieces = Pieces::of(&vocabulary);
         let tokens = [vec![vocabulary.bos()], vocabulary.encode(text).unwrap()].concat();
-        let told: Vec<Told> =
+        let scored: Vec<Told> =
             tokens.iter().map(|token| Told { token: *token, logp: Some(-1.0), top: vec![] }).collect();
-        let said = of_completion(&pieces, &told.iter().collect::<Vec<_>>(), &mut TextOffset::default());
+        let written = of_completion(&pieces, &scored.iter().collect::<Vec<_>>(), &mut TextOffset::default());
         let offsets: Vec<u64> =
-            said["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap()).collect();
-        assert_eq!((offsets[0], offsets[1]), (0, 0), "the first token leaves no trace");
+            written["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap()).collect();
+        assert_eq!((offsets[0], offsets[1]), (0, 0), "the first token does not appear in the text");
         assert!(
             offsets.is_sorted() && *offsets.last().unwrap() == text.chars().count() as u64,
             "{offsets:?}"
         );
-        let names = said["tokens"].as_array().unwrap();
+        let names = written["tokens"].as_array().unwrap();
         assert_eq!(names[0], "<bos>");
         assert!(names.iter().any(|name| name == "bytes:\\xf0"), "{names:?}");
-        assert_eq!(said["top_logprobs"][1].as_object().unwrap().len(), 1, "the token itself is always there");
-        let said = of_chat(&pieces, &[&told[1]]);
-        assert_eq!(said["content"][0]["bytes"], json!(pieces.bytes(tokens[1])));
+        assert_eq!(
+            written["top_logprobs"][1].as_object().unwrap().len(),
+            1,
+            "the token itself is always there"
+        );
+        let written = of_chat(&pieces, &[&scored[1]]);
+        assert_eq!(written["content"][0]["bytes"], json!(pieces.bytes(tokens[1])));
     }
 }

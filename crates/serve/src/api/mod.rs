@@ -1,4 +1,4 @@
-//! Requests and answers as JSON, in the forms of OpenAI's API.
+//! Requests and responses as JSON, in the formats of OpenAI's API.
 
 pub mod chat;
 pub mod completions;
@@ -8,24 +8,24 @@ pub mod logprobs;
 mod parameters;
 
 pub use fields::Fields;
-pub use parameters::{Asked, Delivery};
+pub use parameters::{Delivery, Parameters};
 
 use flatout_train::infer::generate::Finish;
 use serde_json::{Value, json};
 
-/// What a request asked for, in whose shape the answer is written.
+/// The endpoint of a request, which determines the format of the response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     Completions,
     Chat,
 }
 
-/// The fields that all parts of an answer begin with.
+/// The fields that all parts of a response have.
 #[derive(Clone, Debug)]
 pub struct Head {
     pub endpoint: Endpoint,
     pub id: String,
-    /// Seconds since 1970.
+    /// Unix time in seconds.
     pub created: u64,
     pub model: String,
 }
@@ -39,7 +39,7 @@ impl Head {
         }
     }
 
-    /// An answer, or a part of one that is a stream.
+    /// A response, or a part of one in a stream.
     pub fn answer(&self, is_part: bool, choices: Vec<Value>, usage: Option<Usage>) -> Value {
         let mut answer = json!({
             "id": self.id, "object": self.object(is_part), "created": self.created, "model": self.model, "choices": choices,
@@ -51,8 +51,8 @@ impl Head {
     }
 }
 
-/// Tokens that were read and made. As the API has it, every token that was drawn counts, also those of the string or the token that
-/// ended a text and that the text is without.
+/// Tokens of prompts and completions. As in the API, every sampled token counts, including those of a stop string or token that
+/// are not part of the text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub prompt: usize,
@@ -66,7 +66,7 @@ impl Usage {
     }
 }
 
-/// The word for why a text ended.
+/// The API's word for the reason why a text ended.
 pub fn finish_reason(finish: Option<&Finish>) -> Value {
     match finish {
         None => Value::Null,

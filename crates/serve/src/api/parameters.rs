@@ -1,4 +1,4 @@
-//! The fields that completions and chat have in common: how tokens are drawn, where texts end, how they are delivered.
+//! The parameters that completions and chat have in common: sampling, stop conditions and delivery.
 
 use flatout_http::random_word;
 use flatout_train::infer::sampling::{Adjustments, Sampling};
@@ -7,22 +7,22 @@ use serde_json::Value;
 use super::error::ApiError;
 use super::fields::Fields;
 
-/// Continuations of one prompt.
+/// The most continuations of one prompt.
 const MOST_COPIES: u64 = 128;
-/// Strings that end a text, and the bytes of one.
+/// The most stop strings, and the most bytes of one.
 const MOST_STOPS: usize = 16;
 const MOST_STOP_BYTES: usize = 1024;
-/// Tokens that end a text.
+/// The most stop tokens.
 const MOST_STOP_TOKENS: usize = 64;
-/// Likeliest tokens in the place of one.
+/// The most likeliest tokens that are reported for a token.
 pub(super) const MOST_LOGPROBS: u64 = 20;
-/// Tokens with a bias.
+/// The most tokens with a bias.
 const MOST_BIASES: usize = 1024;
 
-/// The parameters of a request, whatever its prompt.
+/// The parameters of a request besides its prompt.
 #[derive(Clone, Debug)]
-pub struct Asked {
-    pub how: Sampling,
+pub struct Parameters {
+    pub sampling: Sampling,
     /// Continuations of each prompt.
     pub copies: u32,
     pub stops: Vec<String>,
@@ -31,17 +31,17 @@ pub struct Asked {
     pub delivery: Delivery,
 }
 
-/// How texts are delivered.
+/// Delivery of texts: as one response or as a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Delivery {
     Whole,
     Stream { with_usage: bool },
 }
 
-/// Fields that would change what is answered and are not understood here: a name, the values that ask for nothing, and the reason.
-type Refused = (&'static str, fn(&Value) -> bool, &'static str);
+/// A field that would change the response and is not supported: its name, the values that have no effect, and the reason.
+type Unsupported = (&'static str, fn(&Value) -> bool, &'static str);
 
-const REFUSED: [Refused; 31] = [
+const UNSUPPORTED: [Unsupported; 31] = [
     ("tools", is_empty, "this server calls no tools"),
     ("functions", is_empty, "this server calls no tools"),
     ("tool_choice", |value| value == "none" || value == "auto", "this server calls no tools"),
@@ -92,12 +92,12 @@ fn is_zero(value: &Value) -> bool {
     value.as_f64() == Some(0.0)
 }
 
-impl Asked {
-    /// Reads the fields. `max_tokens` holds the names of the field that says how long a text may become; where it is absent a
-    /// text has `absent` tokens at most.
-    pub fn read(fields: &Fields<'_>, max_tokens: &[&str], absent: usize) -> Result<Asked, ApiError> {
-        for (name, asks_for_nothing, why) in REFUSED {
-            if fields.get(name).is_some_and(|value| !asks_for_nothing(value)) {
+impl Parameters {
+    /// Reads the fields. `max_tokens` has the names of the field for the most tokens of a text; where it is absent, the default
+    /// is `absent`.
+    pub fn read(fields: &Fields<'_>, max_tokens: &[&str], absent: usize) -> Result<Parameters, ApiError> {
+        for (name, has_no_effect, why) in UNSUPPORTED {
+            if fields.get(name).is_some_and(|value| !has_no_effect(value)) {
                 return Err(ApiError::field(name, format!("`{name}` is not supported: {why}")));
             }
         }
@@ -125,14 +125,14 @@ impl Asked {
                 .or(seed.as_u64())
                 .ok_or_else(|| ApiError::field("seed", "`seed` must be a whole number"))?,
         };
-        let how = Sampling {
+        let sampling = Sampling {
             temperature: fields.number("temperature", [0.0, 100.0], 1.0)?,
             top_k: match fields.get("top_k").and_then(Value::as_i64) {
-                // As other servers have it, -1 is all.
+                // As in other servers, -1 means all.
                 Some(-1) => 0,
                 _ => fields.whole("top_k")?.unwrap_or(0) as usize,
             },
-            // The least that is drawn from is the likeliest token.
+            // With the least value only the likeliest token remains.
             top_p: top_p.max(f64::MIN_POSITIVE),
             seed,
             max_tokens: most,
@@ -155,11 +155,11 @@ impl Asked {
             return Err(ApiError::field("stop_token_ids", sentence));
         }
         let stop_tokens = tokens(stop_list, "stop_token_ids")?;
-        Ok(Asked { how, copies, stops: stops(fields)?, stop_tokens, adjustments, delivery })
+        Ok(Parameters { sampling, copies, stops: stops(fields)?, stop_tokens, adjustments, delivery })
     }
 }
 
-/// Token ids out of a list.
+/// Reads token ids from a list.
 pub(super) fn tokens(list: &[Value], name: &str) -> Result<Vec<u32>, ApiError> {
     let token = |value: &Value| value.as_u64().and_then(|token| u32::try_from(token).ok());
     let all: Option<Vec<u32>> = list.iter().map(token).collect();
@@ -209,17 +209,27 @@ mod tests {
 
     use super::*;
 
-    fn read(value: Value) -> Result<Asked, ApiError> {
-        Asked::read(&Fields::of(&value).unwrap(), &["max_completion_tokens", "max_tokens"], 16)
+    fn read(value: Value) -> Result<Parameters, ApiError> {
+        Parameters::read(&Fields::of(&value).unwrap(), &["max_completion_tokens", "max_tokens"], 16)
     }
 
     #[test]
     fn fields_have_the_meanings_of_the_api() {
-        let asked = read(json!({})).unwrap();
-        assert_eq!((asked.copies, asked.how.max_tokens, asked.delivery), (1, 16, Delivery::Whole));
-        assert_eq!((asked.how.temperature, asked.how.top_p, asked.how.top_k), (1.0, 1.0, 0));
-        assert_ne!(asked.how.seed, read(json!({})).unwrap().how.seed, "seeds are drawn where none is given");
-        let asked = read(json!({
+        let parameters = read(json!({})).unwrap();
+        assert_eq!(
+            (parameters.copies, parameters.sampling.max_tokens, parameters.delivery),
+            (1, 16, Delivery::Whole)
+        );
+        assert_eq!(
+            (parameters.sampling.temperature, parameters.sampling.top_p, parameters.sampling.top_k),
+            (1.0, 1.0, 0)
+        );
+        assert_ne!(
+            parameters.sampling.seed,
+            read(json!({})).unwrap().sampling.seed,
+            "seeds are random where none is given"
+        );
+        let parameters = read(json!({
             "temperature": 0, "top_p": 0.5, "top_k": -1, "seed": -1, "n": 3, "best_of": 3, "max_tokens": 0, "stop": "x", "stream": true,
             "stream_options": { "include_usage": true }, "logit_bias": { "5": -100 }, "presence_penalty": 1, "user": "somebody",
             "tools": [], "tool_choice": "auto", "suffix": null, "response_format": { "type": "text" }, "unheard_of": 7,
@@ -227,14 +237,23 @@ mod tests {
             "add_generation_prompt": true, "typical_p": 1.0, "stop_token_ids": vec![5; 64],
         }))
         .unwrap();
-        assert_eq!((asked.copies, asked.how.max_tokens, asked.how.seed), (3, 0, u64::MAX));
-        assert_eq!(asked.delivery, Delivery::Stream { with_usage: true });
-        assert_eq!((asked.stops, asked.adjustments.bias), (vec!["x".to_string()], vec![(5, -100.0)]));
-        assert_eq!(read(json!({ "max_completion_tokens": 7, "max_tokens": 9 })).unwrap().how.max_tokens, 7);
+        assert_eq!(
+            (parameters.copies, parameters.sampling.max_tokens, parameters.sampling.seed),
+            (3, 0, u64::MAX)
+        );
+        assert_eq!(parameters.delivery, Delivery::Stream { with_usage: true });
+        assert_eq!(
+            (parameters.stops, parameters.adjustments.bias),
+            (vec!["x".to_string()], vec![(5, -100.0)])
+        );
+        assert_eq!(
+            read(json!({ "max_completion_tokens": 7, "max_tokens": 9 })).unwrap().sampling.max_tokens,
+            7
+        );
     }
 
     #[test]
-    fn what_is_not_understood_is_refused_by_name() {
+    fn unsupported_fields_are_refused_by_name() {
         for (name, value) in [
             ("tools", json!([{ "type": "function" }])),
             ("tool_choice", json!("required")),

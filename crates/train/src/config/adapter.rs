@@ -12,9 +12,9 @@ choice! {
     /// The kind of adapter beside a frozen weight.
     pub enum AdapterKind {
         None = "none",
-        /// A product of low rank that is added.
+        /// An added product of low rank.
         Lora = "lora",
-        /// The same, and the length of every row.
+        /// An added product of low rank, and a learned length of every row.
         Dora = "dora",
     }
 }
@@ -30,7 +30,7 @@ section! {
         pub rank: Option<usize>,
         /// Numerator of the scale instead of adapter.alpha.
         pub alpha: Option<f64>,
-        /// Share that is dropped instead of adapter.dropout.
+        /// Dropout probability instead of adapter.dropout.
         pub dropout: Option<f64>,
     }
 }
@@ -47,28 +47,28 @@ impl Setting for AdapterGroups {
 }
 
 section! {
-    /// Low-rank adapters, which leave the model itself as it is.
+    /// Low-rank adapters beside frozen weights.
     pub struct Adapter {
-        /// The adapter beside frozen weights: none, a product of low rank (lora), or also the length of rows (dora).
+        /// Adapter beside frozen weights: none, an added product of low rank (lora), or that and a learned length of every row (dora).
         pub kind: AdapterKind = AdapterKind::None,
-        /// Rank of the product that is added.
+        /// Rank of the added product.
         pub rank: usize = 16,
-        /// The added product is scaled by alpha / rank; twice the rank where not given.
+        /// The added product is scaled by alpha / rank; defaults to twice the rank.
         pub alpha: Option<f64>,
-        /// Share of an adapter's input that is dropped in training.
+        /// Dropout probability on an adapter's input in training.
         pub dropout: f64 = 0.0,
-        /// Patterns of the paths of weights that get one: linear weights of layers and, by their names, embed and head.
+        /// Patterns of the paths of weights that get an adapter: linear weights of layers, and embed and head by name.
         pub paths: Vec<String> = vec!["layers".into()],
-        /// Further weights or ranks, as tables.
+        /// Tables of further weights, or of weights with a rank, alpha or dropout of their own.
         pub groups: AdapterGroups = AdapterGroups::default(),
-        /// Patterns of parameters of the model that are trained beside the adapters; a head of classes always is.
+        /// Patterns of the paths of model parameters that are trained beside the adapters; a head of classes always is.
         pub also_train: Vec<String> = Vec::new(),
-        /// A folder with an adapter in PEFT's layout to begin from; it says kind, rank, alpha and paths.
+        /// A folder with an adapter in PEFT's layout to start from, which sets kind, rank, alpha and paths.
         pub from: Option<String>,
     }
 }
 
-/// The name of adapters that are given none.
+/// The name of adapters without a given name.
 pub const DEFAULT_ADAPTER: &str = "default";
 
 impl Adapter {
@@ -107,7 +107,7 @@ impl Adapter {
         for AdapterGroup { name, paths, rank, alpha, dropout } in &self.groups.0 {
             let fits = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
             if name.is_empty() || !name.chars().all(fits) {
-                refuse!("`adapter.groups` has the name `{name}`: letters, digits, _ and - make one");
+                refuse!("`adapter.groups` has the name `{name}`: use letters, digits, _ and -");
             }
             if paths.is_empty() {
                 refuse!("`adapter.groups` has a table whose `paths` is empty");

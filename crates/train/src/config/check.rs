@@ -1,4 +1,4 @@
-//! Checks that no single key can make: which values go together.
+//! Checks of a config's values against their bounds and against one another.
 
 use flatout_data::Tree;
 use flatout_data::examples::MOST_FRAMES;
@@ -16,18 +16,18 @@ use crate::switches::Choose;
 
 /// Row and token indices on the device are 32-bit.
 const MAX_ROWS: usize = 1 << 24;
-/// Batches ahead that no loader needs, threads that no machine has, and parts that no mixture can give a share to.
+/// Upper bounds beyond any use: batches prepared ahead, threads, parts of a mixture, operations of RandAugment.
 const MAX_PREFETCH: usize = 1000;
 const MAX_WORKERS: usize = 1024;
 const MAX_PARTS: usize = 1000;
 const MOST_OPERATIONS: usize = 100;
-/// Tokens of an image that no context has.
+/// Tokens of an image; no context is as long.
 const MAX_IMAGE_TOKENS: usize = 1 << 20;
-/// Between these, the shares of a mixture have all their digits.
+/// Weights of a mixture; within these bounds its shares are computed without loss of precision.
 const WEIGHTS: std::ops::RangeInclusive<f64> = 1e-9..=1e9;
 
 impl Config {
-    /// Whether the values go together; otherwise one sentence that names the keys.
+    /// Checks all values; the error is one sentence that names the keys.
     pub fn validate(&self) -> Result<(), UserError> {
         self.model.validate()?;
         self.validate_data()?;
@@ -55,7 +55,7 @@ impl Config {
         at_least_one("log.every", self.log.every as usize)
     }
 
-    /// An address is kept with the run and shown, so nothing secret may be in it.
+    /// Checks the keys of `track`. The address is saved and shown, so it must not contain secrets.
     fn validate_track(&self) -> Result<(), UserError> {
         for (key, value) in
             [("experiment_name", &self.track.experiment_name), ("run_name", &self.track.run_name)]
@@ -76,18 +76,18 @@ impl Config {
         let is_odd = |letter: char| letter.is_whitespace() || letter.is_control() || "?#".contains(letter);
         if host.is_none_or(str::is_empty) || server.contains(is_odd) {
             refuse!(
-                "`track.mlflow` is {server:?}, and wants the address of an MLflow server, as http://localhost:5000"
+                "`track.mlflow` is {server:?} and not the address of an MLflow server, such as http://localhost:5000"
             );
         }
         Ok(())
     }
 
-    /// Whether there is something to train on. Apart from `validate`, because plans and listings need no data.
+    /// Checks that the run has data to train on. Separate from `validate`, because plans and listings need no data.
     pub fn validate_for_training(&self) -> Result<(), UserError> {
         self.validate_head_and_data()?;
-        // A run that three ranks began has three; asked for are those that other numbers of ranks can share out.
+        // Only checked here: the resolved config of a run that three ranks began has three lanes.
         if let Some(lanes) = self.train.lanes.given().filter(|lanes| !lanes.is_power_of_two()) {
-            refuse!("`train.lanes` = {lanes} is no power of two: give 1, 2, 4, 8 ...");
+            refuse!("`train.lanes` = {lanes} is not a power of two: give 1, 2, 4, 8 ...");
         }
         if self.data.source() != SourceKind::Synthetic && !self.data.has_files() {
             refuse!(
@@ -99,26 +99,26 @@ impl Config {
         Ok(())
     }
 
-    /// DoRA learns the lengths of rows, and divides by those they have.
+    /// DoRA divides by the lengths of rows, which must not be zero.
     fn validate_lengths_of_rows(&self) -> Result<(), UserError> {
         let is_zero = |model: &DecoderConfig| model.init_residual == 0.0 && model.from.is_none();
         if self.adapter.kind == AdapterKind::Dora && self.model.as_decoder().is_some_and(is_zero) {
             refuse!(
-                "`adapter.kind=dora` divides by the lengths of rows, and `model.init_residual=0` begins with rows of zero: give \
-                 model.from or adapter.kind=lora"
+                "`adapter.kind=dora` divides by the lengths of rows, and with `model.init_residual=0` some rows are zero at first: \
+                 give model.from or adapter.kind=lora"
             );
         }
         Ok(())
     }
 
-    /// Tokens that are added have a tokeniser to be added to, and rows that are trained.
+    /// Checks that there is a tokeniser to add tokens to, and that their rows are trained.
     fn validate_new_tokens(&self) -> Result<(), UserError> {
         let tokens = &self.data.new_tokens;
         let Some(decoder) = self.model.as_decoder().filter(|_| !tokens.is_empty()) else {
             return match tokens.is_empty() {
                 true => Ok(()),
                 false => refuse!(
-                    "`data.new_tokens` is given and `model.kind` is {}: only a decoder grows",
+                    "`data.new_tokens` is given and `model.kind` is {}: only a decoder can grow",
                     self.model.kind()
                 ),
             };
@@ -130,7 +130,7 @@ impl Config {
         }
         if decoder.value_embeddings > 0 {
             refuse!(
-                "`data.new_tokens` is given and `model.value_embeddings` is {}: tables of learned values cannot grow, so leave \
+                "`data.new_tokens` is given and `model.value_embeddings` is {}: value embeddings cannot grow, so leave \
                  data.new_tokens out",
                 decoder.value_embeddings
             );
@@ -141,7 +141,7 @@ impl Config {
         {
             if names(&self.train.freeze, path) {
                 refuse!(
-                    "`train.freeze` names `{path}`, and `data.new_tokens` adds rows to it that must be learned: leave one \
+                    "`train.freeze` names `{path}`, and `data.new_tokens` adds rows to it that must be trained: leave one \
                      of them out"
                 );
             }
@@ -226,7 +226,7 @@ impl Config {
         if let Some(vocab) =
             self.model.vocab().filter(|vocab| data.eos.is_some_and(|eos| eos >= *vocab as u64))
         {
-            refuse!("`data.eos` is no token of `model.vocab` = {vocab}: lower it");
+            refuse!("`data.eos` must be below `model.vocab` = {vocab}: lower it");
         }
         Ok(())
     }
@@ -235,11 +235,13 @@ impl Config {
         let (data, context) = (&self.data, self.model.tokens());
         if let Some(mean) = data.mean_tokens {
             if data.source() != SourceKind::Synthetic {
-                refuse!("`data.mean_tokens` is of synthetic examples, and data.path is given: leave one out");
+                refuse!(
+                    "`data.mean_tokens` is for synthetic examples, and data.path is given: leave one out"
+                );
             }
             if data.task.unit() != Unit::Documents {
                 refuse!(
-                    "`data.mean_tokens` draws examples of its own, and `data.task` is {}: leave one out",
+                    "`data.mean_tokens` makes synthetic examples of text, and `data.task` is {}: leave one out",
                     data.task
                 );
             }
@@ -249,7 +251,7 @@ impl Config {
         }
         let is_text = data.task.unit() == Unit::Documents && self.model.classes().is_none();
         if !data.lengths.is_empty() && data.mean_tokens.is_none() && is_text {
-            refuse!("`data.lengths` is of examples, and rows of text are equally long: leave it out");
+            refuse!("`data.lengths` is for examples, and rows of text are equally long: leave it out");
         }
         if let Some(len) = data.lengths.iter().find(|len| !(1..=context).contains(*len)) {
             refuse!("`data.lengths` has {len}, and each must be from 1 to `model.context` = {context}");
@@ -266,19 +268,19 @@ impl Config {
         if Tree::list(&data.trees, &[]).is_some() && Tree::list(&data.trees, &data.tree_images).is_none() {
             refuse!(
                 "`data.tree_images` must have four numbers for each tree of `data.trees`: images and patches of the prefix, \
-                 images and patches behind it"
+                 images and patches after it"
             );
         }
         if Tree::list(&data.trees, &[]).is_none() {
             refuse!(
-                "`data.trees` must have four numbers a tree: examples, tokens of their prefix, tokens behind it (one an \
-                 example at least), and how many of these are learned"
+                "`data.trees` must have four numbers per tree: examples, tokens of their prefix, tokens after it (at least one per \
+                 example), and how many of these are trained on"
             );
         }
         Ok(())
     }
 
-    /// Files to evaluate on stand for the share that is held out, so nothing else may divide the data.
+    /// Checks `data.held_out_path`, which excludes every other way to hold out data.
     fn validate_held_out_path(&self) -> Result<(), UserError> {
         let data = &self.data;
         let Some(paths) = &data.held_out_path else { return Ok(()) };
@@ -286,7 +288,7 @@ impl Config {
             refuse!("`data.held_out_path` is empty: name a file");
         }
         if paths.0.iter().any(|path| path == "-") {
-            refuse!("`data.held_out_path` is standard input, which data.path alone may be: name a file");
+            refuse!("`data.held_out_path` is standard input, which only data.path may be: name a file");
         }
         if self.data.source() == SourceKind::Synthetic {
             refuse!(
@@ -306,7 +308,7 @@ impl Config {
         Ok(())
     }
 
-    /// The keys of conversations and classes.
+    /// Checks the keys of tasks other than text.
     fn validate_examples(&self) -> Result<(), UserError> {
         let data = &self.data;
         let toml = |data| toml::Value::try_from(data).expect("a section has a TOML form");
@@ -321,7 +323,7 @@ impl Config {
         }
         if !data.mix.0.is_empty() && self.sight() != Some(Sight::Frames) {
             refuse!(
-                "`data.mix` is of texts and of samples with frames, and `data.task` is {}: list the files in data.path",
+                "`data.mix` is for texts and for samples with frames, and `data.task` is {}: list the files in data.path",
                 data.task
             );
         }
@@ -334,7 +336,7 @@ impl Config {
         if let Some(date) = &data.date
             && flatout_data::examples::Date::parse(date).is_none()
         {
-            refuse!("`data.date` is {date}, which is no day: write it as 2025-01-31");
+            refuse!("`data.date` is {date}, which is not a date: write it as 2025-01-31");
         }
         self.validate_sight()?;
         self.validate_frames()?;
@@ -343,15 +345,15 @@ impl Config {
         at_least_one("data.synthetic_rows", data.synthetic_rows as usize)
     }
 
-    /// Images beside texts, and what is learned of the answers about them.
+    /// Checks the keys of images beside texts and of the answers about them.
     fn validate_sight(&self) -> Result<(), UserError> {
         let data = &self.data;
         if let Some([least, most]) = data.image_tokens
             && !(1 <= least && least <= most && most <= MAX_IMAGE_TOKENS)
         {
             refuse!(
-                "`data.image_tokens` is [{least}, {most}], and wants the least and the most tokens of an image, in order, from \
-                 1 to {MAX_IMAGE_TOKENS}"
+                "`data.image_tokens` is [{least}, {most}] and not the fewest and the most tokens of an image, in order, from 1 to \
+                 {MAX_IMAGE_TOKENS}"
             );
         }
         if data.vision_cache.as_deref() == Some("") {
@@ -366,12 +368,12 @@ impl Config {
         if let Some([open, close]) = &data.answer_marks
             && (open.is_empty() || close.is_empty() || open == close)
         {
-            refuse!("`data.answer_marks` wants two different texts, as [\"<ANS>\", \"</ANS>\"]");
+            refuse!("`data.answer_marks` must be two different texts, such as [\"<ANS>\", \"</ANS>\"]");
         }
         Ok(())
     }
 
-    /// Samples with frames, which are the first tokens of their texts.
+    /// Checks that frames and text of a sample fit into the context, and how examples are kept together.
     fn validate_frames(&self) -> Result<(), UserError> {
         let (data, context) = (&self.data, self.model.tokens());
         if self.sight() != Some(Sight::Frames) {
@@ -389,13 +391,14 @@ impl Config {
         let keeps_together = self.switches.data.shared_prefix == Choose::On && self.together() == 1;
         if keeps_together && !data.mix.0.is_empty() {
             refuse!(
-                "`shared_prefix=on` keeps examples together that begin alike, and `data.mix` draws them by shares: leave one out"
+                "`shared_prefix=on` keeps examples with the same beginning together, and `data.mix` draws examples by shares: leave \
+                 one out"
             );
         }
         Ok(())
     }
 
-    /// Checks the keys of views of images.
+    /// Checks the keys of crops and augmentation.
     fn validate_views(&self) -> Result<(), UserError> {
         let data = &self.data;
         for (key, [least, most], bound) in [
@@ -406,7 +409,7 @@ impl Config {
         ] {
             if !(least > 0.0 && least <= most && most <= bound) {
                 refuse!(
-                    "`data.{key}` is [{least}, {most}], and wants two numbers above 0, in order, up to {bound}"
+                    "`data.{key}` is [{least}, {most}] and not two numbers above 0, in order, up to {bound}"
                 );
             }
         }
@@ -414,7 +417,7 @@ impl Config {
             |extents: &[usize]| extents.len() == 3 && extents.iter().all(|n| (1..1 << 31).contains(n));
         if !data.decoded.is_empty() && !is_set(&data.decoded) {
             refuse!(
-                "`data.decoded` is {:?}, and wants how many images there are, their rows and their columns",
+                "`data.decoded` is {:?} and not the number of images, their rows and their columns",
                 data.decoded
             );
         }
@@ -429,7 +432,7 @@ impl Config {
         self.validate_resize()
     }
 
-    /// Changes of images are for a model of images.
+    /// Refuses augmentation for tasks other than images.
     fn validate_changes(&self) -> Result<(), UserError> {
         let data = &self.data;
         let is_changed = data.augment != Augmentation::None || data.erase > 0.0;
@@ -442,7 +445,7 @@ impl Config {
         Ok(())
     }
 
-    /// Whether the model's images can be cut out of what images are scaled to.
+    /// Checks that the model's images fit into the size that images are scaled to.
     fn validate_resize(&self) -> Result<(), UserError> {
         let resize = &self.data.resize;
         let Some([height, width]) = self.model.image_sides() else { return Ok(()) };
@@ -450,7 +453,7 @@ impl Config {
             [] => true,
             [shorter] => shorter >= height.max(width),
             [rows, columns] => rows >= height && columns >= width,
-            _ => refuse!("`data.resize` is {resize:?}, and wants the shorter side, or rows and columns"),
+            _ => refuse!("`data.resize` is {resize:?} and not the shorter side, or rows and columns"),
         };
         if !fits || resize.iter().any(|side| *side > 1 << 16) {
             refuse!(
@@ -481,15 +484,19 @@ impl Config {
             }
             at_least_one("train.accumulate", accumulate)?;
             if !batch.is_multiple_of(accumulate) {
-                refuse!("`train.accumulate` = {accumulate} does not divide `train.batch` = {batch}");
+                refuse!(
+                    "`train.accumulate` = {accumulate} does not divide `train.batch` = {batch}: change one of them"
+                );
             }
         }
         if let Some(rows) = train.micro_batch() {
             at_least_one("train.micro_batch", rows)?;
-            // Where there are several lanes, the last micro-batch of each is filled up.
+            // With several lanes, the last micro-batch of each is padded.
             let has_one_lane = train.lanes.given().is_none_or(|lanes| lanes == 1);
             if has_one_lane && !batch.is_multiple_of(rows) {
-                refuse!("`train.micro_batch` = {rows} does not divide `train.batch` = {batch}");
+                refuse!(
+                    "`train.micro_batch` = {rows} does not divide `train.batch` = {batch}: change one of them"
+                );
             }
         }
         if let Some(lanes) = train.lanes.given() {
@@ -551,14 +558,12 @@ impl Config {
         }
         if windows.contains(&0) {
             refuse!(
-                "`schedule.windows` has a window of 0 tokens: a token sees itself at least, which is a window of 1"
+                "`schedule.windows` has a window of 0 tokens: a token sees at least itself, so give 1 or more"
             );
         }
         let sees_back = self.model.as_decoder().is_some_and(|model| model.attention == Attention::Causal);
         if !sees_back || self.model.has_tower() {
-            refuse!(
-                "`schedule.windows` is for decoders of text, whose tokens see those before them: leave it out"
-            );
+            refuse!("`schedule.windows` is for decoders of text with causal attention: leave it out");
         }
         let has_lengths = self.data.mean_tokens.is_some() || !self.data.lengths.is_empty();
         if self.data.task != Task::Text || has_lengths {
@@ -611,7 +616,7 @@ impl Config {
         {
             refuse!(
                 "`schedule.warmup_steps` = {warmup} and `schedule.decay_steps` = {decay} are more than `{whose}` = \
-                 {horizon}"
+                 {horizon}: lower one of them"
             );
         }
         Ok(())
@@ -651,10 +656,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn values_that_do_not_go_together_are_refused() {
-        let lanes = resolve("tiny", &[], &["train.lanes=6".into()]).expect("such a run can go on");
-        let sentence = lanes.validate_for_training().expect_err("none begins").0;
-        assert!(sentence.starts_with("`train.lanes` = 6 is no power of two"), "{sentence}");
+    fn contradicting_values_are_refused() {
+        let lanes = resolve("tiny", &[], &["train.lanes=6".into()]).expect("such a run can be resumed");
+        let sentence = lanes.validate_for_training().expect_err("but not begun").0;
+        assert!(sentence.starts_with("`train.lanes` = 6 is not a power of two"), "{sentence}");
         let cases = [
             ("train.lanes=16 batch=8", "more than the rows of `train.batch` = 8"),
             ("batch=32 micro_batch=5", "`train.micro_batch` = 5 does not divide `train.batch` = 32"),
@@ -696,7 +701,7 @@ pub(super) mod tests {
                 "data.task=chat data.label=y",
                 "`data.label` is given but `data.task` is chat: give data.task=classes",
             ),
-            ("data.task=chat data.date=tomorrow", "`data.date` is tomorrow, which is no day"),
+            ("data.task=chat data.date=tomorrow", "`data.date` is tomorrow, which is not a date"),
             ("data.task=classes data.max_tokens=1", "`data.max_tokens` is 1 and must be from 2 to"),
             ("data.task=classes data.max_tokens=100000", "`model.context` = "),
             (
@@ -716,11 +721,11 @@ pub(super) mod tests {
                 "data.task=visual_chat data.vision_cache=features visual_tokens=50%",
                 "`visual_tokens` chooses the tokens of an image by its pixels",
             ),
-            ("data.task=visual_chat data.image_tokens=[16,4]", "`data.image_tokens` is [16, 4], and wants"),
-            ("data.task=visual_chat data.image_tokens=[0,4]", "`data.image_tokens` is [0, 4], and wants"),
-            ("data.task=visual_chat data.answer_marks=[\"a\",\"a\"]", "wants two different texts"),
+            ("data.task=visual_chat data.image_tokens=[16,4]", "`data.image_tokens` is [16, 4] and not"),
+            ("data.task=visual_chat data.image_tokens=[0,4]", "`data.image_tokens` is [0, 4] and not"),
+            ("data.task=visual_chat data.answer_marks=[\"a\",\"a\"]", "must be two different texts"),
             ("data.task=visual_chat data.label=y", "`data.label` is given but `data.task` is visual_chat"),
-            ("data.task=chat data.mix=[{path=\"a.jsonl\"}]", "`data.mix` is of texts"),
+            ("data.task=chat data.mix=[{path=\"a.jsonl\"}]", "`data.mix` is for texts"),
             ("keep=0", "`checkpoint.keep` is 0"),
             ("checkpoint.best=true eval.rows=0", "without evaluation no checkpoint is the best"),
             ("max_skipped=0", "`train.max_skipped` is 0"),
@@ -731,9 +736,9 @@ pub(super) mod tests {
             ("data.mix=[{path=\"a\",weight=1e300},{path=\"b\"}]", "the weight 1e300, which must be from"),
             ("data.mix=[{path=\"a\",weight=1e-300},{path=\"b\"}]", "the weight 1e-300, which must be from"),
             ("log.every=0", "`log.every` is 0"),
-            ("track.mlflow=localhost:5000", "`track.mlflow` is \"localhost:5000\", and wants the address"),
-            ("track.mlflow=http://", "and wants the address of an MLflow server"),
-            ("track.mlflow=http://a/?b", "and wants the address of an MLflow server"),
+            ("track.mlflow=localhost:5000", "`track.mlflow` is \"localhost:5000\" and not the address"),
+            ("track.mlflow=http://", "and not the address of an MLflow server"),
+            ("track.mlflow=http://a/?b", "and not the address of an MLflow server"),
             ("track.mlflow=http://me:secret@a", "set MLFLOW_TRACKING_USERNAME"),
             ("track.experiment_name=''", "`track.experiment_name` is empty"),
             ("heads=3 kv_heads=2 head_size=8", "does not divide `model.heads`"),
@@ -745,7 +750,7 @@ pub(super) mod tests {
                 "`train.groups.lr` is 0 and must be a number above 0",
             ),
             ("train.groups=[{paths=[\"embed\"],final_lr=-1.0}]", "`train.groups.final_lr` is -1"),
-            ("train.groups=[{paths=[\"embed\"],lr=1e-3,lr_scale=0.5}]", "give `lr` in its place"),
+            ("train.groups=[{paths=[\"embed\"],lr=1e-3,lr_scale=0.5}]", "give `lr` instead"),
             (
                 "train.groups=[{paths=[\"embed\"],final_lr=1e-3}] schedule.name=constant",
                 "the schedule is constant",

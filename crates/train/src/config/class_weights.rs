@@ -1,4 +1,4 @@
-//! Weights of classes in the loss of texts: alike, by how rare the class is, or as given.
+//! Weights of classes in the loss of texts: equal, by how rare the class is, or given.
 
 use flatout_data::ExampleTable;
 use flatout_settings::{Setting, ValueKind};
@@ -12,9 +12,9 @@ pub enum ClassWeights {
     /// Every text counts 1.
     #[default]
     None,
-    /// Texts of a class count texts / (classes * texts of the class): every class counts alike, and a text 1 in the mean.
+    /// Texts of a class count texts / (classes * texts of the class): every class counts alike, and the mean weight of a text is 1.
     Balanced,
-    /// A weight a class.
+    /// A weight per class.
     Given(Vec<f64>),
 }
 
@@ -56,22 +56,25 @@ impl<'de> Deserialize<'de> for ClassWeights {
 }
 
 impl ClassWeights {
-    /// Whether it goes with `classes` classes; otherwise one sentence.
+    /// Checks that the weights fit `classes` classes.
     pub fn validate(&self, classes: usize) -> Result<(), UserError> {
         let ClassWeights::Given(weights) = self else { return Ok(()) };
         if weights.len() != classes {
-            refuse!("`train.class_weights` has {} numbers and `model.classes` is {classes}", weights.len());
+            refuse!(
+                "`train.class_weights` has {} numbers and `model.classes` is {classes}: give one number per class",
+                weights.len()
+            );
         }
         if let Some(weight) = weights.iter().find(|weight| !weight.is_finite() || **weight < 0.0) {
             refuse!("`train.class_weights` has {weight}, and each must be a number of at least 0");
         }
         if weights.iter().all(|weight| *weight == 0.0) {
-            refuse!("`train.class_weights` are all 0: nothing would count");
+            refuse!("`train.class_weights` are all 0: give at least one above 0");
         }
         Ok(())
     }
 
-    /// A weight a class, for training on these examples.
+    /// The weight of each class for training on these examples.
     pub fn of(&self, examples: &ExampleTable, classes: usize) -> Result<Vec<f32>, UserError> {
         let mut counts = vec![0u64; classes];
         for label in examples.iter().filter_map(|example| example.label) {
@@ -80,7 +83,7 @@ impl ClassWeights {
         self.of_counts(&counts)
     }
 
-    /// A weight for each class, by how often it occurs in training.
+    /// The weight of each class, given how often each occurs in the training data.
     pub fn of_counts(&self, counts: &[u64]) -> Result<Vec<f32>, UserError> {
         let classes = counts.len();
         match self {

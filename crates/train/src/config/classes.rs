@@ -1,4 +1,4 @@
-//! Values that go together where classes are learned, and where runs are judged by an evaluation.
+//! Checks of keys about classes, metrics, folds and early stopping, and of head against task.
 
 use flatout_models::config::{Attention, Head, Model, Vision};
 
@@ -34,7 +34,7 @@ impl Config {
                 );
             }
             if train.folds.is_some() {
-                refuse!("`train.folds` is given and `model.head` is tokens: folds are of labelled texts");
+                refuse!("`train.folds` is given and `model.head` is tokens: folds are for labelled texts");
             }
             return self.validate_folds();
         };
@@ -44,7 +44,7 @@ impl Config {
         train.class_weights.validate(classes)?;
         if metric.is_of_positive() && classes != 2 {
             refuse!(
-                "`eval.metric` is {metric}, of the positive class of two, and `model.classes` is {classes}: give \
+                "`eval.metric` is {metric}, which is for two classes, and `model.classes` is {classes}: give \
                  eval.metric=macro_{metric}"
             );
         }
@@ -58,13 +58,13 @@ impl Config {
         }
         match (train.fold, train.folds) {
             (Some(_), None) => {
-                refuse!("`train.fold` is given and `train.folds` is not: say of how many it is")
+                refuse!("`train.fold` is given and `train.folds` is not: give the number of folds too")
             }
             (Some(fold), Some(folds)) if !(1..=folds).contains(&fold) => {
                 refuse!("`train.fold` is {fold} and must be from 1 to `train.folds` = {folds}")
             }
             (_, Some(_)) if self.eval.rows == 0 => {
-                refuse!("`train.folds` is given and `eval.rows` is 0: without evaluation folds say nothing")
+                refuse!("`train.folds` is given and `eval.rows` is 0: folds need evaluation")
             }
             _ => {}
         }
@@ -79,7 +79,7 @@ impl Config {
             }
             if train.epochs.is_none() {
                 refuse!(
-                    "`eval.every_epochs` is given and `train.epochs` is not: count the run in epochs too"
+                    "`eval.every_epochs` is given and `train.epochs` is not: give the length of the run in epochs too"
                 );
             }
         }
@@ -87,7 +87,7 @@ impl Config {
         match eval.goal {
             Some(goal) if !goal.is_finite() => refuse!("`eval.goal` is {goal} and must be a number"),
             Some(_) if !has_evaluations => refuse!(
-                "`eval.goal` is compared with evaluations and there are none on the way: give eval.every and eval.rows"
+                "`eval.goal` is compared with evaluations and there are none during the run: give eval.every and eval.rows"
             ),
             _ => {}
         }
@@ -95,13 +95,14 @@ impl Config {
             None => Ok(()),
             Some(0) => refuse!("`train.patience` is 0 and must be at least 1"),
             Some(_) if !has_evaluations => refuse!(
-                "`train.patience` counts evaluations and there are none on the way: give eval.every and eval.rows"
+                "`train.patience` counts evaluations and there are none during the run: give eval.every and eval.rows"
             ),
             Some(_) => Ok(()),
         }
     }
 
-    /// Whether head and data are of a kind. A token that sees what follows it sees the one it is asked for.
+    /// Checks that model, head and task fit together. Bidirectional attention with a head of tokens is refused, because a token would see
+    /// the one it has to predict.
     pub(super) fn validate_head_and_data(&self) -> Result<(), UserError> {
         let (task, kind) = (self.data.task, self.model.kind());
         let model = match (&self.model, task.unit()) {
@@ -145,24 +146,24 @@ impl Config {
         }
         if model.attention == Attention::Bidirectional && model.head == Head::Tokens {
             refuse!(
-                "`model.attention` is bidirectional and `model.head` is tokens: every token would see the one it is asked \
-                 for; give model.attention=causal or model.head=classes"
+                "`model.attention` is bidirectional and `model.head` is tokens: every token would see the one it has to predict; \
+                 give model.attention=causal or model.head=classes"
             );
         }
         Ok(())
     }
 
-    /// The part of the labelled texts that this run holds out, counted from 0, and of how many, where it is a fold.
+    /// The part of the labelled texts that this run holds out, counted from 0, and the number of parts; `None` if it is no fold.
     pub fn held_out_fold(&self) -> Option<(usize, usize)> {
         Some((self.train.fold? - 1, self.train.folds?))
     }
 
-    /// Whether the checkpoint of the best evaluation is kept: where that is asked for, or a run may go on long after it.
+    /// Whether the checkpoint of the best evaluation is kept: with `checkpoint.best`, or with early stopping.
     pub fn keeps_best(&self) -> bool {
         self.checkpoint.best || self.train.patience.is_some()
     }
 
-    /// Updates between evaluations of a run of `steps` updates; 0 for none on the way.
+    /// Updates between evaluations of a run of `steps` updates; 0 for none during the run.
     pub fn eval_every(&self, steps: u64) -> u64 {
         match (self.eval.every_epochs, self.train.epochs) {
             (Some(every), Some(epochs)) => ((steps as f64 / epochs as f64 * every).round() as u64).max(1),
@@ -180,42 +181,42 @@ mod tests {
     }
 
     #[test]
-    fn values_that_do_not_go_together_are_refused() {
+    fn contradicting_values_are_refused() {
         let cases = [
             ("eval.metric=f1", "only a head of classes has it"),
             ("train.class_weights=balanced", "only a head of classes has classes"),
-            ("train.folds=5", "folds are of labelled texts"),
+            ("train.folds=5", "folds are for labelled texts"),
             ("head=classes", "`model.classes` is missing"),
             ("head=classes model.classes=3 eval.metric=f1", "eval.metric=macro_f1"),
             ("head=classes model.classes=2 train.class_weights=1,2,3", "has 3 numbers"),
             ("head=classes model.classes=2 train.folds=1", "from 2 to 100"),
             ("head=classes model.classes=2 train.fold=1", "`train.folds` is not"),
             ("head=classes model.classes=2 folds=3 train.fold=4", "from 1 to `train.folds` = 3"),
-            ("head=classes model.classes=2 folds=3 eval.rows=0", "folds say nothing"),
+            ("head=classes model.classes=2 folds=3 eval.rows=0", "folds need evaluation"),
             ("patience=0", "`train.patience` is 0"),
-            ("patience=3 eval.every=0", "there are none on the way"),
-            ("patience=3 eval.rows=0", "there are none on the way"),
+            ("patience=3 eval.every=0", "there are none during the run"),
+            ("patience=3 eval.rows=0", "there are none during the run"),
             ("eval.goal=1.5 eval.every=0", "`eval.goal` is compared with evaluations and there are none"),
-            ("eval.goal=inf", "wants a number"),
+            ("eval.goal=inf", "must be a number"),
             ("every_epochs=1", "`train.epochs` is not"),
             ("epochs=2 every_epochs=-1", "must be a number above 0"),
-            ("train.class_weights=often", "wants one of none, balanced, or a list of numbers"),
+            ("train.class_weights=often", "must be one of none, balanced, or a list of numbers"),
         ];
-        for (overrides, wanted) in cases {
+        for (overrides, expected) in cases {
             let sentence = resolve("tiny", &[], &words(overrides)).expect_err(overrides).0;
-            assert!(sentence.contains(wanted), "{overrides}: {sentence:?} lacks {wanted:?}");
+            assert!(sentence.contains(expected), "{overrides}: {sentence:?} lacks {expected:?}");
         }
         let both = resolve("tiny", &[], &words("model.attention=bidirectional")).unwrap();
-        for (overrides, wanted) in [
+        for (overrides, expected) in [
             ("head=classes model.classes=2", "`data.task` is text: give data.task=classes"),
             ("data.task=classes", "give model.head=classes"),
         ] {
             let config = resolve("tiny", &[], &words(overrides)).unwrap();
             let sentence = config.validate_for_training().unwrap_err().0;
-            assert!(sentence.contains(wanted), "{overrides}: {sentence}");
+            assert!(sentence.contains(expected), "{overrides}: {sentence}");
         }
         let sentence = both.validate_for_training().unwrap_err().0;
-        assert!(sentence.contains("would see the one it is asked for"), "{sentence}");
+        assert!(sentence.contains("would see the one it has to predict"), "{sentence}");
     }
 
     #[test]
@@ -235,9 +236,9 @@ mod tests {
     #[test]
     fn class_weights_are_a_word_or_numbers() {
         use crate::config::class_weights::ClassWeights;
-        let weights = |said: &str| {
+        let weights = |given: &str| {
             let config =
-                resolve("tiny", &[], &words(&format!("head=classes model.classes=2 class_weights={said}")))
+                resolve("tiny", &[], &words(&format!("head=classes model.classes=2 class_weights={given}")))
                     .unwrap();
             let again =
                 resolve("tiny", &[], &[]).unwrap().with_file(&config.to_toml(), "config.toml").unwrap();

@@ -1,5 +1,5 @@
-//! Names of our keys in other tools, so that a habit gets an answer instead of a shrug. Switches carry their own names from
-//! elsewhere in their table; this one is for the rest.
+//! Answers keys of other tools with the keys of flatout. The names of switches in other tools are in the table of switches; those of
+//! all other keys are here.
 
 mod names;
 
@@ -11,27 +11,26 @@ use super::value::{self, Written};
 use crate::switches;
 use names::{NAMES, OFF, OTHER_VALUES, PRESETS, VALUES, WITHOUT_KEY};
 
-/// The answer to `name`, which is no key of ours, and of the value given with it: the second half
-/// of a sentence.
-pub(super) fn answer(name: &str, said: Option<&str>) -> Option<String> {
+/// The answer to a `name` that is no key, and to the value given with it, as the second half of a sentence.
+pub(super) fn answer(name: &str, value: Option<&str>) -> Option<String> {
     let plain = name.trim_start_matches('-').replace('-', "_").to_ascii_lowercase();
     let last = plain.rsplit('.').next().unwrap_or_default();
-    let said = said.map(str::trim);
-    [&plain, last].into_iter().find_map(|name| named(name, said).or_else(|| negated(name)))
+    let value = value.map(str::trim);
+    [&plain, last].into_iter().find_map(|name| named(name, value).or_else(|| negated(name)))
 }
 
-fn named(name: &str, said: Option<&str>) -> Option<String> {
-    if let Some((_, how)) = WITHOUT_KEY.iter().find(|(names, _)| names.contains(&name)) {
-        return Some(preset(name, said).unwrap_or_else(|| how.to_string()));
+fn named(name: &str, value: Option<&str>) -> Option<String> {
+    if let Some((_, answer)) = WITHOUT_KEY.iter().find(|(names, _)| names.contains(&name)) {
+        return Some(preset(name, value).unwrap_or_else(|| answer.to_string()));
     }
     let ours = find(name)?;
-    if let Some((_, how)) = OTHER_VALUES.iter().find(|(names, _)| names.contains(&name)) {
-        return Some(format!("here that is `{}`{how}", key_of(ours)));
+    if let Some((_, conversion)) = OTHER_VALUES.iter().find(|(names, _)| names.contains(&name)) {
+        return Some(format!("here that is `{}`{conversion}", key_of(ours)));
     }
-    Some(format!("here that is {}", with_value(ours, said)))
+    Some(format!("here that is {}", with_value(ours, value)))
 }
 
-/// The answer to `no_NAME` and `disable_NAME`, which turn off what we know by the rest of the name.
+/// The answer to `no_NAME` and `disable_NAME`, which turn off what NAME stands for.
 fn negated(name: &str) -> Option<String> {
     let rest = ["no_", "disable_"].iter().find_map(|prefix| name.strip_prefix(prefix))?;
     let ours = match schema::lookup(rest) {
@@ -42,18 +41,20 @@ fn negated(name: &str) -> Option<String> {
     off.contains('=').then(|| format!("here that is {off}"))
 }
 
-/// `ours` with what the value elsewhere means.
-fn with_value(ours: &str, said: Option<&str>) -> String {
+/// Our key, or key and value, with the value that the other tool's value stands for.
+fn with_value(ours: &str, value: Option<&str>) -> String {
     let key = key_of(ours);
     let is_flag = ours.contains('=');
-    match said {
-        Some(said) if is_flag && is_false(said) => {
+    match value {
+        Some(value) if is_flag && is_false(value) => {
             let off = OFF.iter().find(|(on, _)| *on == ours).map_or(ours, |(_, off)| off);
             format!("`{off}`")
         }
-        Some(said) if is_flag && !is_true(said) => of_key(key, said).unwrap_or_else(|| format!("`{ours}`")),
+        Some(value) if is_flag && !is_true(value) => {
+            of_key(key, value).unwrap_or_else(|| format!("`{ours}`"))
+        }
         None | Some(_) if is_flag => format!("`{ours}`"),
-        said => said.and_then(|said| of_key(key, said)).unwrap_or_else(|| {
+        value => value.and_then(|value| of_key(key, value)).unwrap_or_else(|| {
             let values = match schema::lookup(key) {
                 Meaning::One(found) => schema::values_in_brackets(&found.key.kind),
                 _ => String::new(),
@@ -63,29 +64,29 @@ fn with_value(ours: &str, said: Option<&str>) -> String {
     }
 }
 
-/// A key of ours with a value, as it is called here or elsewhere.
-fn of_key(key: &str, said: &str) -> Option<String> {
-    if let Some(here) = value_here(key, said) {
+/// A key of ours with a value, which may be written as here or as in another tool; `None` if the key does not take it.
+fn of_key(key: &str, value: &str) -> Option<String> {
+    if let Some(here) = value_here(key, value) {
         return Some(here);
     }
     let Meaning::One(found) = schema::lookup(key) else { return None };
-    let given = Value::String(said.to_string());
+    let given = Value::String(value.to_string());
     let read = value::read(key, &found.key.kind, &given, Written::AsText).ok()?;
-    Some(format!("`{key}={}`", read.as_str().unwrap_or(said)))
+    Some(format!("`{key}={}`", read.as_str().unwrap_or(value)))
 }
 
-/// The answer to a value that a key of ours has in other tools.
-pub(super) fn value_here(key: &str, said: &str) -> Option<String> {
+/// The answer to a value that one of our keys has in other tools.
+pub(super) fn value_here(key: &str, given: &str) -> Option<String> {
     let key = key.trim_start_matches("switches.");
-    let said = said.to_ascii_lowercase();
-    let row = VALUES.iter().find(|(of, value, ..)| *of == key && *value == said);
+    let given = given.to_ascii_lowercase();
+    let row = VALUES.iter().find(|(of, value, ..)| *of == key && *value == given);
     row.map(|(_, _, ours, remark)| format!("`{ours}`{remark}"))
 }
 
 /// The preset of the GPU that a preset of another tool is named after: `experiment=rtx3090_optimized`.
-fn preset(name: &str, said: Option<&str>) -> Option<String> {
-    let said = said.filter(|_| PRESETS.contains(&name))?.to_ascii_lowercase().replace('_', "-");
-    let gpu = gpus::named().iter().find(|gpu| said.contains(gpu.name))?;
+fn preset(name: &str, value: Option<&str>) -> Option<String> {
+    let value = value.filter(|_| PRESETS.contains(&name))?.to_ascii_lowercase().replace('_', "-");
+    let gpu = gpus::named().iter().find(|gpu| value.contains(gpu.name))?;
     Some(format!("here that is the option `--with {}`", gpu.name))
 }
 
@@ -93,12 +94,12 @@ fn key_of(ours: &str) -> &str {
     ours.split('=').next().unwrap_or_default()
 }
 
-fn is_false(said: &str) -> bool {
-    ["false", "0", "no", "off", "none"].iter().any(|word| said.eq_ignore_ascii_case(word))
+fn is_false(value: &str) -> bool {
+    ["false", "0", "no", "off", "none"].iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
-fn is_true(said: &str) -> bool {
-    ["", "true", "1", "yes", "on"].iter().any(|word| said.eq_ignore_ascii_case(word))
+fn is_true(value: &str) -> bool {
+    ["", "true", "1", "yes", "on"].iter().any(|word| value.eq_ignore_ascii_case(word))
 }
 
 fn find(name: &str) -> Option<&'static str> {
@@ -114,14 +115,14 @@ fn of_switches() -> impl Iterator<Item = (&'static str, &'static str)> {
 mod tests {
     use super::*;
 
-    /// Whether `key` or `key=value` can be written.
+    /// Whether `key` or `key=value` is valid here.
     fn is_ours(ours: &str) -> bool {
-        let (key, said) = ours.split_once('=').map_or((ours, None), |(key, said)| (key, Some(said)));
+        let (key, value) = ours.split_once('=').map_or((ours, None), |(key, value)| (key, Some(value)));
         let Meaning::One(found) = schema::lookup(key) else { return false };
-        let read = |said: &str| {
-            value::read(key, &found.key.kind, &Value::String(said.into()), Written::AsText).is_ok()
+        let is_valid = |value: &str| {
+            value::read(key, &found.key.kind, &Value::String(value.into()), Written::AsText).is_ok()
         };
-        said.is_none_or(read)
+        value.is_none_or(is_valid)
     }
 
     #[test]
@@ -133,13 +134,13 @@ mod tests {
             let has_values = OTHER_VALUES.iter().any(|(names, _)| names.contains(theirs));
             let is_flag = ours.contains('=') && !has_values;
             let off = OFF.iter().find(|(on, _)| on == ours);
-            assert!(!is_flag || off.is_some(), "{theirs}: what is {ours} where it is false?");
+            assert!(!is_flag || off.is_some(), "{theirs}: OFF has no row for {ours}");
             let others = names.iter().filter(|(name, _)| name.eq_ignore_ascii_case(theirs)).count();
-            assert_eq!(others, 1, "{theirs} is there twice");
+            assert_eq!(others, 1, "{theirs} is listed twice");
         }
         for (on, off) in OFF {
             assert!(is_ours(on) && is_ours(off) && on != off, "{on}, {off}");
-            assert!(names.iter().any(|(_, ours)| ours == on), "nobody asks for {on}");
+            assert!(names.iter().any(|(_, ours)| ours == on), "no name stands for {on}");
         }
         for (key, value, ours, _) in VALUES {
             assert!(is_ours(key) && is_ours(ours), "{key}, {ours}");
@@ -194,8 +195,8 @@ mod tests {
             ("experiment", Some("rtx3090_optimized"), "the option `--with rtx3090`"),
             ("output_dir", Some("out"), "the option `--run DIR`"),
         ];
-        for (name, said, wanted) in cases {
-            assert_eq!(answer(name, said), Some(format!("here that is {wanted}")), "{name} {said:?}");
+        for (name, value, expected) in cases {
+            assert_eq!(answer(name, value), Some(format!("here that is {expected}")), "{name} {value:?}");
         }
         assert!(answer("pin_memory", Some("true")).unwrap().starts_with("nothing has to be set"));
         assert!(answer("use_qlora", Some("true")).unwrap().contains("`adapter.kind=lora base=nf4`"));

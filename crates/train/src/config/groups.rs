@@ -1,4 +1,4 @@
-//! Groups of parameters that are trained otherwise than the rest, and the learning rates that follow from them.
+//! Groups of parameters with their own training settings, and the learning rates that follow from them.
 
 use flatout_settings::section;
 use flatout_settings::{Section, Setting, ValueKind};
@@ -10,7 +10,7 @@ use crate::config::{Config, ScheduleName};
 use crate::refuse;
 
 section! {
-    /// Parameters that are trained otherwise than the rest, by patterns of their paths (see `resolve::groups`).
+    /// Parameters with their own training settings, by patterns of their paths (see `resolve::groups`).
     pub struct Group {
         /// Patterns of parameter paths.
         pub paths: Vec<String>,
@@ -38,7 +38,7 @@ impl Setting for Groups {
     }
 }
 
-/// A learning rate over time: where it peaks, and where it ends if not at `schedule.final_ratio` of the peak.
+/// A learning rate over time: its peak, and its end if that is not `schedule.final_ratio` of the peak.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rate {
     pub name: String,
@@ -46,9 +46,9 @@ pub struct Rate {
     pub end: Option<f64>,
 }
 
-/// The name of the rate of parameters that no group gives one.
+/// The name of the learning rate of parameters whose group has none of its own.
 const BASE: &str = "base";
-/// The name of the rate of parameters that the optimiser leaves to AdamW.
+/// The name of the learning rate of parameters that the optimiser leaves to AdamW.
 const REST: &str = "adamw";
 
 impl Group {
@@ -63,8 +63,8 @@ impl Group {
 }
 
 impl Config {
-    /// The learning rates of a run: first that of parameters without one of their own, then those of the groups that have
-    /// one, in their order, and last that of what the optimiser leaves to AdamW. A parameter's rule has its place in this list.
+    /// The learning rates of a run: first the base rate, then those of groups that have one, in their order, and last that of parameters
+    /// that the optimiser leaves to AdamW. A parameter's rule refers to its rate by the index in this list.
     pub fn rates(&self) -> Vec<Rate> {
         let (peak, end) = (self.optimizer.lr, self.schedule.final_lr);
         let of_group = |group: &Group| Rate {
@@ -92,7 +92,7 @@ impl Config {
             }
             if let Some(lr) = lr.filter(|lr| !lr.is_finite() || *lr <= 0.0) {
                 refuse!(
-                    "`train.groups.lr` is {lr} and must be a number above 0; `train.freeze` trains nothing"
+                    "`train.groups.lr` is {lr} and must be a number above 0; to train nothing, use `train.freeze`"
                 );
             }
             within("train.groups.final_lr", final_lr.unwrap_or(0.0), 0.0, f64::MAX)?;
@@ -103,7 +103,7 @@ impl Config {
                     true => "and the group has a learning rate of its own",
                     false => "and converge brings all groups to one learning rate",
                 };
-                refuse!("`train.groups.lr_scale` is {lr_scale} {why}: give `lr` in its place");
+                refuse!("`train.groups.lr_scale` is {lr_scale} {why}: give `lr` instead");
             }
             if final_lr.is_some() && schedule.name == ScheduleName::Constant {
                 refuse!(

@@ -1,5 +1,5 @@
-//! Layers of values: the recipe's ancestors, the recipe, what is laid over it, the command line. Later layers
-//! win key by key, and every key is known and well typed before it is laid down.
+//! Layers of config values: the recipes that a recipe extends, the recipe, presets, the command line. Later layers win key by key, and
+//! every key is checked to be known and well typed before it is set.
 
 mod loaded;
 #[cfg(test)]
@@ -18,8 +18,8 @@ use crate::refuse;
 use crate::switches::Compile;
 use crate::switches::compile::COMPILE;
 
-/// Keys that say the same thing in two ways: giving one puts aside what a lower layer said with the other.
-const INSTEAD: [(&str, &str); 4] = [
+/// Pairs of keys that are alternatives: setting one removes what a lower layer set with the other.
+const ALTERNATIVES: [(&str, &str); 4] = [
     ("eval.every", EVERY_EPOCHS),
     (STEPS, "train.epochs"),
     (MICRO_BATCH, ACCUMULATE),
@@ -40,7 +40,8 @@ const TOWER_FROM: &str = "model.vision.from";
 const CLASSES: &str = "model.classes";
 const VOCAB: &str = "model.vocab";
 
-/// Keys that `flatout resume` may change. Ranks divide their state anew at every start, and another number of them may need to divide more.
+/// Keys that `flatout resume` may change, or beginnings of keys. Those of sharding are among them because state is divided again at
+/// every start, and another number of ranks may need to divide more.
 const MAY_CHANGE: [&str; 12] = [
     "train.steps",
     "train.epochs",
@@ -56,7 +57,7 @@ const MAY_CHANGE: [&str; 12] = [
     "switches.shard",
 ];
 
-/// Whether a key, by its full path, may have another value when a run goes on.
+/// Whether a key, by its full path, may have another value when a run is resumed.
 pub(crate) fn may_change(path: &str) -> bool {
     MAY_CHANGE.iter().any(|allowed| path.starts_with(allowed))
 }
@@ -64,9 +65,9 @@ pub(crate) fn may_change(path: &str) -> bool {
 #[derive(Clone, Default)]
 pub(crate) struct Layers {
     values: BTreeMap<String, LayerValue>,
-    /// Number of the layer being laid.
+    /// Number of the layer that is being added.
     layer: usize,
-    /// Number of the last layer that is a recipe of the program.
+    /// Number of the last layer that is an embedded recipe.
     embedded: usize,
     recipe: String,
     description: String,
@@ -78,7 +79,7 @@ struct LayerValue {
     layer: usize,
 }
 
-/// The tables of a TOML file, or a sentence with file and line.
+/// Parses a TOML file, or says in a sentence with file and line what is wrong.
 pub fn parse(text: &str, origin: &str) -> Result<Table, UserError> {
     toml::from_str(text).map_err(|error| {
         let line =
@@ -88,72 +89,72 @@ pub fn parse(text: &str, origin: &str) -> Result<Table, UserError> {
 }
 
 impl Layers {
-    /// Lays a file's values over those there are.
+    /// Adds a file as a layer.
     pub fn file(&mut self, text: &str, origin: &str) -> Result<(), UserError> {
         let table = parse(text, origin)?;
         self.table(table, text, origin)
     }
 
-    /// Lays a parsed file's values; `text` is where lines are counted.
+    /// Adds a parsed file as a layer; lines in errors are counted in `text`.
     pub fn table(&mut self, mut table: Table, text: &str, origin: &str) -> Result<(), UserError> {
         self.layer += 1;
         let located = |path: &[String], sentence: String| {
             let line = line_of(text, path).map(|line| format!(" line {line}")).unwrap_or_default();
             UserError(format!("{origin}{line}: {sentence}"))
         };
-        for (name, place) in [("recipe", &mut self.recipe), ("description", &mut self.description)] {
+        for (name, field) in [("recipe", &mut self.recipe), ("description", &mut self.description)] {
             match table.remove(name) {
-                Some(Value::String(said)) => *place = said,
-                Some(_) => return Err(located(&[name.to_string()], format!("`{name}` wants a text"))),
+                Some(Value::String(text)) => *field = text,
+                Some(_) => return Err(located(&[name.to_string()], format!("`{name}` must be a text"))),
                 None => {}
             }
         }
-        let said = table.get("model").and_then(|model| model.get("kind")).and_then(Value::as_str);
-        let keys = schema::of_kind(said.and_then(|kind| kind.parse().ok()).unwrap_or(self.kind()));
+        let given = table.get("model").and_then(|model| model.get("kind")).and_then(Value::as_str);
+        let keys = schema::of_kind(given.and_then(|kind| kind.parse().ok()).unwrap_or(self.kind()));
         let mut leaves = Vec::new();
         collect_leaves(&mut Vec::new(), &table, keys, &mut leaves);
-        // `compile` stands for other switches, which may be given beside it and then win.
+        // `compile` sets other switches. One that is given beside it wins.
         leaves.sort_by_key(|(path, _)| path.join(".") != COMPILE.path());
         for (path, given) in leaves {
             let name = path.join(".");
             let Some(found) = keys.iter().find(|found| found.path == name) else {
-                let said = given.as_str().map_or_else(|| text::value(&given), String::from);
-                return Err(located(&path, unknown(keys, &name, Some(&said))));
+                let given = given.as_str().map_or_else(|| text::value(&given), String::from);
+                return Err(located(&path, unknown(keys, &name, Some(&given))));
             };
             let read = value::read(&name, &found.key.kind, &given, Written::InFile);
-            let laid = read.and_then(|value| self.lay(found, value));
-            laid.map_err(|sentence| located(&path, sentence))?;
+            let set = read.and_then(|value| self.set(found, value));
+            set.map_err(|sentence| located(&path, sentence))?;
         }
-        let place: Vec<String> = ACCUMULATE.split('.').map(String::from).collect();
-        self.multiply_batch().map_err(|sentence| located(&place, sentence))
+        let accumulate: Vec<String> = ACCUMULATE.split('.').map(String::from).collect();
+        self.multiply_batch().map_err(|sentence| located(&accumulate, sentence))
     }
 
-    /// Lays `key=value` arguments, in order, as one layer.
+    /// Adds `key=value` arguments, in order, as one layer.
     pub fn overrides(&mut self, arguments: &[String]) -> Result<(), UserError> {
         self.layer += 1;
-        let mut said = arguments.iter().filter_map(|argument| argument.split_once('='));
-        let said = said.rfind(|(key, _)| [KIND, "kind"].contains(&key.trim()));
-        let kind = said.and_then(|(_, kind)| kind.trim().parse().ok()).unwrap_or(self.kind());
+        let mut pairs = arguments.iter().filter_map(|argument| argument.split_once('='));
+        let given = pairs.rfind(|(key, _)| [KIND, "kind"].contains(&key.trim()));
+        let kind = given.and_then(|(_, kind)| kind.trim().parse().ok()).unwrap_or(self.kind());
         for argument in arguments {
-            let (found, said) = parse_override_of(kind, argument)?;
-            if found.key.optional && said == "none" {
+            let (found, text) = parse_override_of(kind, argument)?;
+            if found.key.optional && text == "none" {
                 self.values.remove(&found.path);
                 continue;
             }
-            let given = Value::String(said.to_string());
+            let given = Value::String(text.to_string());
             let value =
                 value::read(&found.path, &found.key.kind, &given, Written::AsText).map_err(|sentence| {
-                    match foreign::value_here(&found.path, said) {
+                    match foreign::value_here(&found.path, text) {
                         Some(here) => format!("{sentence}; here that is {here}"),
                         None => sentence,
                     }
                 })?;
-            self.lay(&found, value)?;
+            self.set(&found, value)?;
         }
         Ok(self.multiply_batch()?)
     }
 
-    /// Lays `key=value` arguments whose keys begin with one of `allowed`; others cannot change `when`.
+    /// Adds `key=value` arguments whose keys begin with one of `allowed`; `when` says in the error when other keys cannot change.
     pub fn overrides_of(
         &mut self,
         arguments: &[String],
@@ -164,20 +165,21 @@ impl Layers {
             let (found, _) = parse_override_of(self.kind(), argument)?;
             if !allowed.iter().any(|allowed| found.path.starts_with(allowed)) {
                 let allowed = allowed.join(", ");
-                refuse!("`{}` cannot change {when}; what can begins with {allowed}", found.path);
+                refuse!("`{}` cannot change {when}; only keys that begin with {allowed} can", found.path);
             }
         }
         self.overrides(arguments)
     }
 
-    /// The tree without its adapter, which may not be known yet.
+    /// The config without its adapter, which may not be known yet.
     pub fn sketch(&self) -> Result<Config, UserError> {
         let mut known = self.clone();
         known.values.retain(|path, _| !path.starts_with("adapter."));
         known.finish()
     }
 
-    fn lay(&mut self, found: &QualifiedKey, value: Value) -> Result<(), String> {
+    /// Sets a key in the current layer, and adjusts the keys of lower layers that depend on it.
+    fn set(&mut self, found: &QualifiedKey, value: Value) -> Result<(), String> {
         if found.path == COMPILE.path() {
             let mode: Compile = value.as_str().expect("a choice is a text").parse()?;
             for (path, value) in mode.settings() {
@@ -185,7 +187,7 @@ impl Layers {
             }
             return Ok(());
         }
-        for (a, b) in INSTEAD {
+        for (a, b) in ALTERNATIVES {
             let other = match found.path.as_str() {
                 path if path == a => b,
                 path if path == b => a,
@@ -194,7 +196,7 @@ impl Layers {
             let Some(held) = self.values.get(other) else { continue };
             if held.layer < self.layer {
                 self.values.remove(other);
-            } else if a != MICRO_BATCH && ![&held.value, &value].into_iter().any(says_nothing) {
+            } else if a != MICRO_BATCH && ![&held.value, &value].into_iter().any(is_unset) {
                 return Err(format!("`{a}` and `{b}` are both given: give one of them"));
             }
         }
@@ -204,13 +206,13 @@ impl Layers {
         }
         self.put(found.path.clone(), value);
         if found.path == EVERY_EPOCHS {
-            // Its default is not what anybody asked for.
+            // Otherwise the default of eval.every would apply beside it.
             self.put("eval.every".into(), Value::Integer(0));
         }
         Ok(())
     }
 
-    /// Shortens what lower layers say of the schedule in proportion where a run of this many steps has no room for it.
+    /// Shortens warm-up and decay of lower layers in proportion if they do not fit into a run of this many steps.
     fn shorten_schedule(&mut self, steps: i64) {
         let whole = |path: &str| self.values.get(path).and_then(|held| held.value.as_integer());
         let lower = |path: &&str| self.values.get(*path).is_some_and(|held| held.layer < self.layer);
@@ -219,7 +221,7 @@ impl Layers {
         if needed <= steps || whole(HORIZON).is_some() {
             return;
         }
-        // Of a run counted in epochs nobody knows the steps yet: a tenth of it.
+        // The steps of a run that is counted in epochs are not known yet: its schedule is taken to be a tenth of it.
         let before = whole(STEPS).unwrap_or(needed.saturating_mul(10)).max(needed);
         let shorter = |span: i64| (span as f64 * steps as f64 / before as f64).round() as i64;
         let spans: Vec<(&str, i64)> =
@@ -229,7 +231,7 @@ impl Layers {
         }
     }
 
-    /// Evaluations that a lower layer counts in passes over the data become ten in a run that is counted in steps.
+    /// Replaces evaluations that a lower layer counts in epochs by ten evaluations, in a run that is counted in steps.
     fn count_evaluations(&mut self, steps: i64) {
         if self.values.get(EVERY_EPOCHS).is_some_and(|held| held.layer < self.layer) {
             self.values.remove(EVERY_EPOCHS);
@@ -237,20 +239,20 @@ impl Layers {
         }
     }
 
-    /// Rows at once and how often, both said in this layer, are the rows of an update.
+    /// Sets the batch to the product of micro_batch and accumulate, if this layer sets both.
     fn multiply_batch(&mut self) -> Result<(), String> {
-        let said = |path: &str| {
+        let given = |path: &str| {
             let held = self.values.get(path).filter(|held| held.layer == self.layer)?;
             held.value.as_integer()
         };
-        let (Some(rows), Some(times)) = (said(MICRO_BATCH), said(ACCUMULATE)) else { return Ok(()) };
+        let (Some(rows), Some(times)) = (given(MICRO_BATCH), given(ACCUMULATE)) else { return Ok(()) };
         if times == 0 {
             return Err(format!("`{ACCUMULATE}` is 0 and must be at least 1"));
         }
         let batch = rows.saturating_mul(times);
-        match said(BATCH) {
-            Some(said) if said != batch => Err(format!(
-                "`{MICRO_BATCH}` = {rows} times `{ACCUMULATE}` = {times} is {batch}, and `{BATCH}` is {said}: leave one \
+        match given(BATCH) {
+            Some(given) if given != batch => Err(format!(
+                "`{MICRO_BATCH}` = {rows} times `{ACCUMULATE}` = {times} is {batch}, and `{BATCH}` is {given}: leave one \
                  of them out"
             )),
             _ => {
@@ -261,13 +263,13 @@ impl Layers {
         }
     }
 
-    /// The kind of the model, as far as it is said.
+    /// The kind of the model, or the default if none is set.
     fn kind(&self) -> ModelKind {
-        let said = self.values.get(KIND).and_then(|held| held.value.as_str());
-        said.and_then(|kind| kind.parse().ok()).unwrap_or_default()
+        let set = self.values.get(KIND).and_then(|held| held.value.as_str());
+        set.and_then(|kind| kind.parse().ok()).unwrap_or_default()
     }
 
-    /// Whether every key of the model is one of its kind, and those that it must have are there.
+    /// Checks that every key of the model belongs to its kind, and that no required key is missing.
     fn check_kind(&self, kind: ModelKind) -> Result<(), UserError> {
         let own = schema::of_section("model", kind.keys());
         for path in self.values.keys().filter(|path| *path != KIND) {
@@ -276,24 +278,24 @@ impl Layers {
                 let kinds = ModelKind::with(|leaf| leaf.name() == name);
                 let kinds: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
                 refuse!(
-                    "`{path}` is of model.kind={}, and `model.kind` is {kind}: leave it out",
+                    "`{path}` is a key of model.kind={}, and `model.kind` is {kind}: leave it out",
                     kinds.join(" or ")
                 );
             }
         }
         match missing(&own, |path| self.values.contains_key(path)) {
-            Some(found) => refuse!("`{}` is missing: it wants {}", found.path, found.key.kind),
+            Some(found) => refuse!("`{}` is missing: give {}", found.path, found.key.kind),
             None => self.check_tower(),
         }
     }
 
-    /// The kind of the tower, as far as it is said.
+    /// The kind of the tower, or the default if none is set.
     fn tower(&self) -> Tower {
-        let said = self.values.get(TOWER).and_then(|held| held.value.as_str());
-        said.and_then(|kind| kind.parse().ok()).unwrap_or_default()
+        let set = self.values.get(TOWER).and_then(|held| held.value.as_str());
+        set.and_then(|kind| kind.parse().ok()).unwrap_or_default()
     }
 
-    /// Whether every key of the tower is one of its kind.
+    /// Checks that every key of the tower belongs to its kind.
     fn check_tower(&self) -> Result<(), UserError> {
         let (tower, own) = (self.tower(), self.tower().keys());
         for path in self.values.keys().filter(|path| *path != TOWER) {
@@ -303,7 +305,7 @@ impl Layers {
                     Tower::ALL.iter().filter(|tower| tower.keys().iter().any(|key| key.name == name));
                 let having: Vec<&str> = having.map(|tower| tower.name()).collect();
                 refuse!(
-                    "`{path}` is of {TOWER}={}, and `{TOWER}` is {tower}: leave it out",
+                    "`{path}` is a key of {TOWER}={}, and `{TOWER}` is {tower}: leave it out",
                     having.join(" or ")
                 );
             }
@@ -315,22 +317,22 @@ impl Layers {
         self.values.insert(path, LayerValue { value, layer: self.layer });
     }
 
-    /// Says that the layer laid last is a recipe of the program, as are those below it.
+    /// Notes that the last layer, like those below it, is an embedded recipe.
     pub fn note_embedded(&mut self) {
         self.embedded = self.layer;
     }
 
-    /// Whether `train.groups` is a recipe's of the program, which serves models with other parameters, too.
+    /// Whether `train.groups` comes from an embedded recipe, which also serves models with other parameters.
     pub fn has_embedded_groups(&self) -> bool {
         self.values.get("train.groups").is_some_and(|held| held.layer <= self.embedded)
     }
 
-    /// Names the recipe, whatever its files say.
+    /// Sets the recipe's name, whatever its files say.
     pub fn name(&mut self, recipe: &str) {
         self.recipe = recipe.to_string();
     }
 
-    /// The tree, complete and valid.
+    /// The complete config, validated.
     pub fn finish(self) -> Result<Config, UserError> {
         let (kind, tower) = (self.kind(), self.tower());
         self.check_kind(kind)?;
@@ -338,15 +340,15 @@ impl Layers {
         let others: Vec<QualifiedKey> =
             keys.iter().filter(|found| found.section != "model").cloned().collect();
         if let Some(found) = missing(&others, |path| self.values.contains_key(path)) {
-            refuse!("`{}` is missing: it wants {}", found.path, found.key.kind);
+            refuse!("`{}` is missing: give {}", found.path, found.key.kind);
         }
         let mut tree = Table::new();
         for (section, _) in schema::sections() {
             tree.insert(section.to_string(), Value::Table(Table::new()));
         }
         for (path, held) in self.values {
-            let found = keys.iter().find(|found| found.path == path).expect("what is laid is a key");
-            // A lower layer may have meant the key of another kind.
+            let found = keys.iter().find(|found| found.path == path).expect("only known keys are set");
+            // A lower layer may have set it as a key of another kind of model.
             let value = value::read(&path, &found.key.kind, &held.value, Written::InFile)?;
             nest(&mut tree, found, value);
         }
@@ -364,7 +366,7 @@ impl Layers {
 }
 
 impl Config {
-    /// The same config with `key=value` overrides laid over it.
+    /// The same config with `key=value` overrides.
     pub fn with(&self, overrides: &[String]) -> Result<Config, UserError> {
         let mut layers = Layers::default();
         layers.file(&self.to_toml(), "config.toml")?;
@@ -372,7 +374,7 @@ impl Config {
         layers.finish()
     }
 
-    /// The same config with a preset's values laid over it.
+    /// The same config with a preset's values over it.
     pub fn with_file(&self, text: &str, origin: &str) -> Result<Config, UserError> {
         let mut layers = Layers::default();
         layers.file(&self.to_toml(), "config.toml")?;
@@ -381,14 +383,14 @@ impl Config {
         layers.finish()
     }
 
-    /// The config of a run that is continued: the same but for what may change on the way. Where the number of
-    /// steps changes, the schedule keeps the horizon it began with.
+    /// The config of a run that is resumed: the same except for the keys that may change. If the number of steps changes, the schedule
+    /// keeps the horizon it began with.
     pub fn resumed(&self, overrides: &[String]) -> Result<Config, UserError> {
         for argument in overrides {
             let (found, _) = parse_override(argument)?;
             if !may_change(&found.path) {
                 refuse!(
-                    "`{}` cannot change when a run is resumed; what can is train.steps, train.epochs, \
+                    "`{}` cannot change when a run is resumed; keys that can are train.steps, train.epochs, \
                      train.on_nonfinite, train.max_skipped, train.patience, eval.*, checkpoint.*, log.*, samples.*, track.*, mesh.*, shard and shard_keep",
                     found.path
                 );
@@ -406,12 +408,12 @@ impl Config {
     }
 }
 
-/// Whether a value leaves it to the key that may be given instead: none, or a count that is chosen here.
-fn says_nothing(value: &Value) -> bool {
+/// Whether a value, `auto` or 0, leaves the choice to the alternative key.
+fn is_unset(value: &Value) -> bool {
     value.as_str() == Some("auto") || value.as_integer() == Some(0)
 }
 
-/// The keys that `key=value` arguments set, by their full paths, of whatever kind of model they are.
+/// The full paths of the keys that `key=value` arguments set, for any kind of model.
 pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
     let path = |argument: &String| {
         let of_kind = |kind: &ModelKind| parse_override_of(*kind, argument).ok();
@@ -421,25 +423,24 @@ pub fn keys_of(arguments: &[String]) -> Result<Vec<String>, UserError> {
     arguments.iter().map(path).collect()
 }
 
-/// The meaning of another tool's name here, as the second half of a sentence.
+/// The second half of a sentence that answers a key of another tool with the key here.
 pub fn answer(name: &str) -> Option<String> {
     foreign::answer(name, None)
 }
 
-/// The sentence for an option that no command has where it is a key, of ours or of another tool. `next` is the word
-/// after it.
+/// The error for an unknown option that is a key here or in another tool. `next` is the word after it.
 pub fn option_as_key(option: &str, next: Option<&str>) -> Option<String> {
-    let (option, given) = option.split_once('=').map_or((option, None), |(name, said)| (name, Some(said)));
-    let said = given.or(next.filter(|word| !word.starts_with("--") && !word.contains('=')));
+    let (option, given) = option.split_once('=').map_or((option, None), |(name, text)| (name, Some(text)));
+    let value = given.or(next.filter(|word| !word.starts_with("--") && !word.contains('=')));
     let name = option.trim_start_matches('-').replace('-', "_");
     let answer = match schema::lookup(&name) {
         Meaning::One(_) => {
-            format!("keys are given without dashes, as in `{name}={}`", said.unwrap_or("VALUE"))
+            format!("keys are given without dashes, as in `{name}={}`", value.unwrap_or("VALUE"))
         }
         Meaning::Several(paths) => {
             format!("keys are given without dashes, here {}=VALUE", paths.join("=VALUE or "))
         }
-        Meaning::Nothing => foreign::answer(&name, said)?,
+        Meaning::Nothing => foreign::answer(&name, value)?,
     };
     Some(format!("there is no option `{option}`; {answer}"))
 }
@@ -448,31 +449,31 @@ pub fn parse_override(argument: &str) -> Result<(QualifiedKey, &str), UserError>
     parse_override_of(ModelKind::default(), argument)
 }
 
-/// The same where a key of the model means what it does in this kind.
+/// Parses an override, with a key of the model understood as in this kind of model.
 fn parse_override_of(kind: ModelKind, argument: &str) -> Result<(QualifiedKey, &str), UserError> {
-    let Some((name, said)) = argument.split_once('=') else {
+    let Some((name, value)) = argument.split_once('=') else {
         refuse!("`{argument}` is neither a recipe nor key=value");
     };
     let keys = schema::of_kind(kind);
     match schema::lookup_among(keys, name.trim()) {
-        Meaning::One(found) => Ok((found, said.trim())),
+        Meaning::One(found) => Ok((found, value.trim())),
         Meaning::Several(paths) => refuse!("`{name}` may be {}: give it in full", paths.join(" or ")),
-        Meaning::Nothing => Err(UserError(unknown(keys, name.trim(), Some(said)))),
+        Meaning::Nothing => Err(UserError(unknown(keys, name.trim(), Some(value)))),
     }
 }
 
-/// The first key that must be given and is not; one of a table that may be absent must be where anything of that is.
+/// The first required key that is not given. A key of an optional table is required only if another key of that table is given.
 fn missing(keys: &[QualifiedKey], is_given: impl Fn(&str) -> bool) -> Option<&QualifiedKey> {
-    let is_there = |table: &String| {
+    let is_present = |table: &String| {
         let within = |found: &&QualifiedKey| found.path.starts_with(&format!("{table}."));
         keys.iter().filter(within).any(|found| is_given(&found.path))
     };
-    let must_be =
-        |found: &&QualifiedKey| found.key.required && found.optional_table.as_ref().is_none_or(is_there);
-    keys.iter().filter(must_be).find(|found| !is_given(&found.path))
+    let is_required =
+        |found: &&QualifiedKey| found.key.required && found.optional_table.as_ref().is_none_or(is_present);
+    keys.iter().filter(is_required).find(|found| !is_given(&found.path))
 }
 
-/// Puts a value into the tables its key lies in.
+/// Inserts a value into the nested tables of its key.
 fn nest(tree: &mut Table, found: &QualifiedKey, value: Value) {
     let mut table = tree;
     for name in [&[found.section], &found.tables[..]].concat() {
@@ -482,9 +483,9 @@ fn nest(tree: &mut Table, found: &QualifiedKey, value: Value) {
     table.insert(found.key.name.to_string(), value);
 }
 
-/// The sentence for a name that is no key: what it is called here, with the value that was said, or the nearest name.
-fn unknown(keys: &[QualifiedKey], name: &str, said: Option<&str>) -> String {
-    if let Some(answer) = foreign::answer(name, said) {
+/// The error for an unknown key: its name and value here if it is another tool's, or the nearest name.
+fn unknown(keys: &[QualifiedKey], name: &str, value: Option<&str>) -> String {
+    if let Some(answer) = foreign::answer(name, value) {
         return format!("there is no key `{name}`; {answer}");
     }
     let in_section =
@@ -493,34 +494,34 @@ fn unknown(keys: &[QualifiedKey], name: &str, said: Option<&str>) -> String {
     if let Meaning::One(found) = schema::lookup_among(keys, short) {
         return format!("there is no key `{name}`; here that is `{}`", found.path);
     }
-    // Names as they may have been meant, each with the path it stands for.
-    let mut meant: Vec<(String, String)> = Vec::new();
+    // (a name that may have been meant, its path).
+    let mut candidates: Vec<(String, String)> = Vec::new();
     for found in keys {
         match in_section {
             Some((given, _)) if given != found.section => continue,
-            Some(_) => meant.push((found.name.clone(), found.path.clone())),
+            Some(_) => candidates.push((found.name.clone(), found.path.clone())),
             None => {
                 let last = found.name.rsplit('.').next().unwrap_or(&found.name);
                 let names = [found.path.clone(), found.name.clone(), last.to_string()];
-                meant.extend(names.map(|name| (name, found.path.clone())));
+                candidates.extend(names.map(|name| (name, found.path.clone())));
             }
         }
     }
-    let close = nearest(short, meant.iter().map(|(name, _)| name.as_str()));
-    if let Some((_, path)) = close.and_then(|close| meant.iter().find(|(name, _)| name == close)) {
+    let close = nearest(short, candidates.iter().map(|(name, _)| name.as_str()));
+    if let Some((_, path)) = close.and_then(|close| candidates.iter().find(|(name, _)| name == close)) {
         return format!("there is no key `{name}`; did you mean `{path}`?");
     }
     match in_section {
         Some((section, _)) => {
-            let keys: Vec<_> = meant.iter().map(|(key, _)| key.as_str()).collect();
+            let keys: Vec<_> = candidates.iter().map(|(key, _)| key.as_str()).collect();
             format!("there is no key `{name}`; `{section}` has {}", keys.join(", "))
         }
         None => format!("there is no key `{name}`; `flatout schema` lists them all"),
     }
 }
 
-/// Values by path. A table is gone into unless it is a known key's value, so dotted keys and nested tables are
-/// the same thing; an empty table of a name that leads nowhere counts as a value, to be refused.
+/// Collects values by path. Tables are descended into unless they are the value of a known key, so dotted keys and nested tables are
+/// equivalent. An empty table of an unknown name counts as a value, so that it is refused.
 fn collect_leaves(
     path: &mut Vec<String>,
     table: &Table,
@@ -532,9 +533,9 @@ fn collect_leaves(
         let joined = path.join(".");
         let is_key = || keys.iter().any(|found| found.path == joined);
         let begins = format!("{joined}.");
-        let leads_on = || keys.iter().any(|found| found.path.starts_with(&begins));
+        let has_keys = || keys.iter().any(|found| found.path.starts_with(&begins));
         match held {
-            Value::Table(inner) if !is_key() && (!inner.is_empty() || leads_on()) => {
+            Value::Table(inner) if !is_key() && (!inner.is_empty() || has_keys()) => {
                 collect_leaves(path, inner, keys, leaves);
             }
             other => leaves.push((path.clone(), other.clone())),

@@ -1,7 +1,7 @@
-//! The typed tree that a run is made from: one struct a section, resolved once and saved with the run.
+//! The typed config of a run: one struct per section, resolved once and saved with the run.
 //!
-//! Values reach it through `layers`, which checks every key against `schema` first, so that deserialising cannot
-//! fail on what a user typed.
+//! Values come in through `layers`, which checks every key against `schema` first, so that deserialising cannot fail because of user
+//! input.
 
 mod adapter;
 mod check;
@@ -48,11 +48,11 @@ use crate::config::class_weights::ClassWeights;
 use crate::metrics::goal::Metric;
 use crate::switches::Switches;
 
-/// Everything that decides a run.
+/// The config of a run: everything that decides its result.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Name of the recipe that the run began from.
+    /// Name of the recipe that the run was started from.
     #[serde(default)]
     pub recipe: String,
     /// One sentence for lists of recipes.
@@ -80,7 +80,7 @@ pub struct Config {
     pub switches: Switches,
 }
 
-/// One path or several: written as a text or a list of texts.
+/// One or several paths, written as a text or a list of texts.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Paths(pub Vec<String>);
@@ -102,7 +102,7 @@ section! {
     pub struct MixPart {
         /// Files, folders or patterns, as for data.path.
         pub path: Paths,
-        /// Share of the training tokens, of samples with frames the share of the samples, of whatever the weights sum to.
+        /// Share of the training tokens, or of the samples where samples have frames, relative to the sum of all weights.
         pub weight: f64 = 1.0,
     }
 }
@@ -121,125 +121,125 @@ impl Setting for Mix {
 section! {
     /// The training data.
     pub struct Data {
-        /// Where rows come from; auto is what the path holds, and without one the synthetic grammar.
+        /// Source of the rows; auto goes by data.path, and without a path takes the synthetic grammar.
         pub source: SourceKind = SourceKind::Auto,
-        /// Files, folders, patterns such as data/*.jsonl.zst, a folder of token shards, a data set of the hub as hf://owner/set@revision/config:split, https:// addresses, or - for standard input.
+        /// Files, folders or patterns such as data/*.jsonl.zst, a folder of token shards, a data set on the Hugging Face Hub as hf://owner/set@revision/config:split, https:// addresses, or - for standard input.
         pub path: Option<Paths>,
-        /// Several sources with weights, which are shares of the training tokens, or of the samples with frames, instead of path.
+        /// Several sources instead of path, each with a weight: its share of the training tokens, or of the samples where samples have frames.
         pub mix: Mix = Mix::default(),
-        /// How documents of text are shuffled: among all of them, which are found first, or streamed in shuffled blocks, which reads nothing beforehand; auto streams what lies on a server.
+        /// How documents of text are shuffled: shuffled finds all of them first and shuffles the whole set, streamed shuffles block by block and reads nothing beforehand; auto streams data that lies on a server.
         pub order: DocumentOrder = DocumentOrder::Auto,
         /// Gigabytes of streamed files that may be kept on disk, in the cache folder; 0 keeps none.
         pub stream_cache_gb: f64 = 0.0,
         /// The JSON key or the column that holds the text.
         pub field: String = "text".into(),
-        /// How files are read; auto goes by name and content, u16 and u32 are tokens without a header.
+        /// Format of the files; auto decides by name and content. u16 and u32 are token ids without a header.
         pub format: FileFormat = FileFormat::Auto,
-        /// Whether a document that cannot be used ends the run or is skipped and counted.
+        /// Handling of a document that cannot be used: end the run (fail), or leave the document out and count it (skip).
         pub on_error: OnError = OnError::Fail,
-        /// Largest record that is taken as a document.
+        /// The most bytes that a document may have; a longer one cannot be used (see on_error).
         pub max_document_bytes: usize = 16 << 20,
-        /// Token that separates documents in token files; the tokeniser's where one is given, otherwise none.
+        /// Token that separates documents in token files; defaults to the end-of-text token of the tokeniser, if one is given.
         pub eos: Option<u64>,
-        /// A tokenizer.json to use; where not given, that of the shards, or one of model.vocab tokens trained on the text.
+        /// A tokenizer.json to use; defaults to the one of the shards, or else to one of model.vocab tokens that is trained on the text.
         pub tokenizer: Option<String>,
-        /// Tokens to add to the tokeniser of a model; its embedding and head grow to hold them.
+        /// Tokens to add to the tokeniser of a model; embedding and head grow to hold them.
         pub new_tokens: Vec<String> = Vec::new(),
         /// Share of the documents that is kept for evaluation and never trained on.
         pub held_out: f64 = 0.05,
-        /// Files to evaluate on that lie by themselves, as for data.path; then nothing of data.path is kept from training.
+        /// Separate files to evaluate on, written as in data.path; all of data.path is then trained on.
         pub held_out_path: Option<Paths>,
         /// Tokens attend only to tokens of their own document.
         pub document_mask: bool = false,
-        /// Mean tokens of synthetic examples, each trained on by itself; lengths are lognormal, up to model.context.
+        /// Mean length in tokens of synthetic examples, each trained on by itself; lengths are lognormal, up to model.context.
         pub mean_tokens: Option<usize>,
-        /// Tokens of equal shares of the examples, shortest first; measured where not given.
+        /// Lengths of the examples in tokens, shortest first, each for an equal share of them; by default measured from the data.
         pub lengths: Vec<usize> = Vec::new(),
-        /// Learned tokens of these shares, in the same order; measured where not given.
+        /// Tokens of these examples that are trained on, a number for each of lengths; by default measured from the data.
         pub learned: Vec<usize> = Vec::new(),
-        /// Shares of the trees that shared prefixes make, each as examples, prefix, tokens behind it, learned; measured where not given.
+        /// Groups of examples that share a prefix, as four numbers for each equal share of them: examples, tokens of the prefix, tokens after it, and those of these that are trained on; by default measured from the data.
         pub trees: Vec<usize> = Vec::new(),
-        /// Images among the tokens of these shares, in the same order, one that is several frames once; measured where not given.
+        /// Images in these examples, a number for each of lengths; frames that repeat an image count once. By default measured from the data.
         pub images: Vec<usize> = Vec::new(),
-        /// Patches of the images of these shares, or frames, in the same order; measured where not given.
+        /// Patches of these images, or frames, a number for each of lengths; by default measured from the data.
         pub patches: Vec<usize> = Vec::new(),
-        /// Images of these trees, each as images and patches of the prefix, images and patches behind it; measured where not given.
+        /// Images of data.trees, as four numbers for each: images and patches of the prefix, images and patches after it; by default measured from the data.
         pub tree_images: Vec<usize> = Vec::new(),
-        /// Patches of the largest image, or frames of the longest video; measured where not given.
+        /// Patches of the largest image, or frames of the longest video; by default measured from the data.
         pub largest_image: Option<usize>,
-        /// The content of the files: documents, conversations, texts with a class, images with one, conversations about images, preferences, or videos with a text.
+        /// Content of the files: documents (text), conversations (chat), texts with a class (classes), images with a class (images), conversations about images (visual_chat), preferred and rejected answers (preference), or videos with a text (foveated).
         pub task: Task = Task::Text,
-        /// A chat template: a file, its text, or chatml; where not given, the one beside the tokeniser.
+        /// Chat template: a file, the template itself, or chatml; defaults to the one beside the tokeniser.
         pub template: Option<String>,
-        /// The day for templates that ask for today's date, as 2025-01-31.
+        /// Date for chat templates that ask for today's, such as 2025-01-31.
         pub date: Option<String>,
-        /// Which turns are learned: the assistant's, its last, each in an example of its own, or everything.
+        /// Turns that are trained on: all of the assistant's (assistant), its last (last), each of them in an example of its own (each), or everything (all).
         pub train_on: TrainOn = TrainOn::Assistant,
-        /// The most tokens of an example; model.context where not given.
+        /// The most tokens of an example; defaults to model.context.
         pub max_tokens: Option<usize>,
-        /// Whether an example of more tokens loses its end, is left out, or ends the run.
+        /// Handling of an example of more tokens: cut its end off (cut), leave it out (skip), or end the run (fail).
         pub too_long: TooLong = TooLong::Cut,
-        /// The classes in their order; where empty, those of the labels, sorted.
+        /// Names of the classes in the order of the model's outputs; by default the labels of the data, sorted.
         pub classes: Vec<String> = Vec::new(),
-        /// The column with the text, or the first of a pair; where not given, found by the names columns have.
+        /// Column with the text, or with the first text of a pair; by default found by its name.
         pub text_a: Option<String>,
-        /// The column with the second text of a pair.
+        /// Column with the second text of a pair.
         pub text_b: Option<String>,
-        /// The column with the class, by name or number.
+        /// Column with the class, by name or number.
         pub label: Option<String>,
-        /// A column whose equal values are never both trained on and held out, such as a document's id.
+        /// Column, such as a document's id, whose equal values stay together: rows that share one are all trained on or all held out.
         pub group: Option<String>,
-        /// Rows of the synthetic sets of conversations, pairs, images, questions about images, preferences and videos.
+        /// Rows of a synthetic set of conversations, pairs, images, questions about images, preferences or videos.
         pub synthetic_rows: u64 = 4000,
-        /// The column or field with the images, or the names of their files; where not given, found by its name.
+        /// Column or field with the images, or with the names of their files; by default found by its name.
         pub image: Option<String>,
-        /// The folder that names of image files begin in; the table's own where not given.
+        /// Folder that names of image files are relative to; defaults to that of the table.
         pub image_root: Option<String>,
-        /// Tokens that an image beside a text has, least and most: it is scaled to fit; the checkpoint's where not given, or [64, 16384].
+        /// Fewest and most tokens of an image beside a text, which is scaled to fit; defaults to those of the checkpoint, or else to [64, 16384].
         pub image_tokens: Option<[usize; 2]>,
-        /// A folder that keeps what a frozen tower makes of every image: it runs once before the first step, and training has no tower.
+        /// Folder that keeps the output of a frozen vision tower for every image: the tower runs once before the first step, and training leaves it out.
         pub vision_cache: Option<String>,
-        /// Two texts around what is learned of an answer, as ["<ANS>", "</ANS>"]; they stay in the text and are not learned.
+        /// Two texts that enclose the part of an answer that is trained on, such as ["<ANS>", "</ANS>"]; the marks stay in the text and are not trained on.
         pub answer_marks: Option<[String; 2]>,
-        /// The message before every question to a sample with frames; one of ours where not given.
+        /// System message before every question to a sample with frames; defaults to one of flatout's.
         pub system: Option<String>,
-        /// Questions to samples with frames that have none, by their source; ours for sources that are not given.
+        /// Questions to samples with frames that have none, by their source; other sources get one of flatout's.
         pub prompts: Prompts = Prompts::default(),
-        /// Frames that a still image stands for among samples with frames.
+        /// Number of frames that a still image counts as among samples with frames.
         pub still_frames: usize = 8,
-        /// An image whose header says that it has more pixels is not decoded.
+        /// An image whose header gives more pixels than this is not decoded.
         pub max_pixels: u64 = flatout_data::images::MAX_PIXELS,
-        /// How many images training has, their rows and columns, where they lie decoded; found where not given.
+        /// Number, rows and columns of the training images where they are stored decoded; by default found from the data.
         pub decoded: Vec<usize> = Vec::new(),
-        /// Share of an image's area that training sees a part of, from and to.
+        /// Random crop of training images: least and largest share of the area.
         pub crop_scale: [f64; 2] = [0.8, 1.0],
-        /// Ratio of width to height of that part, over that of the model's images, from and to.
+        /// Random crop of training images: least and largest ratio of width to height, relative to that of the model's images.
         pub crop_ratio: [f64; 2] = [0.75, 1.3333333333333333],
-        /// Probability that training sees an image mirrored.
+        /// Probability that a training image is mirrored.
         pub flip: f64 = 0.5,
-        /// Operations that change training images after they were cut: none, or randaugment, with timm's operations and strengths.
+        /// Augmentation of training images after the crop: none, or randaugment with timm's operations and strengths.
         pub augment: Augmentation = Augmentation::None,
-        /// Operations that RandAugment draws for an image, one after another.
+        /// RandAugment: operations per image, applied one after another.
         pub augment_ops: usize = 2,
-        /// Mean magnitude of these operations, from 0 to 10.
+        /// RandAugment: mean magnitude, from 0 to 10.
         pub augment_magnitude: f64 = 9.0,
-        /// Deviation of the magnitude, which is drawn anew for every operation.
+        /// RandAugment: standard deviation of the magnitude, which is drawn anew for every operation.
         pub augment_noise: f64 = 0.5,
-        /// Probability that an operation that was drawn is applied.
+        /// RandAugment: probability that a drawn operation is applied.
         pub augment_probability: f64 = 0.5,
-        /// Probability that a rectangle of a training image is erased.
+        /// Random erasing: probability that a rectangle of a training image is erased.
         pub erase: f64 = 0.0,
-        /// Share of an image's area that is erased, from and to.
+        /// Random erasing: least and largest share of the image's area.
         pub erase_area: [f64; 2] = [0.02, 0.3333333333333333],
-        /// Ratio of height to width of the erased rectangle, from and to.
+        /// Random erasing: least and largest ratio of height to width.
         pub erase_ratio: [f64; 2] = [0.3, 3.3333333333333335],
-        /// The pixels of an erased rectangle: the mean that images are normalised by, a colour around it, or noise around it.
+        /// Random erasing: what fills the rectangle: the mean that images are normalised by, a colour around it, or noise around it.
         pub erase_with: ErasedWith = ErasedWith::Mean,
-        /// Share of both sides of an image, in its middle, that evaluation sees.
+        /// Evaluation: share of both sides of an image that the crop from its middle keeps.
         pub centre_crop: f64 = 1.0,
-        /// Pixels of the shorter side, or rows and columns, that evaluation scales to before cutting, instead of centre_crop.
+        /// Evaluation: pixels of the shorter side, or rows and columns, that images are scaled to before the centre crop; replaces centre_crop.
         pub resize: Vec<usize> = Vec::new(),
-        /// The filter that images are scaled with, with antialiasing.
+        /// Filter that images are scaled with, always antialiased.
         pub filter: Filter = Filter::Bilinear,
     }
 }
@@ -249,13 +249,13 @@ choice! {
     pub enum Augmentation { None = "none", RandAugment = "randaugment" }
 }
 
-/// The least and the most tokens of an image beside a text, where neither a user nor a checkpoint says it: as published
-/// with Qwen3-VL.
+/// The default of the fewest and the most tokens of an image beside a text, for checkpoints without such bounds: as published with
+/// Qwen3-VL.
 pub const IMAGE_TOKENS: [usize; 2] = [64, 16384];
 
 impl Data {
-    /// The source with `auto` settled as far as the config decides it; never `SourceKind::Auto`. `text` stands for files
-    /// whose kind is found when they are opened.
+    /// The source with `auto` resolved as far as the config alone decides; never `SourceKind::Auto`. `text` also stands for files whose
+    /// kind is found when they are opened.
     pub fn source(&self) -> SourceKind {
         match self.source {
             SourceKind::Auto if self.has_files() => SourceKind::Text,
@@ -264,13 +264,13 @@ impl Data {
         }
     }
 
-    /// Every word that names something to read.
+    /// Every path or pattern of data to read.
     pub fn words_mut(&mut self) -> impl Iterator<Item = &mut String> {
         let paths = self.path.iter_mut().chain(&mut self.held_out_path);
         paths.chain(self.mix.0.iter_mut().map(|part| &mut part.path)).flat_map(|paths| &mut paths.0)
     }
 
-    /// The data that is read, for people.
+    /// A readable name of the data.
     pub fn named(&self) -> String {
         let part = |part: &MixPart| format!("{} ({})", part.path, part.weight);
         match &self.path {
@@ -280,7 +280,7 @@ impl Data {
         }
     }
 
-    /// Whether examples are learned from one by one, and not rows that text is cut into.
+    /// Whether the data is separate examples and not rows that text is cut into.
     pub fn has_examples(&self) -> bool {
         self.task.unit() == Unit::Examples || self.mean_tokens.is_some() || !self.lengths.is_empty()
     }
@@ -290,7 +290,7 @@ impl Data {
     }
 }
 
-/// A count that flatout chooses unless it is given.
+/// A count, or `auto` for one that flatout chooses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Count {
     #[default]
@@ -341,49 +341,49 @@ impl<'de> Deserialize<'de> for Count {
 }
 
 section! {
-    /// How much is trained, in what portions.
+    /// Length of the run, batches, and how updates are computed.
     pub struct Train {
-        /// Updates in the run; give this or epochs.
+        /// Number of updates; give this or epochs.
         pub steps: Option<u64>,
         /// Passes over the data; give this or steps.
         pub epochs: Option<u64>,
-        /// Rows an update; of preferences pairs, or judged answers.
+        /// Rows per update; with data.task=preference pairs of answers, or with preference.loss=kto labelled answers.
         pub batch: usize,
         /// Rows computed at once; the update is the same for every split of the batch.
         pub micro_batch: Count = Count::Auto,
-        /// Micro-batches an update: instead of micro_batch, or beside it, and then their product is batch.
+        /// Micro-batches per update, instead of micro_batch; given beside it, their product is batch.
         pub accumulate: Option<usize>,
-        /// Groups of rows whose gradients are summed apart, a power of two: any number of ranks that divides it gives the same bits; the number of ranks (auto).
+        /// Groups of rows whose gradients are summed separately, a power of two: every number of ranks that divides it gives the same bits. auto is the number of ranks.
         pub lanes: Count = Count::Auto,
         /// Seed of initial weights, data order and dropout.
         pub seed: u64 = 0,
-        /// Patterns of parameter paths that are not trained.
+        /// Patterns of the paths of parameters that are not trained.
         pub freeze: Vec<String> = Vec::new(),
         /// Parameters with a learning rate or weight decay of their own.
         pub groups: Groups = Groups::default(),
-        /// Layers, from the first, that recompute=full runs again: all (auto), or this many, while the others keep more.
+        /// Number of layers, from the first, that recompute=full computes again: all (auto) or this many, while the others keep more.
         pub recompute_layers: Count = Count::Auto,
-        /// Layers whose products run in fp8: those that gain by it here (auto), all, or names such as ffn.down.
+        /// Layers whose products run in fp8: those that are faster for it on this machine (auto), all, or names such as ffn.down.
         pub fp8_layers: Vec<String> = vec!["auto".into()],
-        /// After max_skipped updates in a row that are not finite: back to the last checkpoint, stop, or leave them out.
+        /// Reaction to max_skipped non-finite updates in a row: go back to the last checkpoint (rollback), stop, or keep skipping them (skip).
         pub on_nonfinite: OnNonfinite = OnNonfinite::Rollback,
-        /// Updates in a row that may be left out before on_nonfinite counts.
+        /// Non-finite updates in a row after which on_nonfinite applies; until then each is skipped.
         pub max_skipped: u64 = 10,
-        /// Weights of classes of texts: none (1 each), balanced (every class alike), or a number a class.
+        /// Weights of the classes in the loss of texts: none (1 each), balanced (every class counts alike), or a number per class.
         pub class_weights: ClassWeights = ClassWeights::None,
-        /// Share of an image's target that is spread over all classes.
+        /// Label smoothing of images: share of the target that is spread over all classes.
         pub label_smoothing: f64 = 0.0,
-        /// Blends images by shares drawn from beta(mixup, mixup); 0 for none.
+        /// Mixup: blends images by shares drawn from Beta(mixup, mixup); 0 turns it off.
         pub mixup: f64 = 0.0,
-        /// Puts a part of another image into images, of an area drawn from beta(cutmix, cutmix); 0 for none.
+        /// CutMix: pastes a part of another image into an image, its area drawn from Beta(cutmix, cutmix); 0 turns it off.
         pub cutmix: f64 = 0.0,
-        /// Decay of a running average of the weights, which is what is evaluated and exported, as 0.9999; 0 for none.
+        /// Decay of an exponential moving average of the weights, such as 0.9999; evaluation and export then use the average. 0 turns it off.
         pub ema: f64 = 0.0,
-        /// Evaluations without a better eval.metric after which the run ends.
+        /// Early stopping: the run ends after this many evaluations without a better eval.metric.
         pub patience: Option<u64>,
-        /// The number of runs to train, each of which holds out another part of the labelled texts.
+        /// Cross-validation: number of runs to train, each of which holds out another part of the labelled texts.
         pub folds: Option<usize>,
-        /// Which of the folds this run is, from 1; all of them, one after another, where not given.
+        /// The fold that this run is, from 1; by default all are trained, one after another.
         pub fold: Option<usize>,
     }
 }
@@ -391,18 +391,18 @@ section! {
 section! {
     /// How ranks are grouped.
     pub struct Mesh {
-        /// Ranks that divide weights, moments and gradients among themselves, where a run has several such groups; all (auto).
+        /// Ranks in a group that divides weights, moments and gradients among its own; auto is one group of all ranks.
         pub shards: Count = Count::Auto,
     }
 }
 
 choice! {
-    /// The consequence of too many updates that are not finite.
+    /// Reaction to too many non-finite updates in a row.
     pub enum OnNonfinite { Rollback = "rollback", Stop = "stop", Skip = "skip" }
 }
 
 impl Train {
-    /// Rows computed at once, where the config decides it.
+    /// Rows computed at once, if the config decides it.
     pub fn micro_batch(&self) -> Option<usize> {
         self.micro_batch.given().or_else(|| self.accumulate.map(|parts| self.batch / parts))
     }
@@ -413,15 +413,15 @@ section! {
     pub struct Eval {
         /// Updates between evaluations; 0 evaluates only at the end.
         pub every: u64 = 500,
-        /// Passes over the data between evaluations, instead of every.
+        /// Epochs between evaluations, instead of every.
         pub every_epochs: Option<f64>,
-        /// The metric that the best checkpoint and train.patience follow: loss, or a number of classes, answers or preferences.
+        /// Metric that the best checkpoint and train.patience go by: loss, or a metric of classes, answers or preferences.
         pub metric: Metric = Metric::Loss,
         /// Ends the run at the first evaluation whose eval.metric is as good as this.
         pub goal: Option<f64>,
-        /// Held-out rows an evaluation reads; 0 turns evaluation off.
+        /// Held-out rows per evaluation; 0 turns evaluation off.
         pub rows: usize = 256,
-        /// Rows computed at once.
+        /// Rows computed at once in an evaluation.
         pub micro_batch: Count = Count::Auto,
     }
 }
@@ -440,33 +440,33 @@ choice! {
 section! {
     /// The learning rate over the run.
     pub struct Schedule {
-        /// The shape after warm-up: down along a cosine or a line, level and then down (wsd), level, or all groups along a cosine to final_lr (converge).
+        /// Shape after warm-up: down along a cosine (cosine) or a line (linear), constant and then down (wsd), constant, or every group along a cosine to final_lr (converge).
         pub name: ScheduleName = ScheduleName::Cosine,
         /// Updates over which the learning rate rises to its peak.
         pub warmup_steps: u64 = 0,
-        /// Updates of the rise as a share of the horizon, instead of warmup_steps.
+        /// Warm-up as a share of the horizon, instead of warmup_steps.
         pub warmup_share: Option<f64>,
         /// Learning rate at the end as a share of the peak.
         pub final_ratio: f64 = 0.1,
-        /// The learning rate at the end that converge brings every group to, from above or from below.
+        /// Learning rate at the end that converge brings every group to, from above or from below.
         pub final_lr: Option<f64>,
-        /// Updates of wsd's descent; a fifth of the horizon where not given.
+        /// Updates over which wsd decays; defaults to a fifth of the horizon.
         pub decay_steps: Option<u64>,
-        /// Tokens that a token sees at most in equal parts of the horizon, in order; evaluation and generation see as the model says.
+        /// Attention windows over the run: the most tokens that a token sees in each of equal parts of the horizon, in order. Evaluation and generation use the model's own window.
         pub windows: Vec<usize> = vec![],
-        /// Updates the schedule spans; those of the run as it started where not given.
+        /// Updates that the schedule spans; defaults to the length of the run as it was begun.
         pub horizon_steps: Option<u64>,
     }
 }
 
 section! {
-    /// Checkpoints of a run on its way.
+    /// Checkpoints during a run.
     pub struct Checkpoint {
         /// Updates between checkpoints; 0 saves only at the end and when stopped.
         pub every: u64 = 500,
-        /// Newest checkpoints that are kept.
+        /// Number of newest checkpoints that are kept.
         pub keep: usize = 2,
-        /// Checkpoints of steps divisible by this are kept for ever; 0 for none.
+        /// Checkpoints whose step is divisible by this are never deleted; 0 turns this off.
         pub keep_every: u64 = 0,
         /// Save whenever eval.metric is the best so far, and keep that checkpoint; best.json names it.
         pub best: bool = false,
@@ -474,23 +474,23 @@ section! {
 }
 
 section! {
-    /// How batches are prepared beside the training.
+    /// How batches are prepared while the model trains.
     pub struct Loader {
         /// Threads that read and tokenise; the order of rows is the same for any number.
         pub workers: Count = Count::Auto,
-        /// Batches prepared ahead.
+        /// Batches that are prepared ahead.
         pub prefetch: usize = 4,
     }
 }
 
 section! {
-    /// Trackers that are told of a run beside its own files.
+    /// Trackers that a run is logged to, in addition to its own files.
     pub struct Track {
-        /// The address of an MLflow server that follows the run, as http://localhost:5000; none does where not given.
+        /// Address of an MLflow server that the run is logged to, such as http://localhost:5000; without it nothing is sent.
         pub mlflow: Option<String>,
-        /// MLflow's experiment, made where the server has none of that name; flatout where not given.
+        /// Experiment in MLflow, which is created if it does not exist; defaults to flatout.
         pub experiment_name: Option<String>,
-        /// The name of the run there; that of its folder where not given.
+        /// Name of the run in MLflow; defaults to that of its folder.
         pub run_name: Option<String>,
     }
 }

@@ -1,7 +1,7 @@
-//! The name somebody probably meant.
+//! Suggestions for misspelt names.
 
-/// The candidate with the fewest typing errors between it and `name`, where these are few enough to be a slip:
-/// at most two, or a third of the name.
+/// The candidate with the smallest edit distance from `name`, if that is small enough for a typing error: at most two, or a third of the
+/// name.
 pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let bound = (name.chars().count() / 3).max(2);
     candidates
@@ -12,17 +12,17 @@ pub fn nearest<'a>(name: &str, candidates: impl IntoIterator<Item = &'a str>) ->
         .map(|(_, candidate)| candidate)
 }
 
-/// The end of a sentence about a name that is not among `names`: those it begins, the one it is a slip of, or nothing.
+/// The end of a sentence about a name that is not among `names`: it suggests the names that begin with it, else the nearest one.
 pub fn suggestion(name: &str, names: &[&str]) -> Option<String> {
-    let begun: Vec<&str> =
+    let longer: Vec<&str> =
         names.iter().copied().filter(|known| name.len() > 1 && known.starts_with(name)).collect();
     let meant =
-        if begun.is_empty() { nearest(name, names.iter().copied()).into_iter().collect() } else { begun };
+        if longer.is_empty() { nearest(name, names.iter().copied()).into_iter().collect() } else { longer };
     let meant: Vec<String> = meant.iter().map(|name| format!("`{name}`")).collect();
     (!meant.is_empty()).then(|| format!("did you mean {}?", meant.join(" or ")))
 }
 
-/// Insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
+/// The number of insertions, deletions, substitutions and swaps of neighbours that turn `a` into `b`.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
     let mut before_last = vec![0; b.len() + 1];
@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn only_slips_are_corrected() {
+    fn only_typing_errors_are_corrected() {
         let names = ["optimizer.lr", "train.steps", "lr"];
         assert_eq!(nearest("optimiser.lr", names), Some("optimizer.lr"));
         assert_eq!(nearest("train.step", names), Some("train.steps"));
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_begins_others_means_them_all() {
+    fn a_prefix_suggests_all_names_that_begin_with_it() {
         let names = ["a100-40", "a100-80", "h100"];
         assert_eq!(suggestion("a100", &names).unwrap(), "did you mean `a100-40` or `a100-80`?");
         assert_eq!(suggestion("h10", &names).unwrap(), "did you mean `h100`?");

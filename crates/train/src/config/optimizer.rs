@@ -1,4 +1,4 @@
-//! How gradients become updates: the rule, its constants, and which of its keys go together.
+//! Section `optimizer`: the update rule, its constants, and checks of them.
 
 use flatout_ir::optimizers::Name;
 use flatout_ir::{Adjust, Muon};
@@ -11,7 +11,7 @@ use crate::config::check::within;
 use crate::refuse;
 use crate::switches::Named;
 
-/// A value that users write by name, of an enum of the crate that acts on it.
+/// A value that is written by name, of an enum of another crate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Word<T>(pub T);
 
@@ -42,34 +42,34 @@ impl<'de, T: Named> Deserialize<'de> for Word<T> {
 }
 
 section! {
-    /// How gradients become updates.
+    /// The optimiser and its constants.
     pub struct Optimizer {
         /// The update rule. muon makes the updates of layers' matrices nearly orthogonal and leaves everything else to adamw.
         pub name: Word<Name> = Word(Name::AdamW),
-        /// Peak learning rate; of muon's matrices where that is the rule.
+        /// Peak learning rate; with muon that of the matrices it updates.
         pub lr: f64,
-        /// Of muon: peak learning rate of what adamw updates; lr where not given.
+        /// With muon: peak learning rate of the parameters that adamw updates; defaults to lr.
         pub adamw_lr: Option<f64>,
         /// Decay of the running means of the gradient and of its square.
         pub betas: [f64; 2] = [0.9, 0.95],
         /// Added to the root of the second moment.
         pub eps: f64 = 1e-8,
-        /// Of muon: decay of the running mean of the gradient.
+        /// With muon: decay of the running mean of the gradient.
         pub momentum: f64 = 0.95,
-        /// Of muon: updates look one step of momentum ahead.
+        /// With muon: use Nesterov momentum.
         pub nesterov: bool = true,
-        /// Of muon: steps of Newton-Schulz, which bring singular values near 1.
+        /// With muon: iterations of Newton-Schulz, which bring singular values near 1.
         pub ns_steps: usize = 5,
-        /// Of muon: the factor on lr, sqrt(max(1, rows / columns)) (original), or 0.2 sqrt(max(rows, columns)), with which adamw's lr serves.
+        /// With muon: factor on lr, sqrt(max(1, rows / columns)) (original), or 0.2 sqrt(max(rows, columns)) (match_rms_adamw), with which a learning rate for adamw fits.
         pub muon_adjust: Word<Adjust> = Word(Adjust::MatchRmsAdamW),
-        /// Decoupled weight decay of matrices, embeddings included; vectors have none.
+        /// Decoupled weight decay of matrices, embeddings included; vectors are not decayed.
         pub weight_decay: f64 = 0.1,
-        /// Largest norm of the gradient, beyond which it is scaled down; 0 turns clipping off.
+        /// Largest norm of the gradient; a larger gradient is scaled down to it. 0 turns clipping off.
         pub clip: f64 = 1.0,
     }
 }
 
-/// PyTorch's limit too; a few steps more than five change nothing but the time they take.
+/// The same limit as PyTorch's. More steps than about five only take time.
 const MAX_NS_STEPS: usize = 99;
 
 impl Optimizer {
@@ -79,20 +79,20 @@ impl Optimizer {
         Muon { momentum, nesterov, steps, adjust }
     }
 
-    /// The peak learning rate of what a rule leaves to AdamW; `None` where it leaves nothing.
+    /// The peak learning rate of the parameters that the rule leaves to AdamW; `None` if there are none.
     pub fn rate_of_rest(&self) -> Option<f64> {
         (self.name.0 == Name::Muon).then(|| self.adamw_lr.unwrap_or(self.lr))
     }
 
-    /// The first key that only Muon has and that is given.
+    /// The first key of Muon that does not have its default value.
     fn key_of_muon(&self) -> Option<&'static str> {
-        let (given, usual) = (self.muon(), Muon::default());
+        let (given, default) = (self.muon(), Muon::default());
         let keys = [
             ("adamw_lr", self.adamw_lr.is_some()),
-            ("momentum", given.momentum != usual.momentum),
-            ("nesterov", given.nesterov != usual.nesterov),
-            ("ns_steps", given.steps != usual.steps),
-            ("muon_adjust", given.adjust != usual.adjust),
+            ("momentum", given.momentum != default.momentum),
+            ("nesterov", given.nesterov != default.nesterov),
+            ("ns_steps", given.steps != default.steps),
+            ("muon_adjust", given.adjust != default.adjust),
         ];
         keys.into_iter().find(|(_, is_given)| *is_given).map(|(key, _)| key)
     }
@@ -127,14 +127,15 @@ impl Config {
         }
         if is_muon && optimizer.muon_adjust.0 == Adjust::Original && optimizer.adamw_lr.is_none() {
             refuse!(
-                "`optimizer.muon_adjust` is original, with which muon's `optimizer.lr` is of another size than adamw's: give \
+                "`optimizer.muon_adjust` is original, with which muon and adamw need different learning rates: give \
                  optimizer.adamw_lr too, as in lr=0.02 adamw_lr=3e-4"
             );
         }
         let ends_alone = |group: &&super::Group| group.final_lr.is_some() && group.lr.is_none();
         if let Some(group) = self.train.groups.0.iter().find(ends_alone).filter(|_| is_muon) {
             refuse!(
-                "`train.groups` has `final_lr` without `lr` for {}, and muon has two learning rates it may mean: give `lr` too",
+                "`train.groups` has `final_lr` without `lr` for {}, and with muon there are two learning rates it may belong to: give \
+                 `lr` too",
                 group.paths.join(", ")
             );
         }
@@ -149,7 +150,7 @@ mod tests {
     use crate::recipes::resolve;
 
     #[test]
-    fn keys_of_muon_go_with_muon_and_have_bounds() {
+    fn keys_of_muon_require_muon_and_have_bounds() {
         let cases = [
             (
                 "optimizer.momentum=0.9",
@@ -164,7 +165,10 @@ mod tests {
             ("optimizer.name=muon adamw_lr=0", "`optimizer.adamw_lr` is 0 and must be a number above 0"),
             ("optimizer.name=muon muon_adjust=original", "give optimizer.adamw_lr too"),
             ("optimizer.name=muon muon_adjust=spectral", "original, match_rms_adamw"),
-            ("optimizer.name=muon groups=[{paths=['embed'],final_lr=0.0}]", "two learning rates it may mean"),
+            (
+                "optimizer.name=muon groups=[{paths=['embed'],final_lr=0.0}]",
+                "two learning rates it may belong to",
+            ),
         ];
         for (overrides, words) in cases {
             let sentence = refused(overrides);

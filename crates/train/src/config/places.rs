@@ -1,4 +1,4 @@
-//! Paths of a config that are relative: where they begin, once the process that reads them works elsewhere.
+//! Relative paths of a config, rebased for a process that works in another folder.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{Config, Paths};
 const STANDARD_INPUT: &str = "-";
 
 impl Config {
-    /// The same config with the relative paths in it beginning in `folder`.
+    /// The same config with its relative paths rebased to `folder`.
     pub fn based_at(&self, folder: &Path) -> Config {
         let mut config = self.clone();
         let based = |path: &mut String| {
@@ -25,7 +25,7 @@ impl Config {
         let files = data.tokenizer.iter_mut().chain(&mut data.image_root);
         files.chain(&mut data.vision_cache).for_each(based);
         config.adapter.from.iter_mut().for_each(based);
-        // A template may be a text or a name, and a model one of the hub.
+        // A template may also be a text or a name, and a model may be on the hub.
         data.template.iter_mut().filter(|template| folder.join(&**template).is_file()).for_each(based);
         let place = |from: &str| from.rsplit_once('@').map_or(from, |(place, _)| place).to_string();
         let based_model = |from: &mut Option<String>| {
@@ -48,7 +48,7 @@ mod tests {
     use crate::recipes::resolve;
 
     #[test]
-    fn only_what_is_relative_and_a_path_moves() {
+    fn only_relative_paths_are_rebased() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("chat.jinja"), "").unwrap();
         std::fs::create_dir(folder.path().join("base")).unwrap();

@@ -1,4 +1,4 @@
-//! Section `preference`: which loss compares answers, and with what.
+//! Section `preference`: the loss that compares answers, its constants, and the reference model.
 
 use flatout_models::objectives::preference::{Preference as PreferenceObjective, PreferenceLoss};
 use flatout_settings::section;
@@ -9,19 +9,19 @@ use crate::UserError;
 use crate::refuse;
 
 section! {
-    /// How answers are compared, where data.task is preference.
+    /// How answers are compared if data.task is preference.
     pub struct Preference {
-        /// The loss: of pairs dpo, ipo, hinge, robust, apo_zero, simpo or orpo, of answers that are wanted or not kto.
+        /// Loss: dpo, ipo, hinge, robust, apo_zero, simpo and orpo compare the answers of a pair; kto takes single answers that are labelled good or bad.
         pub loss: PreferenceLoss = PreferenceLoss::Dpo,
-        /// How strongly answers are told apart; 0.1 where not given, of simpo 2.
+        /// Beta of the loss, as in its paper and in TRL; defaults to 0.1, with simpo to 2.
         pub beta: Option<f64>,
-        /// Share of pairs that are taken to be the wrong way round, of dpo and robust.
+        /// With dpo and robust: share of the pairs that are taken to be labelled the wrong way round.
         pub label_smoothing: f64 = 0.0,
-        /// The lead that a chosen answer should have, of simpo; 1 where not given.
+        /// With simpo: margin by which the chosen answer should lead; defaults to 1.
         pub margin: Option<f64>,
-        /// How much of the chosen answer's mean loss is added, of pairs.
+        /// With pairs: factor on the chosen answer's mean loss, which is added.
         pub sft: f64 = 0.0,
-        /// A run or a folder whose model the answers are compared with; where not given, the model as training begins.
+        /// A run or a folder with the reference model; defaults to the model as training begins.
         pub reference: Option<String>,
     }
 }
@@ -39,7 +39,7 @@ impl Preference {
 }
 
 impl Config {
-    /// Examples that one loss compares: 2 of pairs, otherwise 1. `train.batch` and `eval.rows` count what they make together.
+    /// Examples per unit of the loss: 2 for pairs, else 1. `train.batch` and `eval.rows` count such units.
     pub fn together(&self) -> usize {
         1 + usize::from(self.data.task == Task::Preference && !self.preference.loss.is_judged())
     }
@@ -92,14 +92,14 @@ impl Config {
         }
         if loss.is_judged() && self.sight() == Some(Sight::Frames) {
             refuse!(
-                "`preference.loss` is {loss}, which is of answers with a label, and samples with frames are pairs: give a loss \
-                 of pairs, as preference.loss=dpo"
+                "`preference.loss` is {loss}, which is for labelled answers, and samples with frames are pairs: give a loss for \
+                 pairs, such as preference.loss=dpo"
             );
         }
         if own.reference.is_some() && self.data.vision_cache.is_some() {
             refuse!(
-                "`preference.reference` names another model, and `data.vision_cache` keeps what this one's tower makes of images: \
-                 leave one out"
+                "`preference.reference` names another model, and `data.vision_cache` keeps the output of this model's tower: leave \
+                 one out"
             );
         }
         if own.reference.is_some() && !loss.has_reference() {
@@ -116,7 +116,7 @@ mod tests {
     use crate::recipes::resolve;
 
     #[test]
-    fn numbers_that_do_not_go_together_are_refused() {
+    fn contradicting_values_are_refused() {
         let cases = [
             ("preference.beta=0.2", "`data.task` is text: give data.task=preference"),
             ("data.task=preference preference.beta=0", "must be a number above 0"),
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_model_says_what_preferences_are_about() {
+    fn keys_of_images_and_frames_depend_on_the_model() {
         let refused = |recipe: &str, overrides: &str| {
             let overrides: Vec<String> = overrides.split(' ').map(String::from).collect();
             resolve(recipe, &[], &overrides).expect_err(overrides[0].as_str()).0
@@ -168,7 +168,7 @@ mod tests {
             (
                 "qwen3-vl-2b-dpo",
                 "preference.reference=x data.vision_cache=y",
-                "this one's tower makes of images",
+                "the output of this model's tower",
             ),
             ("qwen3-vl-2b-dpo", "data.answer_marks=[\"a\",\"b\"]", "give data.task=visual_chat"),
         ] {

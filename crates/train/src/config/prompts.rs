@@ -1,13 +1,13 @@
-//! Questions to samples that have none, by the set that they were taken from.
+//! Section `data.prompts`: questions for samples that have none, by the data set that they come from.
 
 use flatout_settings::section;
 use flatout_settings::{Section, Setting, ValueKind};
 use serde::{Deserialize, Serialize};
 
 section! {
-    /// The question to samples of a source that have none.
+    /// The question for samples of a source that have none.
     pub struct Prompt {
-        /// The beginning of the source's name; of several that fit the longest counts, and an empty one fits all.
+        /// Beginning of the source's name; the longest that fits counts, and an empty one fits every source.
         pub source: String,
         /// The question.
         pub prompt: String,
@@ -25,11 +25,11 @@ impl Setting for Prompts {
     }
 }
 
-/// The message before every question where none is given.
+/// The default system message before every question.
 pub const SYSTEM: &str = "You answer questions about images and videos.";
 
-/// The questions where none is given for a source.
-const USUAL: [(&str, &str); 5] = [
+/// The default questions by source.
+const DEFAULTS: [(&str, &str); 5] = [
     ("openvid", "Write a brief caption for this video."),
     ("webvid", "Caption this clip in a few words, as an archive of footage would."),
     ("vript", "Tell what happens in this video from its beginning to its end."),
@@ -38,11 +38,11 @@ const USUAL: [(&str, &str); 5] = [
 ];
 
 impl Prompts {
-    /// Sources with their questions: those that are given, and the usual ones of others.
+    /// Sources with their questions: those that are given, and the defaults of other sources.
     pub fn all(&self) -> Vec<(String, String)> {
         let given = self.0.iter().map(|prompt| (prompt.source.clone(), prompt.prompt.clone()));
         let is_given = |source: &str| self.0.iter().any(|prompt| prompt.source.eq_ignore_ascii_case(source));
-        let usual = USUAL.iter().filter(|(source, _)| !is_given(source));
-        given.chain(usual.map(|(source, prompt)| (source.to_string(), prompt.to_string()))).collect()
+        let defaults = DEFAULTS.iter().filter(|(source, _)| !is_given(source));
+        given.chain(defaults.map(|(source, prompt)| (source.to_string(), prompt.to_string()))).collect()
     }
 }

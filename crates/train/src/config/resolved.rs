@@ -1,4 +1,4 @@
-//! The resolved form of a config on one machine and one set of data: all that a resumed run must find as it was.
+//! The values that a config is resolved to on one machine and one data set, which a resumed run must use again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,24 +16,24 @@ use crate::switches::Auto;
 use crate::switches::data::{HeadRows, LAST_LAYER};
 use crate::switches::memory::{BASE, Base};
 
-/// How much of everything one run of a plan has room for. A task leaves at 0 what it has none of.
+/// Capacities of one run of a plan. A task leaves those that it does not need at 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Capacities {
-    /// Sequences of equal length; 1 where examples lie one after another.
+    /// Sequences of equal length; 1 if examples are packed.
     pub rows: usize,
     pub tokens: usize,
     /// Documents, examples or texts that are kept apart within the rows.
     pub segments: usize,
-    /// Examples, or several behind a prefix that they share; in place of segments.
+    /// Trees: single examples, or several behind a shared prefix; in place of segments.
     #[serde(skip_serializing_if = "is_zero")]
     pub trees: usize,
     /// Tokens of the longest segment or tree.
     pub longest: usize,
-    /// The most tokens that a token sees, by a schedule of windows; 0 where the model alone says.
+    /// The most tokens that a token sees by `schedule.windows`; 0 without such a schedule.
     #[serde(skip_serializing_if = "is_zero")]
     pub window: usize,
-    /// Rows that the loss reads; 0 where it reads every row.
+    /// Rows that the loss reads; 0 if it reads every row.
     #[serde(skip_serializing_if = "is_zero")]
     pub read: usize,
     pub images: usize,
@@ -43,19 +43,19 @@ pub struct Capacities {
     /// Patches of the largest of these images.
     #[serde(skip_serializing_if = "is_zero")]
     pub largest_image: usize,
-    /// Answers that are compared.
+    /// Answers that the loss compares.
     #[serde(skip_serializing_if = "is_zero")]
     pub answers: usize,
-    /// Frames of videos among tokens, each of one of the images.
+    /// Frames of videos among tokens; each shows one of the images.
     #[serde(skip_serializing_if = "is_zero")]
     pub frames: usize,
-    /// Samples that have frames.
+    /// Samples with frames.
     #[serde(skip_serializing_if = "is_zero")]
     pub videos: usize,
     /// Frames of the longest of these samples.
     #[serde(skip_serializing_if = "is_zero")]
     pub longest_video: usize,
-    /// The most frames that are one image.
+    /// The most frames that show the same image.
     #[serde(skip_serializing_if = "is_zero")]
     pub repeats: usize,
 }
@@ -64,29 +64,30 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-/// Values that were found out or chosen, beside the config that asked. A value that is `None` was given, or is not of this run.
+/// Values that were found from the data or chosen for the machine, beside the config. `None` means that the config gives the value, or
+/// that it does not apply.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Resolved {
-    /// The folder that relative paths of the config begin in: where the run was begun.
+    /// The folder that relative paths of the config start from: the one in which the run was begun.
     pub folder: Option<PathBuf>,
-    /// `model.from` exactly: a commit and not a branch, a step and not the newest.
+    /// `model.from`, pinned: a commit and not a branch, a step and not the newest.
     pub from: Option<String>,
-    /// `model.vision.from` likewise.
+    /// `model.vision.from`, pinned.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vision_from: Option<String>,
-    /// Data sets of the hub at the commits that the run began with, by the words that name them.
+    /// Data sets of the hub, pinned to the commits that the run began with, by the paths that name them.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub sets: BTreeMap<String, String>,
-    /// Tokens of equal shares of the examples, shortest first.
+    /// Lengths of equal shares of the examples in tokens, shortest first.
     pub lengths: Option<Vec<usize>>,
-    /// Learned tokens of these shares, in the mean; of the last the most of any example.
+    /// Mean number of tokens of these shares that are trained on; for the last share the most of any example.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub learned: Option<Vec<usize>>,
-    /// Equal shares of the trees that examples with a shared prefix make, four numbers each.
+    /// Equal shares of the trees that examples with a shared prefix form, four numbers each.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trees: Option<Vec<usize>>,
-    /// Images and patches of the shares of examples, and four numbers of images for each of the trees.
+    /// Images, and below them patches, of the shares of examples; then four numbers of images for each of the trees.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images: Option<Vec<usize>>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -98,37 +99,37 @@ pub struct Resolved {
     pub largest_image: Option<usize>,
     /// The classes by name, in the order of the model's outputs.
     pub classes: Option<Vec<String>>,
-    /// Hashes of sizes and times of the files that images are read from.
+    /// Hash of the sizes and times of the files that images are read from.
     pub versions: Option<String>,
-    /// How many images training has, their rows and columns, where they lie decoded.
+    /// Number, rows and columns of the training images, if they are stored decoded.
     pub decoded: Option<Vec<usize>>,
     /// Rows computed at once.
     pub micro_batch: Option<usize>,
-    /// Groups of rows that are summed apart; not written down where there is one.
+    /// Groups of rows whose gradients are summed separately; not written if there is only one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lanes: Option<usize>,
-    /// The value that `recompute=auto` resolved to, and for how many layers.
+    /// The value that `recompute=auto` resolved to, and the number of layers it applies to.
     pub recompute: Option<String>,
     pub recompute_layers: Option<usize>,
     /// The layers that run in fp8.
     pub fp8_layers: Option<Vec<String>>,
-    /// Updates that the schedule spans, and of its warm-up.
+    /// Updates that the schedule spans, and updates of its warm-up.
     pub horizon_steps: Option<u64>,
     pub warmup_steps: Option<u64>,
     /// The state of every switch, read from the compiled plans.
     pub switches: BTreeMap<String, String>,
-    /// The capacities of the plans of gradients, the largest first.
+    /// The capacities of the gradient plans, the largest first.
     pub capacities: Vec<Capacities>,
 }
 
 impl Resolved {
-    /// The codes that the plans keep frozen weights in, if any.
+    /// The format in which the plans store frozen weights as codes, if they do.
     pub fn base_codes(&self) -> Option<Codes> {
         let state = self.switches.get(BASE.name)?;
-        Base::ALL.into_iter().find(|base| base.name() == state)?.codes()
+        Base::ALL.iter().find(|base| base.name() == state)?.codes()
     }
 
-    /// The config with everything that was resolved in place of what it left open.
+    /// The config with the resolved values in place of those that it leaves open.
     pub fn over(&self, asked: &Config) -> Config {
         let mut config = self.placed(asked);
         if let Some(from) = &self.from {
@@ -157,7 +158,7 @@ impl Resolved {
             config.switches.data.head_rows = if reads_some { HeadRows::Answers } else { HeadRows::All };
         }
         if !self.capacities.is_empty() && config.switches.data.last_layer == HeadRows::Auto {
-            // Runs of before there was such a switch ran it on every row.
+            // Runs from before the switch existed ran the last layer on every row.
             let is_trimmed =
                 self.switches.get(LAST_LAYER.name).is_some_and(|state| state == HeadRows::Answers.name());
             config.switches.data.last_layer = if is_trimmed { HeadRows::Answers } else { HeadRows::All };
@@ -182,27 +183,27 @@ impl Resolved {
         config
     }
 
-    /// The config with its relative paths as they are found from where the process works.
+    /// The config with its relative paths rebased to the folder where the run was begun.
     pub fn placed(&self, asked: &Config) -> Config {
         self.elsewhere().map_or_else(|| asked.clone(), |folder| asked.based_at(folder))
     }
 
-    /// The folder that relative paths begin in, where the process works in another one and it is still there.
+    /// The folder that relative paths start from, if it is not the current folder and still exists.
     fn elsewhere(&self) -> Option<&Path> {
         let folder = self.folder.as_deref()?;
         let is_here = std::env::current_dir().is_ok_and(|here| here == folder);
         (!is_here && folder.is_dir()).then_some(folder)
     }
 
-    /// Notes that relative paths begin in the process's folder, unless they begin in another one.
+    /// Records that relative paths start from the current folder, unless they start from another one.
     pub fn begin_here(&mut self) {
         if self.elsewhere().is_none() {
-            // A name that is no text cannot be written down.
+            // A name that is not UTF-8 cannot be written to TOML.
             self.folder = std::env::current_dir().ok().filter(|folder| folder.to_str().is_some());
         }
     }
 
-    /// Whether the config names data sets of the hub whose commits are not known yet.
+    /// Whether the config names data sets of the hub that are not pinned yet.
     pub fn leaves_sets_open(&self, config: &Config) -> bool {
         let mut config = config.clone();
         config
@@ -211,7 +212,7 @@ impl Resolved {
             .any(|word| is_of_hub(word) && !self.sets.contains_key(word) && !self.is_pin(word))
     }
 
-    /// Asks the hub for the commits of data sets that the config names, and writes them down.
+    /// Asks the hub for the commits of the data sets that the config names, and pins them.
     pub fn pin_sets(&mut self, config: &Config) -> Result<(), DataError> {
         let mut config = config.clone();
         for word in config.data.words_mut().filter(|word| is_of_hub(word)) {
@@ -230,9 +231,9 @@ impl Resolved {
         toml::to_string(self).expect("what was resolved has a TOML form")
     }
 
-    /// Reads the text that [`Resolved::to_toml`] wrote; `path` is for sentences.
+    /// Parses the text that [`Resolved::to_toml`] wrote; `path` is for error messages.
     pub fn parse(text: &str, path: &str) -> Result<Resolved, UserError> {
-        let unreadable = |why: &dyn std::fmt::Display| UserError(format!("{path} does not read: {why}"));
+        let unreadable = |why: &dyn std::fmt::Display| UserError(format!("{path} cannot be parsed: {why}"));
         let resolved: Resolved = toml::from_str(text).map_err(|error| unreadable(&error))?;
         let recompute = resolved.recompute.as_deref().map(Recompute::read).transpose();
         recompute.map_err(|why| unreadable(&why))?;

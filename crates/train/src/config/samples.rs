@@ -1,4 +1,4 @@
-//! Section `samples`: texts and predictions of the model that are logged at every evaluation, for people to look at.
+//! Section `samples`: texts and predictions of the model that are logged at every evaluation.
 
 use flatout_models::config::Attention;
 use flatout_settings::section;
@@ -11,24 +11,24 @@ use crate::refuse;
 section! {
     /// Texts and predictions of the model that are logged at every evaluation.
     pub struct Samples {
-        /// Texts that the model continues, or, where conversations are learned, questions that it answers.
+        /// Prompts that the model continues, or answers as questions if it is trained on conversations.
         pub prompts: Vec<String> = Vec::new(),
-        /// The most tokens that the model writes behind a prompt.
+        /// The most tokens that the model writes after a prompt.
         pub max_tokens: usize = 64,
-        /// The temperature by which tokens are drawn; 0 takes the likeliest.
+        /// Temperature that tokens are sampled at; 0 takes the likeliest.
         pub temperature: f64 = 0.8,
-        /// Held-out texts or images whose predicted class is logged, of models of classes.
+        /// With a head of classes: held-out texts or images that are logged with their predicted class.
         pub count: usize = 0,
     }
 }
 
-/// More than anybody looks at.
+/// Limits that are more than anybody reads.
 const MOST_PROMPTS: usize = 64;
 const MOST_EXAMPLES: usize = 256;
 const MOST_TEMPERATURE: f64 = 100.0;
 
 impl Config {
-    /// Whether the model can write or predict what is asked for.
+    /// Checks that the model can produce the samples.
     pub(super) fn validate_samples(&self) -> Result<(), UserError> {
         let samples = &self.samples;
         at_least_one("samples.max_tokens", samples.max_tokens)?;
@@ -59,12 +59,14 @@ impl Config {
         }
         if model.as_decoder().is_some_and(|decoder| decoder.attention == Attention::Bidirectional) {
             refuse!(
-                "`samples.prompts` is given, and the model sees both ways (model.attention), so that it has no next token to \
-                 continue a text with: leave it out"
+                "`samples.prompts` is given, and the model's attention is bidirectional (model.attention), so that it cannot \
+                 continue a text: leave it out"
             );
         }
         if model.as_fovea().is_some() {
-            refuse!("`samples.prompts` is given, and the model answers about frames alone: leave it out");
+            refuse!(
+                "`samples.prompts` is given, and the model only answers questions about frames: leave it out"
+            );
         }
         let longest = samples.prompts.iter().map(String::len).max().unwrap_or(0);
         if samples.max_tokens >= model.tokens() {

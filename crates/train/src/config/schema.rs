@@ -1,4 +1,4 @@
-//! Every key there is: the sections' declarations put end to end, for look-up, errors and help.
+//! The list of all keys, from the declarations of the sections, for look-up, errors and help.
 
 use std::sync::LazyLock;
 
@@ -16,11 +16,11 @@ use crate::switches::Switches;
 pub struct SchemaKey {
     /// `section.key`.
     pub path: String,
-    /// The values it accepts, in words.
+    /// The values it takes, in words.
     pub wants: String,
-    /// The values it takes by name; empty where it takes any number or text.
+    /// The named values it takes; empty if it takes any number or text.
     pub values: Vec<&'static str>,
-    /// Its default as it would be written in a recipe; `None` where it must be given or may be absent.
+    /// Its default as written in a recipe; `None` if it must be given or may be absent.
     pub default: Option<String>,
     pub required: bool,
     pub doc: String,
@@ -47,7 +47,7 @@ pub(super) fn sections() -> Vec<(&'static str, Vec<Key>)> {
     ]
 }
 
-/// Every key with what it accepts, its default and one line on what it does.
+/// Every key with the values it takes, its default and its description.
 pub fn schema() -> Vec<SchemaKey> {
     let of_kind = |kind: &ModelKind| text::flatten(&Config { model: kind.model(), ..Config::default() });
     let defaults: Vec<(ModelKind, _)> = ModelKind::ALL.iter().map(|kind| (*kind, of_kind(kind))).collect();
@@ -67,7 +67,7 @@ pub fn schema() -> Vec<SchemaKey> {
     all().into_iter().map(row).collect()
 }
 
-/// The values of a kind that have names.
+/// The named values of a kind.
 fn names(kind: &ValueKind) -> Vec<&'static str> {
     match kind {
         ValueKind::Bool => vec!["true", "false"],
@@ -77,7 +77,7 @@ fn names(kind: &ValueKind) -> Vec<&'static str> {
     }
 }
 
-/// The kinds of models that have a key with this meaning; every kind has the keys of other sections.
+/// The kinds of models that have this key, of the same type; all kinds for keys of other sections.
 fn kinds_of(found: &QualifiedKey) -> Vec<ModelKind> {
     let kinds = match found.section {
         "model" => ModelKind::with(|leaf| leaf.name() == found.name && leaf.key.kind == found.key.kind),
@@ -86,7 +86,7 @@ fn kinds_of(found: &QualifiedKey) -> Vec<ModelKind> {
     if kinds.is_empty() { ModelKind::ALL.to_vec() } else { kinds }
 }
 
-/// Its line; a key that only some kinds of models have says which.
+/// The description of a key, which begins with the kinds of models if not all kinds have the key.
 fn doc(kinds: &[ModelKind], line: &str) -> String {
     if kinds.len() == ModelKind::ALL.len() {
         return line.to_string();
@@ -100,16 +100,16 @@ fn doc(kinds: &[ModelKind], line: &str) -> String {
 pub struct QualifiedKey {
     pub path: String,
     pub section: &'static str,
-    /// Its name from the section on.
+    /// The path without the section.
     pub name: String,
     /// The tables between the section and the key.
     pub tables: Vec<&'static str>,
-    /// The path of the innermost of them that may be absent.
+    /// The path of the innermost of these tables that may be absent.
     pub optional_table: Option<String>,
     pub key: Key,
 }
 
-/// The keys of a section that hold values, those of sections within it among them.
+/// The keys of a section that hold values, including those of sections within it.
 pub(super) fn of_section(section: &'static str, keys: Vec<Key>) -> Vec<QualifiedKey> {
     let found = |leaf: Leaf| QualifiedKey {
         path: format!("{section}.{}", leaf.name()),
@@ -122,7 +122,7 @@ pub(super) fn of_section(section: &'static str, keys: Vec<Key>) -> Vec<Qualified
     leaves(keys).into_iter().map(found).collect()
 }
 
-/// Every key; one that kinds of models mean differently is there once a meaning.
+/// Every key. A key that has different types in different kinds of models is listed once per type.
 pub(super) fn all() -> Vec<QualifiedKey> {
     let mut all: Vec<QualifiedKey> = vec![];
     for found in sections().into_iter().flat_map(|(section, keys)| of_section(section, keys)) {
@@ -133,9 +133,9 @@ pub(super) fn all() -> Vec<QualifiedKey> {
     all
 }
 
-/// Every key once, with the meaning that a kind of models gives it.
+/// Every key once, with the type that it has in a kind of models.
 pub(super) fn of_kind(kind: ModelKind) -> &'static [QualifiedKey] {
-    // The declarations are put together once: a config is read by looking every one of its keys up.
+    // The list is built once, because reading a config looks up every one of its keys.
     static OF_KINDS: LazyLock<Vec<(ModelKind, Vec<QualifiedKey>)>> = LazyLock::new(|| {
         let all = all();
         let meant = |kind: &ModelKind| (*kind, meant_by(all.clone(), &of_section("model", kind.keys())));
@@ -145,7 +145,7 @@ pub(super) fn of_kind(kind: ModelKind) -> &'static [QualifiedKey] {
     &of_kind.expect("every kind is among all").1
 }
 
-/// Every key once, with the meaning that `own` gives it where that has it, else the first.
+/// Every key once: as in `own` if that has it with another type, else the first one in `all`.
 pub(super) fn meant_by(all: Vec<QualifiedKey>, own: &[QualifiedKey]) -> Vec<QualifiedKey> {
     let mut each: Vec<QualifiedKey> = vec![];
     for found in all {
@@ -157,20 +157,20 @@ pub(super) fn meant_by(all: Vec<QualifiedKey>, own: &[QualifiedKey]) -> Vec<Qual
     each
 }
 
-/// The possible meanings of a short name.
+/// The result of looking up a short name.
 pub(super) enum Meaning {
     One(QualifiedKey),
     Several(Vec<String>),
     Nothing,
 }
 
-/// The key a name on the command line means: a full path, else a switch, else a key of any section; where several
-/// sections have it, `train` wins, then `model`, and `samples` comes last.
+/// Looks up a name from the command line: a full path, else a switch, else a key of any section. If several sections have the key,
+/// `train` wins, then `model`, and `samples` comes last.
 pub(super) fn lookup(name: &str) -> Meaning {
     lookup_among(of_kind(ModelKind::default()), name)
 }
 
-/// The same among some keys, each of which is there once.
+/// Like [`lookup`], in a list of keys without repetitions.
 pub(super) fn lookup_among(keys: &[QualifiedKey], name: &str) -> Meaning {
     let by_path = |path: String| keys.iter().find(|found| found.path == path);
     if let Some(found) = by_path(name.to_string()).or_else(|| by_path(format!("switches.{name}"))) {
@@ -188,7 +188,7 @@ pub(super) fn lookup_among(keys: &[QualifiedKey], name: &str) -> Meaning {
     }
 }
 
-/// ` (auto, on, off)` for a choice, nothing for the rest: it follows a key's name in a sentence.
+/// The values of a choice, such as ` (auto, on, off)`, to follow a key's name in a sentence; empty for other kinds.
 pub(super) fn values_in_brackets(kind: &ValueKind) -> String {
     match kind {
         ValueKind::Choice(values) => format!(" ({})", values.join(", ")),
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn the_schema_covers_the_tree_and_says_something_of_every_key() {
+    fn the_schema_covers_the_config_and_describes_every_key() {
         let written = toml::Value::try_from(Config::default()).unwrap();
         let mut names: Vec<_> = written.as_table().unwrap().keys().map(String::as_str).collect();
         names.retain(|name| !["recipe", "description"].contains(name));
@@ -293,11 +293,11 @@ mod tests {
         assert_eq!(path_of("width"), "model.width", "the section's own");
         assert_eq!(path_of("vision.width"), "model.vision.width");
         assert_eq!(path_of("model.vision.layers"), "model.vision.layers");
-        assert_eq!(path_of("layers"), "", "a part's key is never meant by its last name");
+        assert_eq!(path_of("layers"), "", "a part's key is not found by its last name");
     }
 
     #[test]
-    fn a_key_means_what_the_kind_says() {
+    fn a_key_has_the_type_of_the_models_kind() {
         let all: Vec<QualifiedKey> = [Seeing::keys(), Hearing::keys()]
             .into_iter()
             .flat_map(|keys| of_section("model", keys))

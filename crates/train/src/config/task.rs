@@ -1,4 +1,4 @@
-//! The values of `data.task`: what a task learns from, the head it needs, and the keys that it alone reads.
+//! The values of `data.task`: the unit of data of each task, the head it needs, and the keys that only it reads.
 
 use std::collections::BTreeSet;
 
@@ -12,69 +12,69 @@ choice! {
     pub enum Task {
         /// Documents, trained on from end to end.
         Text = "text",
-        /// Conversations and instructions, of which the answers are learned.
+        /// Conversations and instructions, whose answers are trained on.
         Chat = "chat",
         /// Texts or pairs of texts with a class.
         Classes = "classes",
         /// Images with a class.
         Images = "images",
-        /// Conversations about images, and questions about them, of which the answers are learned.
+        /// Conversations and questions about images, whose answers are trained on.
         VisualChat = "visual_chat",
-        /// Answers to prompts, with images or frames where the model sees them, of which some are preferred to others.
+        /// Preferred and rejected answers to prompts, with images or frames if the model sees them.
         Preference = "preference",
-        /// Videos and still images with a text, looked at frame by frame.
+        /// Videos and still images with a text, processed frame by frame.
         Foveated = "foveated",
     }
 }
 
-/// The unit of data that a task learns from.
+/// The unit of data that a task is trained on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Rows that documents are cut into.
     Documents,
-    /// Texts of their own lengths, one by one.
+    /// Separate texts of unequal lengths.
     Examples,
     Images,
 }
 
-/// The form in which a model is shown what stands beside its texts.
+/// The form in which a model gets images beside its texts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sight {
     /// Images of any size among the words of a row.
     Images,
-    /// Videos and still images as frames of one size, out of tar shards.
+    /// Videos and still images as frames of one size, from tar shards.
     Frames,
 }
 
-struct Facts {
+struct TaskRow {
     task: Task,
     unit: Unit,
     head: Head,
-    /// The keys of `data` that only some tasks read and this one does.
+    /// The keys of `data` that this task reads and not all tasks do.
     keys: &'static [&'static str],
 }
 
-static TABLE: &[Facts] = &[
-    Facts { task: Task::Text, unit: Unit::Documents, head: Head::Tokens, keys: &[] },
-    Facts {
+static TABLE: &[TaskRow] = &[
+    TaskRow { task: Task::Text, unit: Unit::Documents, head: Head::Tokens, keys: &[] },
+    TaskRow {
         task: Task::Chat,
         unit: Unit::Examples,
         head: Head::Tokens,
         keys: &["template", "date", "max_tokens", "group"],
     },
-    Facts {
+    TaskRow {
         task: Task::Classes,
         unit: Unit::Examples,
         head: Head::Classes,
         keys: &["max_tokens", "classes", "text_a", "text_b", "label", "group"],
     },
-    Facts {
+    TaskRow {
         task: Task::Images,
         unit: Unit::Images,
         head: Head::Classes,
         keys: &["classes", "label", "image", "image_root"],
     },
-    Facts {
+    TaskRow {
         task: Task::VisualChat,
         unit: Unit::Examples,
         head: Head::Tokens,
@@ -90,13 +90,13 @@ static TABLE: &[Facts] = &[
             "answer_marks",
         ],
     },
-    Facts {
+    TaskRow {
         task: Task::Preference,
         unit: Unit::Examples,
         head: Head::Tokens,
         keys: &["template", "date", "max_tokens", "group"],
     },
-    Facts {
+    TaskRow {
         task: Task::Foveated,
         unit: Unit::Examples,
         head: Head::Tokens,
@@ -105,17 +105,17 @@ static TABLE: &[Facts] = &[
 ];
 
 impl Task {
-    fn facts(self) -> &'static Facts {
-        TABLE.iter().find(|facts| facts.task == self).expect("every task has a row")
+    fn row(self) -> &'static TaskRow {
+        TABLE.iter().find(|row| row.task == self).expect("every task has a row")
     }
 
     pub fn unit(self) -> Unit {
-        self.facts().unit
+        self.row().unit
     }
 
     /// The head that the model must have.
     pub fn head(self) -> Head {
-        self.facts().head
+        self.row().head
     }
 
     /// Whether its examples have answers that are right or wrong as a whole.
@@ -126,23 +126,22 @@ impl Task {
     /// The keys that only some tasks read, each with the first task that does.
     pub(super) fn own_keys() -> impl Iterator<Item = (&'static str, Task)> {
         let mut seen = BTreeSet::new();
-        let keys = TABLE.iter().flat_map(|facts| facts.keys.iter().map(|key| (*key, facts.task)));
+        let keys = TABLE.iter().flat_map(|row| row.keys.iter().map(|key| (*key, row.task)));
         keys.filter(move |(key, _)| seen.insert(*key))
     }
 
     fn reads(self, key: &str) -> bool {
-        self.facts().keys.contains(&key)
+        self.row().keys.contains(&key)
     }
 }
 
-/// The keys of preferences about images, and about frames, beside those of preferences among texts. Shards have no columns by
-/// which samples could be grouped.
+/// The keys that preferences about images, or about frames, read in addition to those about texts. With frames `group` is not read,
+/// because shards have no columns.
 const IMAGE_KEYS: [&str; 4] = ["image", "image_root", "image_tokens", "vision_cache"];
 const FRAME_KEYS: [&str; 3] = ["system", "prompts", "still_frames"];
 
 impl Config {
-    /// How the model is shown what stands beside texts; `None` where it reads text alone. The subject of preferences depends on
-    /// the model: the task says what is learned.
+    /// The form in which the model gets images beside texts; `None` if it reads text only. For preferences it depends on the model.
     pub fn sight(&self) -> Option<Sight> {
         match (self.data.task, self.model.vision()?) {
             (Task::VisualChat | Task::Preference, Vision::Qwen3Vl(_)) => Some(Sight::Images),
@@ -151,7 +150,7 @@ impl Config {
         }
     }
 
-    /// Whether the task reads a key of `data`, with the model that it has.
+    /// Whether the task, with this model, reads a key of `data`.
     pub(super) fn reads(&self, key: &str) -> bool {
         let task = self.data.task;
         match self.sight().filter(|_| task == Task::Preference) {
@@ -161,13 +160,13 @@ impl Config {
         }
     }
 
-    /// Why a key that the task does not read is in vain, and what to give.
+    /// The error for a key that the task does not read; `of` is a task that does.
     pub(super) fn unread(&self, key: &str, of: Task) -> String {
         let shown = [(&IMAGE_KEYS[..], "images"), (&FRAME_KEYS[..], "frames")];
         let shown = shown.into_iter().find(|(keys, _)| keys.contains(&key));
         match (self.data.task, shown) {
             (Task::Preference, Some((_, shown))) => format!(
-                "`data.{key}` is given and the model is shown no {shown}: leave it out, or give a model that is in \
+                "`data.{key}` is given and the model is shown no {shown}: leave it out, or give a model that is, with \
                  [model.vision]"
             ),
             (Task::Preference, None) if key == "group" => {

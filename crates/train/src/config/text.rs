@@ -1,4 +1,4 @@
-//! The tree as TOML text: what a run saves, what `recipes show` prints, and what reads back as the same tree.
+//! The config as TOML text, as runs save it and `recipes show` prints it; it parses back into the same config.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,13 @@ use super::{Config, Layers};
 use crate::UserError;
 
 impl Config {
-    /// Every section and key in the schema's order. `Config::parse` gives back an equal tree.
+    /// All sections and keys in the schema's order. `Config::parse` returns an equal config.
     pub fn to_toml(&self) -> String {
         let written = flatten(self);
         let mut out = String::new();
-        for (name, said) in [("recipe", &self.recipe), ("description", &self.description)] {
-            if !said.is_empty() {
-                out += &format!("{name} = {}\n", value(&Value::String(said.clone())));
+        for (name, text) in [("recipe", &self.recipe), ("description", &self.description)] {
+            if !text.is_empty() {
+                out += &format!("{name} = {}\n", value(&Value::String(text.clone())));
             }
         }
         let keys = schema::of_kind(self.model.kind());
@@ -25,18 +25,18 @@ impl Config {
         out.trim_start().to_string()
     }
 
-    /// Every key that has a value, by its full path, as it would be written.
+    /// Every key that has a value, by its full path, as written in TOML.
     pub fn values(&self) -> BTreeMap<String, String> {
         let keys = flatten(self).into_iter().map(|(path, held)| (path, value(&held)));
         keys.chain([("recipe".to_string(), self.recipe.clone())]).collect()
     }
 
-    /// The same, to be shown: addresses without what is signed into them.
+    /// Like [`Config::values`], for display: URLs without the signatures in their queries.
     pub fn shown_values(&self) -> BTreeMap<String, String> {
         self.values().into_iter().map(|(key, value)| (key, without_signatures(&value))).collect()
     }
 
-    /// Reads what `to_toml` wrote. `origin` is the file, for sentences.
+    /// Parses a config that `to_toml` wrote. `origin` is the file, for error messages.
     pub fn parse(text: &str, origin: &str) -> Result<Config, UserError> {
         let mut layers = Layers::default();
         layers.file(text, origin)?;
@@ -44,7 +44,7 @@ impl Config {
     }
 }
 
-/// Addresses in a value up to their question marks: a signature behind one is a secret for as long as it is good.
+/// Cuts URLs in a value at their question marks: a signature after that is a secret while it is valid.
 fn without_signatures(value: &str) -> String {
     let is_address = |part: &&str| part.starts_with("https://") || part.starts_with("http://");
     let quoted = value.split('"').map(|part| match is_address(&part) {
@@ -54,7 +54,7 @@ fn without_signatures(value: &str) -> String {
     quoted.collect::<Vec<&str>>().join("\"")
 }
 
-/// A section's values in the order of its keys, then those of each table within it.
+/// The text of a section: its values in the order of its keys, then those of each table within it.
 pub(super) fn section_text(
     section: &str,
     keys: &[QualifiedKey],
@@ -70,7 +70,7 @@ pub(super) fn section_text(
         lines.collect()
     };
     let lines = lines_of(&[]);
-    // A section that says nothing is left out.
+    // An empty section is left out.
     let mut out = if lines.is_empty() { String::new() } else { format!("\n[{section}]\n{lines}") };
     let mut within: Vec<&[&str]> = vec![];
     for found in keys.iter().filter(|found| !found.tables.is_empty()) {
@@ -87,7 +87,7 @@ pub(super) fn section_text(
     out
 }
 
-/// The tree's values by full path.
+/// The values of the config by full path.
 pub(super) fn flatten(config: &Config) -> BTreeMap<String, Value> {
     let written = Value::try_from(config).expect("the tree has a TOML form");
     let mut values = BTreeMap::new();
@@ -97,7 +97,7 @@ pub(super) fn flatten(config: &Config) -> BTreeMap<String, Value> {
     values
 }
 
-/// Values below a path. No key's value is a table, so a table is a section.
+/// Collects the values below a path. No key has a table as its value, so a table is a section.
 fn collect(path: &str, table: Option<&Table>, values: &mut BTreeMap<String, Value>) {
     for (key, held) in table.into_iter().flatten() {
         let path = format!("{path}.{key}");
@@ -108,7 +108,7 @@ fn collect(path: &str, table: Option<&Table>, values: &mut BTreeMap<String, Valu
     }
 }
 
-/// A value on one line. Floats are in their shortest exact form.
+/// Formats a value on one line. Floats have their shortest exact form.
 pub(super) fn value(held: &Value) -> String {
     match held {
         Value::Float(number) => format!("{number:?}"),

@@ -1,25 +1,25 @@
-//! Values as they were written, made into values of a key's kind, or a sentence that says what is wanted.
+//! Parses the value of a key according to its kind, or says in a sentence which values it takes.
 
 use flatout_settings::ValueKind;
 use toml::{Table, Value};
 
 use super::text;
 
-/// Where a value was written: in a file it has a TOML type, on the command line it is bare text.
+/// Where a value comes from: in a file it has a TOML type, on the command line it is plain text.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Written {
     InFile,
     AsText,
 }
 
-/// The value as the key's kind has it.
+/// Converts a value to the key's kind.
 pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written) -> Result<Value, String> {
     let wrong = || {
         let shown = match given {
-            Value::String(said) => said.clone(),
+            Value::String(text) => text.clone(),
             other => text::value(other),
         };
-        format!("`{path}` wants {kind}, and got `{shown}`")
+        format!("`{path}` must be {kind}, not `{shown}`")
     };
     let bare = given.as_str().filter(|_| written == Written::AsText);
     match kind {
@@ -33,28 +33,28 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
         ValueKind::Number => match (given, bare) {
             (Value::Integer(number), _) => Ok(Value::Float(*number as f64)),
             (Value::Float(number), _) if number.is_finite() => Ok(Value::Float(*number)),
-            (_, Some(said)) => {
-                said.parse().ok().filter(|x: &f64| x.is_finite()).map(Value::Float).ok_or_else(wrong)
+            (_, Some(text)) => {
+                text.parse().ok().filter(|x: &f64| x.is_finite()).map(Value::Float).ok_or_else(wrong)
             }
             _ => Err(wrong()),
         },
         ValueKind::Text => match given {
-            Value::String(said) if written == Written::AsText => Ok(Value::String(unquoted(said).into())),
+            Value::String(text) if written == Written::AsText => Ok(Value::String(unquoted(text).into())),
             Value::String(_) => Ok(given.clone()),
             _ => Err(wrong()),
         },
         ValueKind::Choice(values) => {
-            let said = match given {
+            let text = match given {
                 Value::Boolean(on) => (if *on { "on" } else { "off" }).to_string(),
-                Value::String(said) => unquoted(said).to_ascii_lowercase(),
+                Value::String(text) => unquoted(text).to_ascii_lowercase(),
                 _ => return Err(wrong()),
             };
-            let said = match said.as_str() {
+            let text = match text.as_str() {
                 "true" => "on",
                 "false" => "off",
                 other => other,
             };
-            values.contains(&said).then(|| Value::String(said.into())).ok_or_else(wrong)
+            values.contains(&text).then(|| Value::String(text.into())).ok_or_else(wrong)
         }
         ValueKind::WholeOrAuto if given.as_str() == Some("auto") => Ok(given.clone()),
         ValueKind::WholeOrAuto => {
@@ -70,7 +70,7 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
         ValueKind::List(of, length) => {
             let elements = match (given, bare) {
                 (Value::Array(elements), _) => elements.clone(),
-                (_, Some(said)) => elements_of(said),
+                (_, Some(text)) => elements_of(text),
                 (single, _) => vec![single.clone()],
             };
             if length.is_some_and(|length| length != elements.len()) {
@@ -81,8 +81,8 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
         }
         ValueKind::Tables(keys) => {
             let tables = match bare {
-                Some(said) => {
-                    let parsed: Result<Table, _> = toml::from_str(&format!("v = {said}"));
+                Some(text) => {
+                    let parsed: Result<Table, _> = toml::from_str(&format!("v = {text}"));
                     parsed.ok().and_then(|mut table| table.remove("v")).ok_or_else(wrong)?
                 }
                 None => given.clone(),
@@ -94,7 +94,7 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
                 let mut read_fields = Table::new();
                 for (name, held) in fields {
                     let Some(key) = keys.iter().find(|key| key.name == name) else {
-                        return Err(format!("`{path}` wants {kind}, and one of them has `{name}`"));
+                        return Err(format!("`{path}` must be {kind}, and one of them has `{name}`"));
                     };
                     let field = read(&format!("{path}.{name}"), &key.kind, held, Written::InFile)?;
                     read_fields.insert(name.clone(), field);
@@ -106,12 +106,12 @@ pub(super) fn read(path: &str, kind: &ValueKind, given: &Value, written: Written
             }
             Ok(Value::Array(read_tables))
         }
-        // Its keys are laid one by one.
+        // The keys of a section are set one by one.
         ValueKind::Section(_) => Err(wrong()),
     }
 }
 
-/// A whole number of 0 or more, also when it is written as `1e6` or `1_000`.
+/// Parses a whole number of 0 or more, which may be written as `1e6` or `1_000`.
 fn whole(given: &Value, bare: Option<&str>) -> Option<Value> {
     /// Above this, not every whole number has a floating-point form.
     const EXACT: f64 = 9_007_199_254_740_992.0;
@@ -119,8 +119,8 @@ fn whole(given: &Value, bare: Option<&str>) -> Option<Value> {
     let number = match (given, bare) {
         (Value::Integer(number), _) => Some(*number),
         (Value::Float(number), _) => of_float(*number),
-        (_, Some(said)) => {
-            let digits = said.replace('_', "");
+        (_, Some(text)) => {
+            let digits = text.replace('_', "");
             digits.parse().ok().or_else(|| digits.parse().ok().and_then(of_float))
         }
         _ => None,
@@ -128,9 +128,9 @@ fn whole(given: &Value, bare: Option<&str>) -> Option<Value> {
     number.filter(|n| *n >= 0).map(Value::Integer)
 }
 
-/// `[a, b]` or `a, b` as texts.
-fn elements_of(said: &str) -> Vec<Value> {
-    let inner = said.trim();
+/// The elements of `[a, b]` or `a, b` as texts.
+fn elements_of(text: &str) -> Vec<Value> {
+    let inner = text.trim();
     let inner = inner.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(inner).trim();
     if inner.is_empty() {
         return Vec::new();
@@ -138,25 +138,25 @@ fn elements_of(said: &str) -> Vec<Value> {
     inner.split(',').map(|element| Value::String(element.trim().into())).collect()
 }
 
-fn unquoted(said: &str) -> &str {
+fn unquoted(text: &str) -> &str {
     for quote in ['"', '\''] {
-        if let Some(inner) = said.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
+        if let Some(inner) = text.strip_prefix(quote).and_then(|rest| rest.strip_suffix(quote)) {
             return inner;
         }
     }
-    said
+    text
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn typed(kind: ValueKind, said: &str) -> Result<String, String> {
-        read("k", &kind, &Value::String(said.into()), Written::AsText).map(|value| text::value(&value))
+    fn typed(kind: ValueKind, given: &str) -> Result<String, String> {
+        read("k", &kind, &Value::String(given.into()), Written::AsText).map(|value| text::value(&value))
     }
 
     #[test]
-    fn bare_text_becomes_the_kind_that_is_wanted() {
+    fn bare_text_becomes_a_value_of_the_kind() {
         assert_eq!(typed(ValueKind::Whole, "1_000").unwrap(), "1000");
         assert_eq!(typed(ValueKind::Whole, "3e4").unwrap(), "30000");
         assert_eq!(typed(ValueKind::Number, "1e-3").unwrap(), "0.001");
@@ -177,28 +177,25 @@ mod tests {
     }
 
     #[test]
-    fn wrong_values_are_named_with_what_is_wanted() {
-        let whole = "`k` wants a whole number of 0 or more, and got `";
-        for said in ["-5", "1.5", "many", "", "nan", "1e300", "99999999999999999999"] {
-            assert_eq!(typed(ValueKind::Whole, said).unwrap_err(), format!("{whole}{said}`"));
+    fn errors_name_the_values_that_a_key_takes() {
+        let whole = "`k` must be a whole number of 0 or more, not `";
+        for given in ["-5", "1.5", "many", "", "nan", "1e300", "99999999999999999999"] {
+            assert_eq!(typed(ValueKind::Whole, given).unwrap_err(), format!("{whole}{given}`"));
         }
-        for said in ["nan", "inf", "-inf", "fast", ""] {
+        for given in ["nan", "inf", "-inf", "fast", ""] {
             assert_eq!(
-                typed(ValueKind::Number, said).unwrap_err(),
-                format!("`k` wants a number, and got `{said}`")
+                typed(ValueKind::Number, given).unwrap_err(),
+                format!("`k` must be a number, not `{given}`")
             );
         }
-        assert_eq!(typed(ValueKind::WholeOrAuto, "0").unwrap_err().matches("wants auto or").count(), 1);
+        assert_eq!(typed(ValueKind::WholeOrAuto, "0").unwrap_err().matches("must be auto or").count(), 1);
         assert_eq!(
             typed(ValueKind::Choice(&["on", "off"]), "maybe").unwrap_err(),
-            "`k` wants one of on, off, and got `maybe`"
+            "`k` must be one of on, off, not `maybe`"
         );
         let pair = ValueKind::List(Box::new(ValueKind::Number), Some(2));
-        assert_eq!(
-            typed(pair, "[0.9]").unwrap_err(),
-            "`k` wants a list of 2, each a number, and got `[0.9]`"
-        );
+        assert_eq!(typed(pair, "[0.9]").unwrap_err(), "`k` must be a list of 2, each a number, not `[0.9]`");
         let in_file = read("k", &ValueKind::Whole, &Value::String("8".into()), Written::InFile);
-        assert!(in_file.unwrap_err().contains("got `8`"), "a file has types");
+        assert!(in_file.unwrap_err().contains("not `8`"), "a file has types");
     }
 }

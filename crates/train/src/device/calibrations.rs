@@ -1,7 +1,8 @@
-//! Timings on disk: one table a device, driver and version of ours, so that another finds nothing and says so.
+//! Stored kernel timings: one table per device, driver and flatout version, so that a changed configuration finds none and
+//! reports that.
 //!
-//! Exchanges between GPUs have a table of their own beside it, for they also depend on NCCL and on how the GPUs are linked.
-//! Ranks that shared a GPU timed something else: theirs is kept under a name that no prediction asks for.
+//! Exchanges between GPUs have a separate table, because they also depend on NCCL and on the links between GPUs. Timings of ranks
+//! that share a GPU do not apply elsewhere: they are stored under a name that no prediction looks up.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -17,22 +18,22 @@ use crate::machine;
 
 const FOLDER: &str = "timings";
 
-/// Keeps a device's timings, or says in a sentence why not.
+/// Stores a device's timings, or returns the reason why that failed.
 pub fn keep(device: &Device, timings: &Timings) -> Result<(), String> {
-    let whose = whose(device);
-    Store::of_this_user(FOLDER).put(&entry(&whose), format!("{whose}\n{}", timings.to_text()).as_bytes())
+    let key = timing_key(device);
+    Store::of_this_user(FOLDER).put(&entry(&key), format!("{key}\n{}", timings.to_text()).as_bytes())
 }
 
-/// The timings kept of a device; empty where there are none.
+/// The stored timings of a device; empty if there are none.
 pub fn recall(device: &Device) -> Timings {
-    recall_of(whose(device))
+    recall_of(timing_key(device))
 }
 
-/// The same of a GPU by name, where this machine has one.
+/// The same for a GPU by name, if this machine has one.
 pub fn recall_named(gpu: &str) -> Timings {
     match &probe().gpu {
         Gpu::Usable(identity) if short_name(&identity.model, identity.memory_bytes) == gpu => {
-            recall_of(of_gpu(identity))
+            recall_of(gpu_key(identity))
         }
         _ => Timings::default(),
     }
@@ -47,70 +48,70 @@ pub enum Over<'a> {
     SharedGpu,
 }
 
-/// Keeps times of exchanges among this many ranks, in place of earlier ones among as many; or says in a sentence why not.
+/// Stores times of exchanges among a number of ranks, replacing earlier ones for that number; returns the reason if that failed.
 pub fn keep_exchanges(
     device: &cuda::Device,
     over: Over<'_>,
     ways: usize,
     timings: &Timings,
 ) -> Result<(), String> {
-    let whose = of_exchanges(device.identity(), over)?;
+    let key = exchange_key(device.identity(), over)?;
     let store = Store::of_this_user(FOLDER);
-    let earlier = read(&store, &whose).unwrap_or_default();
+    let earlier = read(&store, &key).unwrap_or_default();
     let all = earlier.without_exchanges(ways).with(timings);
-    store.put(&entry(&whose), format!("{whose}\n{}", all.to_text()).as_bytes())
+    store.put(&entry(&key), format!("{key}\n{}", all.to_text()).as_bytes())
 }
 
-/// The times that were kept of exchanges between the GPUs of this machine over a link; empty where nothing was.
+/// The stored times of exchanges between this machine's GPUs over a link; empty if there are none.
 pub fn recall_exchanges(link: &str) -> Timings {
     match &probe().gpu {
-        Gpu::Usable(identity) => of_exchanges(identity, Over::Link(link)).map(recall_of).unwrap_or_default(),
+        Gpu::Usable(identity) => exchange_key(identity, Over::Link(link)).map(recall_of).unwrap_or_default(),
         _ => Timings::default(),
     }
 }
 
-/// All that times of exchanges depend on, or why it is not known.
-fn of_exchanges(identity: &Identity, over: Over<'_>) -> Result<String, String> {
+/// The key of exchange timings: everything they depend on. The error says why it is unknown.
+fn exchange_key(identity: &Identity, over: Over<'_>) -> Result<String, String> {
     let nccl = nccl().map_err(|why| why.to_string())?.version();
-    Ok(named_exchanges(&of_gpu(identity), &nccl, over))
+    Ok(exchange_key_of(&gpu_key(identity), &nccl, over))
 }
 
-fn named_exchanges(gpu: &str, nccl: &str, over: Over<'_>) -> String {
+fn exchange_key_of(gpu: &str, nccl: &str, over: Over<'_>) -> String {
     match over {
         Over::Link(link) => format!("{gpu}, NCCL {nccl} over {link}"),
         Over::SharedGpu => format!("{gpu}, NCCL {nccl} between ranks that share it"),
     }
 }
 
-/// Read once a process.
-fn recall_of(whose: String) -> Timings {
+/// Reads each table once per process.
+fn recall_of(key: String) -> Timings {
     static KNOWN: Mutex<BTreeMap<String, Timings>> = Mutex::new(BTreeMap::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
-    let read = |whose: &String| read(&Store::of_this_user(FOLDER), whose).unwrap_or_default();
-    known.entry(whose).or_insert_with_key(read).clone()
+    let read = |key: &String| read(&Store::of_this_user(FOLDER), key).unwrap_or_default();
+    known.entry(key).or_insert_with_key(read).clone()
 }
 
-fn read(store: &Store, whose: &str) -> Option<Timings> {
-    let text = String::from_utf8(store.get(&entry(whose))?).ok()?;
-    let (kept_for, table) = text.split_once('\n')?;
-    Timings::read(table).ok().filter(|_| kept_for == whose)
+fn read(store: &Store, key: &str) -> Option<Timings> {
+    let text = String::from_utf8(store.get(&entry(key))?).ok()?;
+    let (stored_key, table) = text.split_once('\n')?;
+    Timings::read(table).ok().filter(|_| stored_key == key)
 }
 
-fn entry(whose: &str) -> String {
-    name([whose])
+fn entry(key: &str) -> String {
+    name([key])
 }
 
-/// All that times depend on.
-fn whose(device: &Device) -> String {
+/// The key of kernel timings: everything they depend on.
+fn timing_key(device: &Device) -> String {
     match device {
         Device::Cpu { threads } => {
             format!("{} flatout {}", machine::processor(*threads), env!("CARGO_PKG_VERSION"))
         }
-        Device::Cuda(device) => of_gpu(device.identity()),
+        Device::Cuda(device) => gpu_key(device.identity()),
     }
 }
 
-fn of_gpu(identity: &Identity) -> String {
+fn gpu_key(identity: &Identity) -> String {
     let Identity { model, major, minor, sms, driver, cuda, .. } = identity;
     let driver = driver.as_deref().unwrap_or("unknown");
     let version = env!("CARGO_PKG_VERSION");
@@ -125,7 +126,7 @@ mod tests {
 
     #[test]
     fn exchanges_are_known_by_nccl_and_link_and_ranks_that_share_a_gpu_apart() {
-        let over = |nccl: &str, over: Over<'_>| entry(&named_exchanges("NVIDIA H200", nccl, over));
+        let over = |nccl: &str, over: Over<'_>| entry(&exchange_key_of("NVIDIA H200", nccl, over));
         let real = over("2.28.9", Over::Link("nvlink4"));
         for other in [
             over("2.30.7", Over::Link("nvlink4")),
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn timings_come_back_to_whom_they_belong() {
+    fn timings_are_read_back_for_their_key_only() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::at(folder.path().into());
         let size = Size {
@@ -151,11 +152,11 @@ mod tests {
             ways: 1,
         };
         let timings = Timings::new([Point { size, seconds: 1e-6 }]);
-        let text = |whose: &str| format!("{whose}\n{}", timings.to_text());
+        let text = |key: &str| format!("{key}\n{}", timings.to_text());
         store.put(&entry("this CPU"), text("this CPU").as_bytes()).unwrap();
         assert_eq!(read(&store, "this CPU"), Some(timings.clone()));
         assert_eq!(read(&store, "another"), None);
-        // A name that collides, or a table of another form, counts as nothing.
+        // A colliding name or a table of another format counts as absent.
         store.put(&entry("another"), text("this CPU").as_bytes()).unwrap();
         assert_eq!(read(&store, "another"), None);
         store.put(&entry("another"), b"another\nflatout timings 0\n").unwrap();

@@ -1,4 +1,4 @@
-//! The backends' kernels on this machine: what there is to run on, and whether the kernels are right here.
+//! Tests the backends' kernels on this machine: which devices there are, and whether their kernels are correct.
 
 use flatout_runtime::cuda::{self, nvrtc::Nvrtc};
 use flatout_runtime::verify::{collective, packed, real};
@@ -12,45 +12,45 @@ pub use flatout_runtime::verify::speed::attention::{COPY, Lap, PADDED, Shape};
 /// One kernel case that was run.
 pub struct Checked {
     pub name: String,
-    /// The row that ran it, and of several kernels behind it which.
+    /// The row that ran it, and which of its kernels, if it has several.
     pub kernel: String,
-    /// On the relative L2 error of each output.
+    /// Bound on the relative L2 error of each output.
     pub bound: f64,
-    /// The largest error found, or what was wrong.
+    /// The largest error, or the reason why the case failed.
     pub error: Result<f64, String>,
 }
 
-/// Runs every kernel case whose name holds `only` against the oracle, on the CPU.
+/// Runs every kernel case whose name contains `only` against the oracle, on the CPU.
 pub fn verify(only: &str, see: Progress<'_>) -> Vec<Checked> {
     let place = verify::CaseDevice::Cpu;
     let cases = chosen(only, place);
     let promised = promises(only);
-    let of_cases = cases.chunks(PREPARED).enumerate().flat_map(|(chunk, some)| {
+    let of_cases = cases.chunks(PREPARED).enumerate().flat_map(|(chunk, part)| {
         see("kernels of the CPU", chunk * PREPARED, cases.len());
-        let ready = prepared(some, place);
-        some.iter().zip(ready).flat_map(|(case, ready)| checked(case, &ready, place)).collect::<Vec<_>>()
+        let ready = prepared(part, place);
+        part.iter().zip(ready).flat_map(|(case, ready)| checked(case, &ready, place)).collect::<Vec<_>>()
     });
-    of_cases.chain(promised.iter().flat_map(|promise| kept(promise, place))).collect()
+    of_cases.chain(promised.iter().flat_map(|promise| checked_promise(promise, place))).collect()
 }
 
-/// The GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
+/// Results of the GPU's kernels: each case against the oracle, and each kernel's speed on a large case.
 pub struct GpuChecked {
     pub name: String,
     pub cases: Vec<Checked>,
-    /// Samples at the sizes of a real model.
+    /// Spot checks at the sizes of a real model.
     pub real: Vec<Checked>,
-    /// The case after which the device answered no more, and how many checks were left out for it.
+    /// The case after which the device stopped responding, and the number of checks skipped because of it.
     pub broke: Option<(String, usize)>,
-    /// The first is a plain copy.
+    /// The first entry is a plain copy.
     pub speeds: Vec<Result<Speed, String>>,
-    /// Seconds that each part of the check took, in order.
+    /// Seconds spent on each part of the check, in order.
     pub took: Laps,
 }
 
-/// How far a check is: a part of it, and how many of its steps are done.
+/// Receives the progress of a check: the part, its finished steps and all its steps.
 pub type Progress<'a> = &'a (dyn Fn(&'static str, usize, usize) + Sync);
 
-/// As `verify`, on the first GPU. `None` where there is none; one that cannot be used says why.
+/// The same as [`verify`] on the first GPU. `None` if there is none; the error says why one cannot be used.
 pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, String>> {
     if let cuda::Gpu::None(_) = cuda::probe().gpu {
         return None;
@@ -62,7 +62,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     let place = verify::CaseDevice::Cuda(&device);
     let cases = chosen(only, place);
     let promised = promises(only);
-    // Failures to compile come back with the case that needs the kernel.
+    // Compile failures are reported with the case that needs the kernel.
     let of_promises = promised.iter().flat_map(packed::Promise::cases);
     let all: Vec<_> = cases.iter().cloned().chain(of_promises).collect();
     let real: Vec<_> = real::checks(real::Sizes::PRETRAIN_226M)
@@ -80,7 +80,7 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     let mut done = GpuChecked { name, cases: vec![], real: vec![], broke: None, speeds: vec![], took };
     let sums: Vec<_> = collective::checks().into_iter().filter(|sum| sum.name.contains(only)).collect();
     let mut left = cases.len() + promised.len() + sums.len() + real.len() + large.len();
-    // A failure may be the kernel's alone, or have taken the device with it: then nothing later can be checked.
+    // Either the kernel alone failed, or the device failed with it: then nothing later can be checked.
     let mut is_over = |failed: bool, name: &str, done: &mut GpuChecked| {
         left -= 1;
         if failed && device.broken().is_some() {
@@ -88,13 +88,13 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
         }
         done.broke.is_some()
     };
-    let is_wrong = |some: &[Checked]| some.iter().any(|c| c.error.is_err());
-    for (chunk, some) in cases.chunks(PREPARED).enumerate() {
-        for (i, (case, ready)) in some.iter().zip(prepared(some, place)).enumerate() {
+    let is_wrong = |checks: &[Checked]| checks.iter().any(|c| c.error.is_err());
+    for (chunk, part) in cases.chunks(PREPARED).enumerate() {
+        for (i, (case, ready)) in part.iter().zip(prepared(part, place)).enumerate() {
             see("cases on the GPU", chunk * PREPARED + i, cases.len());
-            let some = checked(case, &ready, place);
-            let failed = is_wrong(&some);
-            done.cases.extend(some);
+            let checks = checked(case, &ready, place);
+            let failed = is_wrong(&checks);
+            done.cases.extend(checks);
             if is_over(failed, &case.name, &mut done) {
                 return Some(Ok(done));
             }
@@ -103,9 +103,9 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     done.took.lap("cases");
     for (i, promise) in promised.iter().enumerate() {
         see("packed rows on the GPU", i, promised.len());
-        let some = kept(promise, place);
-        let failed = is_wrong(&some);
-        done.cases.extend(some);
+        let checks = checked_promise(promise, place);
+        let failed = is_wrong(&checks);
+        done.cases.extend(checks);
         if is_over(failed, &promise.name, &mut done) {
             return Some(Ok(done));
         }
@@ -123,13 +123,13 @@ pub fn verify_gpu(only: &str, see: Progress<'_>) -> Option<Result<GpuChecked, St
     done.took.lap("sums over ranks");
     for (i, check) in real.iter().enumerate() {
         see("real sizes on the GPU", i, real.len());
-        let some = check.run(place).into_iter().map(|(kernel, error)| {
+        let checks = check.run(place).into_iter().map(|(kernel, error)| {
             let (name, bound) = (check.name.clone(), check.bound);
             Checked { error, kernel, name, bound }
         });
-        let some: Vec<Checked> = some.collect();
-        let failed = is_wrong(&some);
-        done.real.extend(some);
+        let checks: Vec<Checked> = checks.collect();
+        let failed = is_wrong(&checks);
+        done.real.extend(checks);
         if is_over(failed, &check.name, &mut done) {
             return Some(Ok(done));
         }
@@ -152,16 +152,16 @@ fn chosen(only: &str, place: verify::CaseDevice<'_>) -> Vec<verify::Case> {
     verify::cases::all().into_iter().filter(is_asked).collect()
 }
 
-/// Cases whose inputs and wanted outputs are held at once.
+/// Cases whose inputs and expected outputs are held in memory at a time.
 const PREPARED: usize = 128;
 
-/// Made on all cores; kernels then run one case at a time, because they have the cores, or the GPU, to themselves.
+/// Inputs are prepared on all cores; kernels then run one case at a time, because they have the cores, or the GPU, to themselves.
 fn prepared<'a>(cases: &'a [verify::Case], place: verify::CaseDevice<'_>) -> Vec<verify::Prepared<'a>> {
     let target = place.target();
     cases.par_iter().map(|case| verify::Prepared::new(case, &target)).collect()
 }
 
-/// A case on every kernel that serves it.
+/// Runs a case on every kernel that serves it.
 fn checked(case: &verify::Case, ready: &verify::Prepared<'_>, place: verify::CaseDevice<'_>) -> Vec<Checked> {
     let (name, bound) = (&case.name, case.bound);
     let all = ready.check_on(place).into_iter();
@@ -172,22 +172,22 @@ fn promises(only: &str) -> Vec<packed::Promise> {
     packed::promises().into_iter().filter(|promise| promise.name.contains(only)).collect()
 }
 
-/// Checks a promise of packing on every kernel that serves it.
-fn kept(promise: &packed::Promise, place: verify::CaseDevice<'_>) -> Vec<Checked> {
+/// Checks a guarantee of packed rows on every kernel that serves it.
+fn checked_promise(promise: &packed::Promise, place: verify::CaseDevice<'_>) -> Vec<Checked> {
     let (name, bound) = (&promise.name, promise.bound());
     let all = promise.check(place).into_iter();
     all.map(|(kernel, error)| Checked { name: name.clone(), kernel, bound, error }).collect()
 }
 
-/// The kernels that serve one shape and direction of attention, timed in turns.
+/// The kernels that serve one shape and direction of attention, timed alternately.
 pub struct Raced {
     pub name: String,
     pub shape: Shape,
     pub laps: Result<Vec<Lap>, String>,
 }
 
-/// Every attention kernel on the shapes attention is judged by whose name holds `only`, on the first GPU: its name, and
-/// the times as they come to `see`.
+/// Times every attention kernel on the benchmark shapes whose name contains `only`, on the first GPU. Returns the GPU's name and
+/// the times, which are also passed to `see` as they are measured.
 pub fn race_attention(only: &str, see: &mut dyn FnMut(&Raced)) -> Result<(String, Vec<Raced>), String> {
     if let cuda::Gpu::None(why) = &cuda::probe().gpu {
         return Err(format!("kernels are timed on a GPU, and {why}"));
@@ -195,7 +195,7 @@ pub fn race_attention(only: &str, see: &mut dyn FnMut(&Raced)) -> Result<(String
     let device = cuda::Device::open(0).map_err(|why| why.to_string())?;
     let races: Vec<_> = race::races().into_iter().filter(|race| race.name.contains(only)).collect();
     let launches: Vec<_> = races.iter().flat_map(|race| race.launches(&device).unwrap_or_default()).collect();
-    // Failures to compile come back with the shape that needs the kernel.
+    // Compile failures are reported with the shape that needs the kernel.
     let _ = verify::compile_ahead(&[], &launches, &device, &|_, _| ());
     let mut all = vec![];
     for race in races {
@@ -214,12 +214,12 @@ pub fn race_attention(only: &str, see: &mut dyn FnMut(&Raced)) -> Result<(String
 pub struct Assembled {
     pub source: String,
     pub arch: String,
-    /// Entry, registers, bytes spilled; or why it does not compile.
+    /// Entry point, registers and spilled bytes of each kernel; or the compile error.
     pub kernels: Result<Vec<(String, u32, u32)>, String>,
 }
 
-/// Compiles everything the CUDA kernels of the cases whose name holds `only` use, for architectures such as `sm_90a`.
-/// Needs NVRTC, no GPU.
+/// Compiles everything that the CUDA kernels of the cases whose name contains `only` use, for architectures such as `sm_90a`.
+/// Needs NVRTC but no GPU.
 pub fn assemble(archs: &[String], only: &str) -> Result<Vec<Assembled>, String> {
     let open = || Nvrtc::open(cuda::library::nvrtc_alone()?);
     let nvrtc = open().map_err(|why| why.to_string())?;
@@ -237,11 +237,11 @@ pub fn assemble(archs: &[String], only: &str) -> Result<Vec<Assembled>, String> 
         .collect()
 }
 
-/// The kernels of both backends.
+/// Numbers of kernels of both backends.
 pub struct Kernels {
     pub cpu: usize,
     pub cuda: usize,
-    /// Of CUDA, without deterministic=on. The CPU's all are.
+    /// The CUDA kernels that are not deterministic without deterministic=on. All CPU kernels are deterministic.
     pub not_deterministic: Vec<&'static str>,
 }
 
@@ -251,7 +251,7 @@ pub fn kernels() -> Kernels {
     Kernels { cpu: cpu::target(1).kernels.len(), cuda: rows().count(), not_deterministic }
 }
 
-/// A library file that could have been opened, and what became of it.
+/// A candidate file for a library, and whether it was opened.
 pub struct Candidate {
     pub library: &'static str,
     pub path: String,
@@ -259,14 +259,14 @@ pub struct Candidate {
     pub verdict: String,
 }
 
-/// The GPU to run on beside the CPU, where there is one.
+/// The GPU that can be used in addition to the CPU, if there is one.
 pub struct Gpu {
     /// `None` where there is no GPU; otherwise whether it can be used.
     pub usable: Option<bool>,
-    /// Its description, or why it is not used.
+    /// Its description, or the reason why it is not used.
     pub sentence: String,
     pub candidates: Vec<Candidate>,
-    /// Libraries of which nothing was opened, and the line that installs each.
+    /// Libraries of which no candidate was opened, and the command that installs each.
     pub missing: Vec<(&'static str, &'static str)>,
 }
 
@@ -305,7 +305,7 @@ pub fn gpu() -> Gpu {
     Gpu { usable, sentence, candidates: candidates.collect(), missing: missing.collect() }
 }
 
-/// NCCL as `doctor` lists it: what was found, and the line that installs it where nothing was opened. Opens it.
+/// NCCL as `doctor` lists it: the candidates, and the command that installs it if none was opened. Opens the library.
 pub fn nccl() -> (Vec<Candidate>, Option<(&'static str, &'static str)>) {
     let (found, kind) = (cuda::library::nccl(), cuda::library::LibraryKind::Nccl);
     let missing =
@@ -313,7 +313,7 @@ pub fn nccl() -> (Vec<Candidate>, Option<(&'static str, &'static str)>) {
     (found.candidates.iter().map(listed).collect(), missing)
 }
 
-/// Every GPU that this process sees, in words.
+/// Descriptions of all GPUs that this process sees.
 pub fn gpus() -> Vec<String> {
     let named = |gpu: cuda::Identity| {
         let gib = gpu.memory_bytes as f64 / (1u64 << 30) as f64;
@@ -322,13 +322,13 @@ pub fn gpus() -> Vec<String> {
     cuda::device::all().into_iter().map(named).collect()
 }
 
-/// Clears the environment variables that make NVIDIA's libraries compute something else, and names them. Call first: with
-/// other threads running it fails, because the environment cannot be changed under them.
+/// Clears the environment variables that change the results of NVIDIA's libraries, and returns their names. Must be called first:
+/// it fails once other threads run, because the environment cannot be changed under them.
 pub fn clear_environment() -> Result<Vec<String>, String> {
     cuda::environment::clear()
 }
 
-/// The widest instructions the kernels use here, in words.
+/// The widest vector instructions that the kernels use here, in words.
 pub fn instructions() -> &'static str {
     cpu::instructions()
 }

@@ -29,7 +29,7 @@ use crate::refuse;
 use crate::switches::compute::Wire;
 use crate::switches::{Backend, Settled, Switches, Toggle};
 
-/// Starts the threads that everything shares. Where none can be started a command ends here, and not in its middle.
+/// Starts the thread pool that everything shares. A command that cannot start it ends here and not in its middle.
 pub fn start_threads() -> Result<(), Failure> {
     let started = rayon::ThreadPoolBuilder::new().build_global();
     started.map_err(|error| {
@@ -40,7 +40,8 @@ pub fn start_threads() -> Result<(), Failure> {
     })
 }
 
-/// Also looks for NVIDIA's libraries among the wheels of a Python environment. To be called before any device is opened.
+/// Adds the wheels of a Python environment to the places where NVIDIA's libraries are searched. Must be called before any device
+/// is opened.
 pub fn look_for_libraries_under(prefix: PathBuf) {
     cuda::library::look_under(prefix);
 }
@@ -53,14 +54,14 @@ pub enum Device {
 }
 
 impl Device {
-    /// Opens the device that the switch asks for. `auto` takes a GPU where there is one; one that is there and cannot be
-    /// used is an error and not a quiet run on the CPU.
+    /// Opens the device that the switch asks for. `auto` takes a GPU if there is one; a GPU that cannot be used is an error
+    /// instead of a silent fallback to the CPU.
     pub fn open(backend: Backend) -> Result<Device, Failure> {
         Device::open_local(backend, 0, false)
     }
 
-    /// The same for one of the ranks of a host: the GPU of its number, or the only one that it sees. Where ranks share GPUs they
-    /// take them in turns.
+    /// The same for one of the ranks of a host: opens the GPU of its number, or the only one that it sees. Ranks that share GPUs
+    /// are distributed over them in turn.
     pub fn open_local(backend: Backend, local_rank: usize, shares: bool) -> Result<Device, Failure> {
         if backend == Backend::Cpu {
             return Ok(Device::cpu());
@@ -81,7 +82,7 @@ impl Device {
         Device::Cpu { threads: machine::threads() }
     }
 
-    /// The device as the compiler sees it under these switches, with what its kernels were measured to take.
+    /// The device as the compiler sees it with these switches, including measured times of its kernels.
     pub fn target(&self, switches: &Switches) -> Target {
         let target = match self {
             Device::Cpu { threads } => {
@@ -92,7 +93,7 @@ impl Device {
         Target { timings: calibrations::recall(self), wire_bytes: wire_ceiling(switches), ..target }
     }
 
-    /// The device as its kernels see it; nothing to know of the CPU.
+    /// The properties that the kernels use; `None` for the CPU.
     pub fn facts(&self) -> Option<Facts> {
         match self {
             Device::Cpu { .. } => None,
@@ -100,7 +101,7 @@ impl Device {
         }
     }
 
-    /// The time that opening it took, and the clock for what follows.
+    /// The time that opening the device took, with the clock running.
     pub fn laps(&self) -> Laps {
         let mut laps = Laps::begin();
         if let Device::Cuda(device) = self {
@@ -122,7 +123,7 @@ impl Device {
         self.session_among(plans, settled, &Ranks::alone())
     }
 
-    /// The same, as one of several ranks, which all call this.
+    /// The same as one of several ranks, all of which call this.
     pub fn session_among(
         &self,
         plans: PlanSet,
@@ -132,7 +133,7 @@ impl Device {
         self.session_with(plans, session_options(settled), ranks)
     }
 
-    /// The same with options of a GPU's session, for plans that no config was compiled to.
+    /// The same with explicit options of a GPU session, for plans that were not compiled from a config.
     pub fn session_with(&self, plans: PlanSet, options: Options, ranks: &Ranks) -> Result<Session, Failure> {
         Ok(match self {
             Device::Cpu { threads } => Session::among(plans, *threads, ranks.wire())?,
@@ -146,7 +147,7 @@ impl Device {
     }
 }
 
-/// How a session on a GPU runs plans, by what the switches came to.
+/// The options of a GPU session, from the settled switches.
 pub fn session_options(settled: &Settled) -> Options {
     let Settled { cuda_graphs, autotune, deterministic, window, attention_kernel, product_kernel, .. } =
         *settled;
@@ -161,7 +162,7 @@ pub fn session_options(settled: &Settled) -> Options {
     }
 }
 
-/// A GPU by name, as the compiler sees it, whether or not one is here.
+/// A GPU by name, as the compiler sees it, whether or not this machine has one.
 pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
     let Some(found) = gpus::find(gpu) else {
         let names: Vec<&str> = gpus::named().iter().map(|gpu| gpu.name).collect();
@@ -178,30 +179,29 @@ pub fn named(gpu: &str, switches: &Switches) -> Result<Target, UserError> {
     Ok(Target { timings: calibrations::recall_named(gpu), wire_bytes: wire_ceiling(switches), ..target })
 }
 
-/// The memory that plans of one rank leave for NCCL: some where it exchanges with itself.
+/// Memory that the plans of a single rank leave to NCCL: none unless the rank exchanges with itself.
 fn wire_ceiling(switches: &Switches) -> u64 {
     if switches.compute.wire == Wire::Nccl { nccl::CEILING_BYTES } else { 0 }
 }
 
-/// How this machine's GPUs are linked with one another, in words, or why that is not known.
+/// The links between this machine's GPUs, or the reason why they are unknown.
 pub fn topology() -> Result<&'static Topology, String> {
     gpu::topology().map_err(|why| why.to_string())
 }
 
-/// The link by which exchanges among this many GPUs of this machine are predicted: the slowest that NVML tells of. `None` where
-/// there is one GPU, or NVML does not tell.
+/// The link used to predict exchanges among a number of this machine's GPUs: the slowest that NVML reports. `None` if there is
+/// one GPU, or NVML reports nothing.
 pub fn link_here(gpus: usize) -> Option<Link> {
     topology().ok().and_then(|topology| topology.link(gpus))
 }
 
-/// The times that were kept of exchanges between GPUs of this machine over a link, which NVML or the table names; empty where there is
-/// one GPU.
+/// The stored times of exchanges between this machine's GPUs over a link, which NVML or the table names; empty if there is one
+/// GPU.
 pub fn exchanges_here(link: &Link) -> Timings {
     if visible_gpus() > 1 { calibrations::recall_exchanges(&link.name) } else { Timings::default() }
 }
 
-/// How GPUs of a name are linked, in a node and between nodes: as this machine's are, as the table has it, or by links that are
-/// named.
+/// The links between GPUs of a name, in a node and between nodes: those of this machine, of the table, or named explicitly.
 pub fn links_of(
     gpu: &str,
     here: Option<&Link>,
@@ -227,7 +227,7 @@ pub fn links_of(
     Ok(links::between(local, find(net.unwrap_or(links::NET), "--net")?, ranks_a_node))
 }
 
-/// The kernels that attention of `grad` may run on on a GPU, by direction: of several `autotune` takes the fastest.
+/// The kernels that can run the attention of `grad` on a GPU, by direction: `autotune` takes the fastest of several.
 pub fn attention_kernels(
     plans: &PlanSet,
     facts: &Facts,
@@ -245,14 +245,14 @@ pub fn attention_kernels(
             .into_iter()
             .map(|kernel| kernel.name())
             .collect();
-        // The kernels that serve all of them.
+        // Keeps the kernels that serve every launch.
         let all = serving.entry(direction).or_insert_with(|| kernels.clone());
         all.retain(|kernel| kernels.contains(kernel));
     }
     serving
 }
 
-/// The GPUs that this process sees; 0 where the first cannot be used.
+/// Number of GPUs that this process sees; 0 if the first cannot be used.
 pub fn visible_gpus() -> usize {
     gpu::all().len()
 }

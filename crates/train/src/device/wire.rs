@@ -1,4 +1,4 @@
-//! Ranks on GPUs: which GPU each has, how they connect by NCCL, and the session that each opens.
+//! Ranks on GPUs: the GPU of each, their NCCL connection, and their sessions.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -14,13 +14,13 @@ use crate::UserError;
 use crate::ranks::Ranks;
 use crate::refuse;
 
-/// How long ranks may take to connect.
+/// The longest time that connecting the ranks may take.
 const PATIENCE: Duration = Duration::from_secs(180);
 
-/// The GPU of a rank of a host, of those that it sees.
+/// The GPU of a rank of a host, among those visible to it.
 pub fn gpu_of(local_rank: usize, visible: usize, shares: bool) -> Result<usize, UserError> {
     match visible {
-        // Starters may show each rank a GPU of its own.
+        // A launcher may show each rank only its own GPU.
         0 | 1 => Ok(0),
         _ if shares => Ok(local_rank % visible),
         _ if local_rank < visible => Ok(local_rank),
@@ -31,12 +31,12 @@ pub fn gpu_of(local_rank: usize, visible: usize, shares: bool) -> Result<usize, 
     }
 }
 
-/// Refuses to begin without NCCL, with the line that installs it.
+/// Refuses to begin without NCCL, with the command that installs it.
 pub fn check() -> Result<(), UserError> {
     nccl().map(drop).map_err(|why| UserError(format!("ranks on GPUs exchange through NCCL: {why}")))
 }
 
-/// Refuses windows before any work where this NCCL has none.
+/// Refuses `wire_window=on` before any work if this NCCL has no windows.
 pub fn check_windows() -> Result<(), UserError> {
     nccl()
         .and_then(|nccl| nccl.windows())
@@ -44,7 +44,7 @@ pub fn check_windows() -> Result<(), UserError> {
         .map_err(|why| UserError(format!("`wire_window=on` cannot run: {why}")))
 }
 
-/// A session as one of several ranks, or alone. Kernels are compiled by one rank of each host, and the others load them.
+/// A session as one of several ranks, or alone. One rank of each host compiles the kernels, and the others load them.
 pub fn session(
     plans: PlanSet,
     device: &cuda::Device,
@@ -59,7 +59,7 @@ pub fn session(
         return Ok(Session::cuda_among(plans, device, options, communicators, &|| Ok(()))?);
     }
     let refused = RefCell::new(None);
-    // Up to here a rank that fails says so in place of its next call; from here on others wait for it inside NCCL.
+    // Up to here a failing rank sends its failure in place of its next call; from here on others wait for it inside NCCL.
     let meet = || {
         ranks.waits_inside(false);
         let met = ranks.meet();
@@ -75,7 +75,7 @@ pub fn session(
     if let Some(failure) = refused.take() {
         return Err(failure);
     }
-    // NCCL refuses a window before the next meeting.
+    // NCCL reports a refused window before the next meeting.
     if matches!(session, Err(RuntimeError::Wire(_))) {
         ranks.waits_inside(false);
     }
@@ -84,7 +84,7 @@ pub fn session(
     Ok(session)
 }
 
-/// Connects the ranks where their plans exchange: one communicator along every axis of more than one rank.
+/// Connects the ranks if their plans exchange: one communicator along every axis with more than one rank.
 fn connect(
     plans: &PlanSet,
     device: &cuda::Device,
@@ -100,7 +100,7 @@ fn connect(
     }
     let failed = |why: cuda::CudaError| Failure::Environment(why.to_string());
     let id = if ranks.is_first() { nccl().and_then(|nccl| nccl.new_id()).map_err(failed)? } else { vec![] };
-    // Every rank has NCCL, or all hear which one has not.
+    // If a rank lacks NCCL, every rank learns which one.
     let id = ranks.of_first(id)?;
     let connect =
         || Communicators::connect(device, plans.mesh, ranks.rank(), &id, window, PATIENCE).map_err(failed);

@@ -1,4 +1,4 @@
-//! Which of several answers a model finds likeliest: the accuracies of sets of questions.
+//! Multiple-choice evaluation: the accuracy with which a model ranks the right answer of each question first.
 
 use flatout_data::examples::choices::{Question, QuestionSet};
 use flatout_data::{Example, ExampleTable, Layout, Shape, once};
@@ -15,29 +15,29 @@ use crate::training::evaluate::evaluate_all;
 use crate::weights::loaded::Loaded;
 use crate::{Failure, UserError, refuse};
 
-/// How many questions a model answers rightly.
+/// Accuracies of a model on multiple-choice questions.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Accuracy {
     pub questions: u64,
-    /// The share of questions whose right answer is the likeliest, and the standard error of it.
+    /// The share of questions whose right answer is the most likely one, and its standard error.
     pub acc: f64,
     pub acc_stderr: f64,
-    /// The same where the log-probability of an answer is divided by its characters.
+    /// The same with the log-probability of an answer divided by its number of characters.
     pub acc_norm: f64,
     pub acc_norm_stderr: f64,
 }
 
-/// The answers of questions as a model takes them: an example each, one question after another.
+/// The answers of all questions as tokens: one example per answer, question by question.
 pub struct Asked {
     table: ExampleTable,
     longest: usize,
-    /// Tokens of all examples, and of these the ones that are judged.
+    /// Tokens of all examples, and how many of them are judged.
     tokens: usize,
     judged: usize,
     most_judged: usize,
 }
 
-/// Whether a model can be asked.
+/// Checks that a model can score answers.
 fn check(loaded: &Loaded) -> Result<(), UserError> {
     let dir = loaded.dir.display();
     if loaded.vocabulary.is_none() {
@@ -46,27 +46,26 @@ fn check(loaded: &Loaded) -> Result<(), UserError> {
     let decoder = loaded.config.model.as_decoder();
     let predicts_next = decoder.is_some_and(|decoder| decoder.attention == Attention::Causal);
     if loaded.config.model.classes().is_some() || !predicts_next {
-        refuse!(
-            "{dir} is no decoder that predicts the next token, and questions with choices are asked of one"
-        );
+        refuse!("{dir} is not a decoder that predicts the next token, and questions with choices need one");
     }
     Ok(())
 }
 
-/// Writes questions in tokens. One that is too long loses its beginning.
+/// Tokenises questions. A prompt that is too long loses its beginning.
 pub fn ask(loaded: &Loaded, set: &QuestionSet) -> Result<Asked, Failure> {
     check(loaded)?;
     let vocabulary = loaded.vocabulary.as_ref().expect("checked above");
-    // The last token is predicted and not read, so that a model that rotates positions reads as many as it was made for.
+    // The last token is predicted but not read, so a model with rotary positions reads as many tokens as it was made for.
     let most = match loaded.config.model.decoder().positions {
         Positions::Learned => loaded.positions,
         _ => loaded.positions + 1,
     };
-    let (prompts, wholes): (Vec<String>, Vec<String>) = set.questions.iter().flat_map(spelled).unzip();
+    let (prompts, wholes): (Vec<String>, Vec<String>) =
+        set.questions.iter().flat_map(prompts_and_choices).unzip();
     let places = set.questions.iter().flat_map(|q| q.choices.iter().map(move |choice| (choice, &q.place)));
     let prompts = encode(vocabulary, loaded.is_run, &prompts)?;
     let mut wholes = encode(vocabulary, loaded.is_run, &wholes)?;
-    // An answer to an empty prompt follows the token that stands for one, also where the tokeniser puts none before a text.
+    // An answer to an empty prompt follows the token that stands for it, even if the tokeniser puts no token before a text.
     for (prompt, whole) in prompts.iter().zip(&mut wholes) {
         if prompt.len() == 1 && whole.first() != prompt.first() {
             whole.insert(0, prompt[0]);
@@ -78,7 +77,7 @@ pub fn ask(loaded: &Loaded, set: &QuestionSet) -> Result<Asked, Failure> {
         let judged = whole.len().saturating_sub(prompt.len());
         if judged == 0 || judged >= most {
             return Err(Failure::User(UserError(format!(
-                "{place}: the answer {choice:?} has {judged} tokens behind its prompt, and the model reads {} at once: correct the row",
+                "{place}: the answer {choice:?} has {judged} tokens after its prompt, and the model reads {} at once: correct the row",
                 loaded.positions
             ))));
         }
@@ -93,14 +92,15 @@ pub fn ask(loaded: &Loaded, set: &QuestionSet) -> Result<Asked, Failure> {
     Ok(asked)
 }
 
-/// The prompt of every choice, and the prompt with the choice behind it. White space at the end of a prompt belongs to what follows.
-fn spelled(question: &Question) -> impl Iterator<Item = (String, String)> {
+/// The prompt of every choice, and the prompt followed by the choice. White space at the end of a prompt is moved to what
+/// follows.
+fn prompts_and_choices(question: &Question) -> impl Iterator<Item = (String, String)> {
     let prompt = question.prompt.trim_end();
     let whole = |choice: &String| (prompt.to_string(), format!("{} {choice}", question.prompt));
     question.choices.iter().map(whole).collect::<Vec<_>>().into_iter()
 }
 
-/// Tokens and examples computed at once.
+/// The most tokens and examples per batch.
 const AT_ONCE: usize = 8192;
 const EXAMPLES_AT_ONCE: usize = 512;
 
@@ -111,7 +111,7 @@ fn scores(loaded: &mut Loaded, device: &Device, asked: &mut Asked) -> Result<Vec
         loaded.config.model.decoder_mut().context = asked.longest;
     }
     let tokens = AT_ONCE.min(asked.tokens).max(asked.longest).next_multiple_of(128);
-    // Rows of the mean share of tokens that are judged, with room for answers that are longer.
+    // Capacity for the mean share of judged tokens, with a margin for longer answers.
     let share = (tokens * asked.judged).div_ceil(asked.tokens);
     let read = (share + share / 4).max(asked.most_judged).next_multiple_of(128).min(tokens);
     let shape = Shape::Packed { tokens, segments: EXAMPLES_AT_ONCE };
@@ -136,7 +136,7 @@ fn scores(loaded: &mut Loaded, device: &Device, asked: &mut Asked) -> Result<Vec
     Ok(scores)
 }
 
-/// How many questions a model answers rightly.
+/// Computes the accuracies of a model on a set of questions.
 pub fn choose(
     loaded: &mut Loaded,
     device: &Device,
@@ -159,13 +159,13 @@ pub fn choose(
     Ok(Accuracy { questions, acc, acc_stderr, acc_norm, acc_norm_stderr })
 }
 
-/// The first of the largest.
+/// The index of the largest score; the first one among equals.
 fn likeliest(scores: impl Iterator<Item = f64>) -> usize {
     let best = scores.enumerate().reduce(|best, next| if next.1 > best.1 { next } else { best });
     best.map_or(0, |(number, _)| number)
 }
 
-/// A share and its standard error, of a sample.
+/// A proportion and its standard error.
 fn share(right: u64, of: u64) -> (f64, f64) {
     let mean = right as f64 / of as f64;
     let error = if of > 1 { (mean * (1.0 - mean) / (of - 1) as f64).sqrt() } else { 0.0 };
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_equals_is_chosen_and_what_is_no_number_never_replaces_one() {
+    fn the_first_of_equals_is_chosen_and_nan_never_replaces_a_number() {
         assert_eq!(likeliest([-2.0, -1.0, -1.0].into_iter()), 1);
         assert_eq!(likeliest([-2.0, f64::NAN].into_iter()), 0);
     }

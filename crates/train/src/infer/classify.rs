@@ -1,4 +1,4 @@
-//! Classes of texts, by a model that is used and not trained.
+//! Classifies texts with a trained model.
 
 use std::sync::Arc;
 
@@ -25,20 +25,20 @@ use crate::weights::loaded::Loaded;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
     pub class: usize,
-    /// Of every class, in order.
+    /// Indexed by class.
     pub probabilities: Vec<f64>,
 }
 
-/// How well a model classifies texts whose classes are known.
+/// Result of classifying texts with known classes.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Classified {
-    /// Mean nats a text.
+    /// Mean nats per text.
     pub loss: f64,
     pub texts: u64,
     pub metrics: ClassMetrics,
 }
 
-/// Texts to judge a model on: all of a path given on the command line, otherwise what a run held out.
+/// The texts to evaluate on: all of a path given on the command line, otherwise a run's held-out texts.
 pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTable>, Share), Failure> {
     let keys = keys_of(overrides)?;
     let share = if keys.iter().any(|key| key == "data.path") { Share::All } else { Share::HeldOut };
@@ -52,20 +52,20 @@ pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTa
     Ok((if share == Share::All { texts.train } else { texts.held_out }, share))
 }
 
-/// The texts to be predicted: the rows of a file, with or without labels, where each was found, and the classes' names.
+/// The texts to classify: the rows of a file, with or without labels, the location of each, and the names of classes.
 pub struct Asked {
     pub texts: ExampleTable,
     pub places: Vec<String>,
     pub classes: Vec<String>,
 }
 
-/// Reads a file as the model's own texts were read.
+/// Reads a file in the way in which the model's own texts were read.
 pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
     let mut config = loaded.config.clone();
     config.data.task = Task::Classes;
     config.data.source = SourceKind::Auto;
     config.data.path = Some(Paths(vec![file.to_string()]));
-    // Groups keep rows of one document on one side; here is one side only.
+    // Groups keep the rows of a document on one side; here there is only one side.
     config.data.group = None;
     let spec = ExampleSpec {
         unlabelled: true,
@@ -82,12 +82,12 @@ pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
     Ok(Asked { texts: sets.train, places, classes })
 }
 
-/// Tokens computed at once where texts are short.
+/// Tokens per batch if texts are short.
 const AT_ONCE: usize = 4096;
-/// Texts computed at once at most.
+/// The most texts per batch.
 const TEXTS_AT_ONCE: usize = 64;
 
-/// Logits of the classes of every text, in order.
+/// Class logits of every text, in order.
 pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Result<Vec<Vec<f32>>, Failure> {
     let longest = (0..texts.count()).map(|index| texts.len_of(index)).max().unwrap_or(0);
     check(loaded, longest)?;
@@ -95,7 +95,7 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
     if rows.is_empty() {
         return Ok(rows);
     }
-    // The rotation's table has a row a position, and a model with learned positions keeps all of its own.
+    // The table of rotary positions has one row per position, and a model with learned positions keeps all of its own.
     if loaded.config.model.decoder().positions != Positions::Learned {
         loaded.config.model.decoder_mut().context = longest;
     }
@@ -117,7 +117,7 @@ pub fn logits(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Res
 fn check(loaded: &Loaded, longest: usize) -> Result<(), UserError> {
     let (dir, positions) = (loaded.dir.display(), loaded.positions);
     if loaded.config.model.decoder().head != Head::Classes {
-        refuse!("{dir} has no head of classes: it predicts text; flatout generate asks it for some");
+        refuse!("{dir} has no head of classes: it predicts text; use flatout generate");
     }
     if longest > positions {
         refuse!(
@@ -133,12 +133,12 @@ pub fn predict(
     device: &Device,
     texts: &ExampleTable,
 ) -> Result<Vec<Prediction>, Failure> {
-    let said =
+    let prediction =
         |logits: &Vec<f32>| Prediction { class: likeliest(logits), probabilities: probabilities(logits) };
-    Ok(logits(loaded, device, texts)?.iter().map(said).collect())
+    Ok(logits(loaded, device, texts)?.iter().map(prediction).collect())
 }
 
-/// How well the model classifies texts that all have a class.
+/// Evaluates the model on texts that all have a class.
 pub fn classify(loaded: &mut Loaded, device: &Device, texts: &ExampleTable) -> Result<Classified, Failure> {
     let predictions = predict(loaded, device, texts)?;
     let mut confusion = Confusion::new(loaded.config.model.decoder().classes());

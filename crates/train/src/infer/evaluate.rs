@@ -1,4 +1,4 @@
-//! How well a model predicts some text: the mean loss a token, and perplexity.
+//! Evaluates a language model: the mean loss per token, and perplexity.
 
 use flatout_data::Layout;
 use flatout_ir::{Program, Role};
@@ -12,41 +12,40 @@ use crate::tasks::batch::{Batch, EvalSet};
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
 pub use crate::tasks::dataset::Share;
-use crate::tasks::preference::{Compared, Scores, Side};
+use crate::tasks::preference::{AnswerSplit, Compared, Scores};
 use crate::training::baseline;
 use crate::training::evaluate::{Counted, EvalResults, evaluate_all};
 use crate::training::reference;
 use crate::weights::loaded::Loaded;
 use crate::{Failure, UserError, refuse};
 
-/// The outcome.
+/// The result of an evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Evaluation {
-    /// Mean nats a predicted token.
+    /// Mean nats per predicted token.
     pub loss: f64,
-    /// The exponential of it.
+    /// The exponential of the loss.
     pub perplexity: f64,
-    /// Tokens that were predicted.
+    /// Number of predicted tokens.
     pub tokens: u64,
     pub rows: u64,
-    /// Of text, or of answers where there are some.
+    /// Further metrics: of text, or of answers if there are any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
 }
 
-/// Rows to evaluate on.
+/// The rows to evaluate on.
 pub struct Rows {
     pub set: Box<dyn EvalSet>,
     pub share: Share,
-    /// How examples are laid out; `None` for rows of the context.
+    /// The layout of examples; `None` for rows of the context.
     layout: Option<Layout>,
-    /// Rows of the context at once.
+    /// Rows of the context per batch.
     at_once: usize,
     data: Box<dyn Dataset>,
 }
 
-/// The rows to evaluate on: all documents of a path given on the command line, otherwise the held-out share of a run's own
-/// data.
+/// The rows to evaluate on: all documents of a path given on the command line, otherwise the held-out share of a run's own data.
 pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<Rows, Failure> {
     let given = |key: &str| {
         overrides.iter().any(|word| word.split('=').next().is_some_and(|name| name.trim() == key))
@@ -74,7 +73,7 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<Rows, Failure> 
     Ok(Rows { set, share, layout, at_once, data })
 }
 
-/// The reference's scores of answers: those that the run kept of its own, or what the reference makes of others.
+/// The reference's scores of answers: the stored ones for a run's own answers, otherwise newly computed ones.
 fn scores(
     loaded: &Loaded,
     rows: &Rows,
@@ -93,7 +92,7 @@ fn scores(
             loaded.dir.display()
         ))));
     };
-    let mut other = reference::another(config, &*rows.data, named)?;
+    let mut other = reference::open_reference(config, &*rows.data, named)?;
     reference::by_model(&mut other, compared, layout, device, &mut |_| {})
 }
 
@@ -101,10 +100,10 @@ fn needs_path(loaded: &Loaded) -> Result<(), UserError> {
     refuse!("{} comes without data: name some to evaluate on, as in data.path=book.txt", loaded.dir.display())
 }
 
-/// Tokens computed at once where eval.micro_batch does not say.
+/// Tokens per batch if eval.micro_batch is not set.
 const AUTO_TOKENS: usize = 4096;
 
-/// The mean loss over rows of tokens, and how many answers are right.
+/// Computes the mean loss over rows of tokens, and the metrics.
 pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Evaluation, Failure> {
     let (config, count) = (&loaded.config, rows.set.samples());
     let at_once = rows.at_once.min(count).max(1);
@@ -118,9 +117,9 @@ pub fn evaluate(loaded: &mut Loaded, device: &Device, rows: &Rows) -> Result<Eva
     let graph = capacities::texts(config, &capacities, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     if let Some(compared) = rows.data.compared() {
-        let side = if rows.share == Share::All { Side::Train } else { Side::HeldOut };
+        let split = if rows.share == Share::All { AnswerSplit::Train } else { AnswerSplit::HeldOut };
         let numbers: Vec<usize> = (0..count).collect();
-        baseline::take(&mut session, compared, side, &numbers, rows.layout.as_ref())?;
+        baseline::take(&mut session, compared, split, &numbers, rows.layout.as_ref())?;
     }
     let mut counted = Counted::new(None, rows.set.bytes_per_token(rows.data.vocabulary()));
     let see = &mut |_: Batch, results: &EvalResults| counted.see(results);

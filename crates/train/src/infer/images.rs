@@ -1,4 +1,4 @@
-//! Classes of images, by a model that is used and not trained.
+//! Classifies images with a trained model.
 
 use flatout_data::images::{self, AskedImages, ImageSource, ImageSpec};
 use flatout_ir::{Program, Role};
@@ -15,10 +15,10 @@ use crate::tasks::images::{OrderedImages, spec};
 use crate::training::evaluate::evaluate_all;
 use crate::weights::loaded::Loaded;
 
-/// Images computed at once where eval.micro_batch does not say.
+/// Images per batch if eval.micro_batch is not set.
 const AT_ONCE: usize = 64;
 
-/// How well a model classifies images: all of a path given on the command line, otherwise what a run held out.
+/// Evaluates a model on images: all of a path given on the command line, otherwise a run's held-out images.
 pub fn classify(
     loaded: &mut Loaded,
     device: &Device,
@@ -45,25 +45,25 @@ pub fn classify(
     Ok((found, share))
 }
 
-/// The predictions, and the images they are of.
+/// Predictions, with the images they belong to.
 pub struct Told {
     pub predictions: Vec<Prediction>,
-    /// Where each image is.
+    /// The location of each image.
     pub places: Vec<String>,
     pub classes: Vec<String>,
-    /// Rows that could not be used, a line each, where data.on_error=skip allows it.
+    /// A message for each row that could not be used, if data.on_error=skip allows that.
     pub left_out: Vec<String>,
 }
 
-/// Opens what a path holds: images, a folder of them, a table that names them, archives. Labels are not needed.
+/// Opens the images in a path: files, a folder, a table that names them, or archives. Labels are not needed.
 pub fn asked(loaded: &Loaded, path: &str) -> Result<AskedImages, Failure> {
     let own = spec(&loaded.config);
-    // A root is of the table that the run read.
+    // The run's root belongs to the table that it read.
     let root = None;
     Ok(images::asked(&ImageSpec { source: ImageSource::Auto, path: vec![path.into()], root, ..own })?)
 }
 
-/// Asks the model about every image, seen as evaluation sees it.
+/// Classifies every image, in the view of evaluation.
 pub fn predict(loaded: &mut Loaded, device: &Device, asked: AskedImages) -> Result<Told, Failure> {
     let AskedImages { set, names, left_out } = asked;
     let count = loaded.config.model.classes().expect("a model of images has classes");
@@ -75,20 +75,20 @@ pub fn predict(loaded: &mut Loaded, device: &Device, asked: AskedImages) -> Resu
     let capacities = Capacities::of_rows(&loaded.config, at_once);
     let graph = capacities::of_images(&loaded.config, &capacities, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
-    let mut told =
+    let mut result =
         Told { predictions: vec![], places: vec![], classes, left_out: left_out.into_iter().collect() };
     let ordered = OrderedImages::new(&loaded.config, set.into(), usize::MAX);
     evaluate_all(&mut session, &ordered, at_once, &mut |batch, results| {
         let samples = batch.samples.iter().zip(batch.i32s("labels"));
         for ((sample, label), logits) in samples.zip(results.class_logits.chunks_exact(count)) {
-            // One that could not be decoded has no label.
+            // An image that could not be decoded has no label.
             if *label >= 0 {
                 let (class, probabilities) = (likeliest(logits), probabilities(logits));
-                told.predictions.push(Prediction { class, probabilities });
-                told.places.push(names[*sample as usize].clone());
+                result.predictions.push(Prediction { class, probabilities });
+                result.places.push(names[*sample as usize].clone());
             }
         }
-        told.left_out.extend(batch.left_out);
+        result.left_out.extend(batch.left_out);
     })?;
-    Ok(told)
+    Ok(result)
 }

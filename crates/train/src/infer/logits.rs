@@ -1,4 +1,4 @@
-//! Every logit of given rows of tokens, to compare with any other library.
+//! Computes every logit of given rows of tokens, for comparison with other libraries.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -22,7 +22,7 @@ pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
     let shown = path.display();
     let bytes = std::fs::read(path).map_err(|error| UserError(format!("{shown} cannot be read: {error}")))?;
     let rows: Vec<Vec<u32>> = serde_json::from_slice(&bytes).map_err(|error| {
-        UserError(format!("{shown} wants to be rows of token ids, as [[1, 2], [3]]: {error}"))
+        UserError(format!("{shown} must hold rows of token ids, as [[1, 2], [3]]: {error}"))
     })?;
     if rows.is_empty() {
         refuse!("{shown} has no rows");
@@ -33,7 +33,7 @@ pub fn read_ids(path: &Path) -> Result<Vec<Vec<u32>>, UserError> {
     Ok(rows)
 }
 
-/// Whether the model has a logit for every token of the rows.
+/// Checks that the model has a logit for every token of the rows.
 pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
     let model = &loaded.config.model;
     if model.vocab().is_none() {
@@ -49,7 +49,7 @@ pub fn check(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
     check_tokens(loaded, rows)
 }
 
-/// Whether the model's vocabulary has the tokens of the rows, and its positions are as many as they are long.
+/// Checks that the model's vocabulary contains the tokens, and that its positions suffice for the rows.
 pub fn check_tokens(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError> {
     let (vocab, positions) = (loaded.config.model.vocab().unwrap_or(0), loaded.positions);
     for (number, row) in rows.iter().enumerate() {
@@ -63,21 +63,21 @@ pub fn check_tokens(loaded: &Loaded, rows: &[Vec<u32>]) -> Result<(), UserError>
     Ok(())
 }
 
-/// Tokens computed at once.
+/// Tokens per batch.
 const AT_ONCE: usize = 4096;
 
-/// A model that gives the logits of rows, some of them at once.
+/// Computes the logits of rows, several per batch.
 pub struct Logits {
     session: Session,
-    /// Rows at once.
+    /// Rows per batch.
     at_once: usize,
-    /// Tokens of a row; shorter rows are filled up behind, because no token sees what comes after it.
+    /// Tokens of a row; shorter rows are padded at the end, because no token sees what comes after it.
     len: usize,
     vocab: usize,
 }
 
 impl Logits {
-    /// For rows of at most `len` tokens, of which there are usually `rows`.
+    /// For rows of at most `len` tokens; `rows` is their usual number.
     pub fn new(loaded: &mut Loaded, device: &Device, rows: usize, len: usize) -> Result<Logits, Failure> {
         let at_once = (AT_ONCE / len).clamp(1, rows.max(1));
         loaded.config.model.set_context(len);
@@ -90,13 +90,13 @@ impl Logits {
         Ok(Logits { session, at_once, len, vocab })
     }
 
-    /// Tokens that a row is filled up to.
+    /// Number of tokens to which rows are padded.
     pub fn row_tokens(&self) -> usize {
         self.len
     }
 
-    /// Logits of rows that went through [`check`], in portions: with each, its rows and their logits, `len` times the vocabulary
-    /// a row.
+    /// Logits of rows that passed [`check`], batch by batch: the rows of each batch and their logits, `len` times the vocabulary
+    /// per row.
     pub fn of<'r>(
         &mut self,
         rows: &'r [Vec<u32>],
@@ -115,8 +115,8 @@ impl Logits {
     }
 }
 
-/// Writes safetensors: one tensor `logits` [rows, length, vocabulary] where all rows are equally long, otherwise
-/// `logits.0`, `logits.1` and so on, [length, vocabulary] each. The file is there whole or not at all.
+/// Writes safetensors: one tensor `logits` [rows, length, vocabulary] if all rows are equally long, otherwise `logits.0`,
+/// `logits.1` and so on, [length, vocabulary] each. The file appears atomically.
 pub fn write(loaded: &mut Loaded, device: &Device, rows: &[Vec<u32>], out: &Path) -> Result<(), Failure> {
     check(loaded, rows)?;
     let longest = rows.iter().map(Vec::len).max().unwrap_or(1);

@@ -1,4 +1,4 @@
-//! Inference with a trained model: text, classes, logits, and its metrics.
+//! Inference: generates text, predicts classes, writes logits, and evaluates a trained model.
 
 pub mod choices;
 pub mod classify;

@@ -1,4 +1,4 @@
-//! A model's predictions for texts, as a file: one row a text, JSONL or CSV by the file's name.
+//! Writes a model's predictions for texts to a file: one row per text, JSONL or CSV by the file's name.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -18,7 +18,7 @@ enum PredictionFormat {
     Csv,
 }
 
-/// Whether a file of this name can be written; asked before any work.
+/// Refuses a file name with another ending, before any work.
 pub fn check(out: &Path) -> Result<(), UserError> {
     format_of(out).map(|_| ())
 }
@@ -27,12 +27,11 @@ fn format_of(out: &Path) -> Result<PredictionFormat, UserError> {
     match out.extension().and_then(|extension| extension.to_str()) {
         Some("jsonl") => Ok(PredictionFormat::Jsonl),
         Some("csv") => Ok(PredictionFormat::Csv),
-        _ => refuse!("--out {} wants to end in .jsonl or .csv", out.display()),
+        _ => refuse!("--out {} must end in .jsonl or .csv", out.display()),
     }
 }
 
-/// Writes predictions of texts that were found at these places, for classes of these names. The file is there whole or
-/// not at all.
+/// Writes predictions for texts at these locations, with these names of classes. The file appears atomically.
 pub fn write(
     out: &Path,
     predictions: &[Prediction],
@@ -41,16 +40,16 @@ pub fn write(
 ) -> Result<(), Failure> {
     let rows = predictions.iter().zip(places);
     let text = match format_of(out)? {
-        PredictionFormat::Jsonl => rows.map(|(said, place)| line(said, place, classes)).collect(),
+        PredictionFormat::Jsonl => rows.map(|(prediction, place)| line(prediction, place, classes)).collect(),
         PredictionFormat::Csv => table(rows, classes),
     };
     durable::replace(out, text.as_bytes()).map_err(Failure::io(out.display()))
 }
 
-fn line(said: &Prediction, place: &str, classes: &[String]) -> String {
+fn line(prediction: &Prediction, place: &str, classes: &[String]) -> String {
     let probabilities: serde_json::Map<String, serde_json::Value> =
-        classes.iter().cloned().zip(said.probabilities.iter().map(|p| json!(p))).collect();
-    let row = json!({ "row": place, "class": classes[said.class], "probabilities": probabilities });
+        classes.iter().cloned().zip(prediction.probabilities.iter().map(|p| json!(p))).collect();
+    let row = json!({ "row": place, "class": classes[prediction.class], "probabilities": probabilities });
     format!("{row}\n")
 }
 
@@ -58,9 +57,9 @@ fn table<'a>(rows: impl Iterator<Item = (&'a Prediction, &'a String)>, classes: 
     let mut out = String::from("row,class");
     classes.iter().for_each(|class| out += &format!(",{}", cell(class)));
     out.push('\n');
-    for (said, place) in rows {
-        let _ = write!(out, "{},{}", cell(place), cell(&classes[said.class]));
-        for probability in &said.probabilities {
+    for (prediction, place) in rows {
+        let _ = write!(out, "{},{}", cell(place), cell(&classes[prediction.class]));
+        for probability in &prediction.probabilities {
             let _ = write!(out, ",{probability}");
         }
         out.push('\n');
@@ -68,7 +67,7 @@ fn table<'a>(rows: impl Iterator<Item = (&'a Prediction, &'a String)>, classes: 
     out
 }
 
-/// Quoted where a reader would take it for something else.
+/// Quotes a cell that contains special characters.
 fn cell(text: &str) -> String {
     match text.contains([',', '"', '\n', '\r']) {
         true => format!("\"{}\"", text.replace('"', "\"\"")),
@@ -83,7 +82,7 @@ mod tests {
     #[test]
     fn a_row_a_text() {
         let folder = tempfile::tempdir().unwrap();
-        let said = [
+        let predictions = [
             Prediction { class: 1, probabilities: vec![0.25, 0.75] },
             Prediction { class: 0, probabilities: vec![1.0, 0.0] },
         ];
@@ -91,7 +90,7 @@ mod tests {
         let classes = ["no".to_string(), "yes, \"sure\"".to_string()];
         let written = |name: &str| {
             let path = folder.path().join(name);
-            write(&path, &said, &places, &classes).unwrap();
+            write(&path, &predictions, &places, &classes).unwrap();
             std::fs::read_to_string(path).unwrap()
         };
         assert_eq!(
@@ -104,6 +103,6 @@ mod tests {
         assert_eq!(first["probabilities"]["no"], 0.25);
         assert_eq!(lines.lines().count(), 2);
         let refused = check(Path::new("out.txt")).unwrap_err().0;
-        assert!(refused.contains("wants to end in .jsonl or .csv"), "{refused}");
+        assert!(refused.contains("must end in .jsonl or .csv"), "{refused}");
     }
 }

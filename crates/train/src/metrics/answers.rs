@@ -1,18 +1,18 @@
-//! How many answers a model would give as they are written.
+//! Metrics of answers: the share that greedy decoding would reproduce exactly.
 //!
-//! An answer is right where every learned token of it, its end included, is the likeliest given those before it: then greedy
-//! decoding gives it, and nothing has to be generated to know.
+//! An answer is right if every learned token of it, its end included, is the most likely one given those before it. Greedy
+//! decoding then gives the answer, so nothing has to be generated.
 
 use serde::{Deserialize, Serialize};
 
 use super::classes::share;
 
-/// The numbers of the answers of an evaluation.
+/// Metrics of the answers of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct AnswerMetrics {
-    /// The share of examples whose every learned token is the likeliest.
+    /// Share of examples whose every learned token is the most likely one.
     pub exact: f64,
-    /// The share of learned tokens that are.
+    /// Share of learned tokens that are the most likely ones.
     pub token_accuracy: f64,
 }
 
@@ -33,8 +33,8 @@ pub struct AnswerTally {
 }
 
 impl AnswerTally {
-    /// Counts the answers of a micro-batch: the example of every row that is read, `None` where the row has no target; the
-    /// log-probability of its target; and the largest one of the row.
+    /// Counts the answers of a micro-batch: the example of every row that is read, `None` if the row has no target; the
+    /// log-probability of its target; and the largest log-probability of the row.
     pub fn see(&mut self, examples: &[Option<u32>], logp: &[f32], best: &[f32]) {
         let count = examples.iter().flatten().max().map_or(0, |last| *last as usize + 1);
         let mut is_right: Vec<Option<bool>> = vec![None; count];
@@ -50,7 +50,7 @@ impl AnswerTally {
         self.right += is_right.iter().flatten().filter(|right| **right).count() as u64;
     }
 
-    /// `None` where no answer was seen.
+    /// `None` if no answer was counted.
     pub fn metrics(&self) -> Option<AnswerMetrics> {
         (self.answers > 0).then(|| AnswerMetrics {
             exact: share(self.right, self.answers),
@@ -67,12 +67,12 @@ mod tests {
     fn an_answer_is_right_where_all_its_tokens_are_likeliest() {
         let mut tally = AnswerTally::default();
         assert_eq!(tally.metrics(), None);
-        // The second of three answers has a token that is not the likeliest; a row without a target counts nowhere.
+        // The second of three answers has a token that is not the most likely; a row without a target does not count.
         let examples = [Some(0), Some(0), None, Some(1), Some(1), Some(2)];
         tally.see(&examples, &[-0.1, -0.7, 0.0, -0.2, -2.0, -0.5], &[-0.1, -0.7, -0.3, -0.2, -0.4, -0.5]);
         let seen = tally.metrics().unwrap();
         assert_eq!((seen.exact, seen.token_accuracy), (2.0 / 3.0, 0.8));
-        // Examples are numbered anew in the next micro-batch, and what is no number is never right.
+        // Examples are numbered from 0 in every micro-batch, and NaN is never right.
         tally.see(&[Some(0)], &[f32::NAN], &[f32::NAN]);
         assert_eq!(tally.metrics().unwrap().exact, 0.5);
     }

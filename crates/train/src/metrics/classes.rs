@@ -1,11 +1,11 @@
-//! How well classes are predicted: a table of what was and what was said, and the numbers that follow from it.
+//! Classification metrics: a confusion matrix, and the numbers computed from it.
 //!
-//! Of two classes the second is the positive one. Where a number would be 0 / 0, as the precision of a class that was
-//! never said, it is 0. Means over classes leave out those that neither occur nor were said.
+//! Of two classes the second one is the positive class. A number that would be 0 / 0, such as the precision of a class that was
+//! never predicted, is 0. Means over classes leave out those that neither occur nor were predicted.
 
 use serde::{Deserialize, Serialize};
 
-/// How often each class (row) was taken for each (column).
+/// Counts by true class (row) and predicted class (column).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Confusion(pub Vec<Vec<u64>>);
@@ -18,29 +18,29 @@ pub struct Score {
     pub f1: f64,
 }
 
-/// The numbers of a table.
+/// Metrics computed from a confusion matrix.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ClassMetrics {
     pub accuracy: f64,
-    /// Of the positive class, where there are two.
+    /// Score of the positive class, where there are two classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub positive: Option<Score>,
-    /// The mean over classes.
+    /// Mean over classes.
     pub mean: Score,
     pub confusion: Confusion,
-    /// The share of rows whose class is among the five likeliest, of more than five.
+    /// Share of rows whose class is among the five most likely; present with more than five classes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top5: Option<f64>,
 }
 
-/// Counts on the way to the numbers.
+/// Running counts for the metrics.
 #[derive(Clone, Debug)]
 pub struct Tally {
     confusion: Confusion,
     among_five: u64,
 }
 
-/// The classes that top-5 looks at.
+/// Number of classes that top-5 accepts.
 const FIVE: usize = 5;
 
 impl Tally {
@@ -48,7 +48,7 @@ impl Tally {
         Tally { confusion: Confusion::new(classes), among_five: 0 }
     }
 
-    /// Counts the rows of a micro-batch: logits [S, C] row after row, and classes, -1 for what is no row.
+    /// Counts the rows of a micro-batch: logits [S, C] in row-major order, and classes, -1 for padding.
     pub fn see_all(&mut self, logits: &[f32], classes: &[i32]) {
         self.confusion.see_all(logits, classes);
         let rows = logits.chunks_exact(self.confusion.classes().max(1)).zip(classes);
@@ -77,11 +77,11 @@ impl Confusion {
     }
 
     /// Counts one text.
-    pub fn see(&mut self, class: usize, said: usize) {
-        self.0[class][said] += 1;
+    pub fn see(&mut self, class: usize, predicted: usize) {
+        self.0[class][predicted] += 1;
     }
 
-    /// Counts the texts of a micro-batch: logits [S, C] row after row, and classes, -1 for what is no text.
+    /// Counts the texts of a micro-batch: logits [S, C] in row-major order, and classes, -1 for padding.
     pub fn see_all(&mut self, logits: &[f32], classes: &[i32]) {
         let rows = logits.chunks_exact(self.classes());
         for (logits, class) in rows.zip(classes).filter(|(_, class)| **class >= 0) {
@@ -89,27 +89,27 @@ impl Confusion {
         }
     }
 
-    /// Texts that were counted.
+    /// Number of texts counted.
     pub fn total(&self) -> u64 {
         self.0.iter().flatten().sum()
     }
 
-    fn said(&self, class: usize) -> u64 {
+    fn predicted(&self, class: usize) -> u64 {
         self.0.iter().map(|row| row[class]).sum()
     }
 
-    /// Of one class against all others.
+    /// Score of one class against all others.
     pub fn score(&self, class: usize) -> Score {
         let right = self.0[class][class];
-        let (occurs, said) = (self.0[class].iter().sum(), self.said(class));
-        let precision = share(right, said);
+        let (occurs, predicted) = (self.0[class].iter().sum(), self.predicted(class));
+        let precision = share(right, predicted);
         let recall = share(right, occurs);
-        Score { precision, recall, f1: share(2 * right, said + occurs) }
+        Score { precision, recall, f1: share(2 * right, predicted + occurs) }
     }
 
     pub fn metrics(&self) -> ClassMetrics {
         let right: u64 = (0..self.classes()).map(|class| self.0[class][class]).sum();
-        let is_met = |class: &usize| self.0[*class].iter().sum::<u64>() + self.said(*class) > 0;
+        let is_met = |class: &usize| self.0[*class].iter().sum::<u64>() + self.predicted(*class) > 0;
         let met: Vec<Score> = (0..self.classes()).filter(is_met).map(|class| self.score(class)).collect();
         let mean = |of: fn(&Score) -> f64| met.iter().map(of).sum::<f64>() / met.len().max(1) as f64;
         ClassMetrics {
@@ -126,7 +126,7 @@ pub(super) fn share(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// The class with the largest logit, the first of several.
+/// The class with the largest logit; the first one among equals.
 pub fn likeliest(logits: &[f32]) -> usize {
     let mut best = 0;
     for (class, logit) in logits.iter().enumerate() {
@@ -137,7 +137,7 @@ pub fn likeliest(logits: &[f32]) -> usize {
     best
 }
 
-/// Probabilities of logits, which sum to 1.
+/// Softmax of the logits.
 pub fn probabilities(logits: &[f32]) -> Vec<f64> {
     let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max) as f64;
     let powers: Vec<f64> = logits.iter().map(|logit| (*logit as f64 - largest).exp()).collect();
@@ -178,7 +178,7 @@ mod tests {
         (a - b).abs() < 1e-12
     }
 
-    /// By hand: 50 right noes, 10 false alarms, 5 misses, 35 hits.
+    /// By hand: 50 true negatives, 10 false positives, 5 false negatives, 35 true positives.
     #[test]
     fn two_classes_have_a_positive_one() {
         let m = counted(&[&[50, 10], &[5, 35]]).metrics();
@@ -192,9 +192,9 @@ mod tests {
         assert!(close(m.mean.f1, (70.0 / 85.0 + 100.0 / 115.0) / 2.0));
     }
 
-    /// By hand: class 0 has precision 2/3 and recall 1, class 1 2/2 and 2/3, class 2 0/0 and 0; class 3 is not met.
+    /// By hand: class 0 has precision 2/3 and recall 1, class 1 2/2 and 2/3, class 2 0/0 and 0; class 3 does not occur.
     #[test]
-    fn means_leave_out_what_is_not_met() {
+    fn means_leave_out_classes_that_do_not_occur() {
         let m = counted(&[&[2, 0, 0, 0], &[1, 2, 0, 0], &[0, 0, 0, 0], &[0, 0, 0, 0]]).metrics();
         assert!(m.positive.is_none());
         assert!(close(m.accuracy, 4.0 / 5.0));
@@ -229,7 +229,7 @@ mod tests {
             "{}",
             metrics.words()
         );
-        // Equal logits: the class of the lower number counts as likelier, as for the first guess.
+        // Among equal logits the class of the lower number ranks first, as in top-1.
         let mut even = Tally::new(6);
         even.see_all(&[[0.0; 6], [0.0; 6]].concat(), &[4, 5]);
         assert!(close(even.metrics().top5.unwrap(), 0.5));

@@ -1,13 +1,12 @@
-//! The metric a run is judged by on the way: the number of an evaluation that the best checkpoint and the early stop follow.
+//! The metric that the best checkpoint and early stopping follow.
 
 use flatout_settings::choice;
 
 use crate::metrics::Metrics;
 
 choice! {
-    /// A number of an evaluation. The loss is better the lower it is, all others the higher. `f1`, `precision` and
-    /// `recall` are those of the positive class, of two; `exact` and `token_accuracy` are of answers,
-    /// `reward_accuracy` and `reward_margin` of preferences.
+    /// A number of an evaluation. Lower is better for the loss, higher for all others. `f1`, `precision` and `recall` belong to
+    /// the positive class of two; `exact` and `token_accuracy` to answers, `reward_accuracy` and `reward_margin` to preferences.
     pub enum Metric {
         Loss = "loss",
         Accuracy = "accuracy",
@@ -25,7 +24,7 @@ choice! {
 }
 
 impl Metric {
-    /// The number, where the evaluation has it.
+    /// Its value, if the evaluation has it.
     pub fn of(self, loss: f32, metrics: Option<&Metrics>) -> Option<f64> {
         let answers = metrics.and_then(Metrics::answers);
         let rewards = metrics.and_then(Metrics::rewards);
@@ -54,42 +53,42 @@ impl Metric {
         }
     }
 
-    /// Whether it needs classes.
+    /// Whether it requires classes.
     pub fn is_of_classes(self) -> bool {
         self != Metric::Loss && !self.is_of_answers() && !self.is_of_rewards()
     }
 
-    /// Whether it needs answers.
+    /// Whether it requires answers.
     pub fn is_of_answers(self) -> bool {
         matches!(self, Metric::Exact | Metric::TokenAccuracy)
     }
 
-    /// Whether it needs answers that are preferred to others.
+    /// Whether it requires preferences.
     pub fn is_of_rewards(self) -> bool {
         matches!(self, Metric::RewardAccuracy | Metric::RewardMargin)
     }
 
-    /// Whether it needs a positive class.
+    /// Whether it requires a positive class.
     pub fn is_of_positive(self) -> bool {
         matches!(self, Metric::F1 | Metric::Precision | Metric::Recall)
     }
 }
 
-/// How long a run has been waiting for a better evaluation. Part of a run's state.
+/// Tracks how long a run has been waiting for a better evaluation. Part of a run's state.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Patience {
-    /// The best so far.
+    /// The best value so far.
     best: Option<f64>,
-    /// Evaluations since.
+    /// Evaluations since the best one.
     pub since: u64,
 }
 
-/// Names of the counters that a checkpoint keeps it under.
+/// Names of its counters in a checkpoint.
 const SINCE: &str = "evaluations_since_best";
 const BEST: &str = "best_evaluation_bits";
 
 impl Patience {
-    /// Takes in an evaluation; one that is not a number is no gain.
+    /// Takes the value of an evaluation; NaN is no improvement.
     pub fn see(&mut self, metric: Metric, value: f64) {
         if !value.is_nan() && self.best.is_none_or(|best| metric.is_better(value, best)) {
             *self = Patience { best: Some(value), since: 0 };
@@ -98,7 +97,7 @@ impl Patience {
         }
     }
 
-    /// The best so far.
+    /// The best value so far.
     pub fn best(&self) -> Option<f64> {
         self.best
     }
@@ -108,19 +107,19 @@ impl Patience {
         [(SINCE, self.since)].into_iter().chain(best).collect()
     }
 
-    /// From a checkpoint's counters; one without them has not waited.
+    /// Restores it from a checkpoint's counters; without them it starts anew.
     pub fn read(counter: impl Fn(&str) -> Option<u64>) -> Patience {
         Patience { best: counter(BEST).map(f64::from_bits), since: counter(SINCE).unwrap_or(0) }
     }
 
-    /// Why a run with a goal ends here, where it does: an evaluation was as good.
+    /// The reason why a run with a goal ends here, if it does: an evaluation reached the goal.
     pub fn reached(&self, metric: Metric, goal: Option<f64>) -> Option<String> {
         let (goal, best) = (goal?, self.best?);
         let is_there = best == goal || metric.is_better(best, goal);
         is_there.then(|| format!("{metric} reached {best:.4}, and {goal} was asked for (eval.goal)"))
     }
 
-    /// Why a run of this much patience ends here, where it does.
+    /// The reason why a run with this patience ends here, if it does.
     pub fn ends(&self, metric: Metric, patience: Option<u64>) -> Option<String> {
         let most = patience.filter(|most| self.since >= *most)?;
         let best = self.best.map_or("never a number".into(), |best| format!("{best:.4} at best"));
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_comes_back_from_a_checkpoint() {
+    fn patience_is_restored_from_a_checkpoint() {
         let mut patience = Patience::default();
         for value in [0.1, 0.3, 0.2] {
             patience.see(Metric::F1, value);

@@ -1,11 +1,11 @@
-//! How well a model does on what it was not trained on.
+//! Metrics of an evaluation besides its loss.
 //!
 //! ```text
-//! classes   a confusion matrix, and the numbers that follow from it
-//! answers   how many answers a model would give as they are written
-//! rewards   how much likelier the preferred answers are made than the others
-//! text      how many bits a byte of text takes
-//! goal      the number that the best checkpoint and the early stop follow
+//! classes   a confusion matrix, and the numbers computed from it
+//! answers   the share of answers that greedy decoding would reproduce
+//! rewards   the reward margin of preferred answers over others
+//! text      bits per byte of text
+//! goal      the metric that the best checkpoint and early stopping follow
 //! ```
 
 mod answers;
@@ -21,7 +21,7 @@ pub use text::TextMetrics;
 
 use serde::{Deserialize, Serialize};
 
-/// The numbers of an evaluation beside its loss.
+/// Metrics of an evaluation, by what the model learns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Metrics {
@@ -42,7 +42,7 @@ impl Metrics {
         }
     }
 
-    /// Where classes are learned.
+    /// Present where classes are learned.
     pub fn classes(&self) -> Option<&ClassMetrics> {
         match self {
             Metrics::Classes(classes) => Some(classes),
@@ -50,7 +50,7 @@ impl Metrics {
         }
     }
 
-    /// Where answers are learned.
+    /// Present where answers are learned.
     pub fn answers(&self) -> Option<&AnswerMetrics> {
         match self {
             Metrics::Answers(answers) => Some(answers),
@@ -58,7 +58,7 @@ impl Metrics {
         }
     }
 
-    /// Where answers are compared.
+    /// Present where preferences are learned.
     pub fn rewards(&self) -> Option<&RewardMetrics> {
         match self {
             Metrics::Rewards(rewards) => Some(rewards),
@@ -66,7 +66,7 @@ impl Metrics {
         }
     }
 
-    /// Where text is predicted.
+    /// Present where text is predicted.
     pub fn text(&self) -> Option<&TextMetrics> {
         match self {
             Metrics::Text(text) => Some(text),

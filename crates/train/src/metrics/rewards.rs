@@ -1,22 +1,22 @@
-//! How much likelier a model makes preferred answers than others.
+//! Preference metrics: rewards of preferred answers and of others.
 //!
-//! The reward of an answer is beta times what its log-probability gained over the reference, or, without a reference, beta
-//! times the mean log-probability of its tokens.
+//! The reward of an answer is beta times its gain in log-probability over the reference, or, without a reference, beta times the
+//! mean log-probability of its tokens.
 
 use serde::{Deserialize, Serialize};
 
-/// The numbers of the preferences of an update or an evaluation. Each is a mean over pairs, or over the answers that are
-/// wanted (`chosen`) and those that are not (`rejected`).
+/// Metrics of the preferences of an update or an evaluation. Each is a mean over pairs, or over the answers that are wanted
+/// (`chosen`) and those that are not (`rejected`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardMetrics {
-    /// The share of pairs whose chosen answer has the larger reward; of judged answers the share on the right side of the
+    /// Share of pairs whose chosen answer has the larger reward; for judged answers the share on the correct side of the
     /// baseline.
     pub reward_accuracy: f64,
-    /// How much larger the chosen answer's reward is.
+    /// Reward of the chosen answer minus that of the rejected one.
     pub reward_margin: f64,
     pub reward_chosen: f64,
     pub reward_rejected: f64,
-    /// Sums of log-probabilities of the answers' tokens, of pairs.
+    /// Sums of the log-probabilities of the answers' tokens; present for pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub logp_chosen: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -24,9 +24,9 @@ pub struct RewardMetrics {
 }
 
 impl RewardMetrics {
-    /// Of means by the names of a plan's sums; `None` where the plan has none.
+    /// From means by the names of a plan's sums; `None` if the plan has none.
     pub fn of(mean: impl Fn(&str) -> Option<f64>) -> Option<RewardMetrics> {
-        // Sums over wanted answers alone were divided by the number of all.
+        // Sums over wanted answers alone were divided by the number of all answers.
         let wanted = mean("wanted");
         let over = |value: f64, share: Option<f64>| match share {
             Some(0.0) => 0.0,
@@ -52,7 +52,7 @@ impl RewardMetrics {
         )
     }
 
-    /// The numbers by name, for curves.
+    /// The metrics by name, for curves.
     pub fn named(&self) -> Vec<(&'static str, f64)> {
         let always = [
             ("reward_accuracy", self.reward_accuracy),

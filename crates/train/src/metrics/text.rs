@@ -1,16 +1,16 @@
-//! How many bits a model needs for a byte of text, which compares models whose tokenisers differ.
+//! Bits per byte of text, a loss that is comparable between tokenisers.
 
 use serde::{Deserialize, Serialize};
 
-/// The numbers of an evaluation on text.
+/// Metrics of an evaluation on text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextMetrics {
-    /// Bits of all predicted tokens, ends of documents among them, by the bytes of text that they stand for.
+    /// Bits of all predicted tokens, ends of documents among them, divided by the bytes of text they represent.
     pub bits_per_byte: f64,
 }
 
 impl TextMetrics {
-    /// Of a mean loss in nats a token, where tokens have this many bytes in the mean.
+    /// From a mean loss in nats per token, and the mean number of bytes per token.
     pub fn of(loss: f64, bytes_per_token: f64) -> TextMetrics {
         TextMetrics { bits_per_byte: loss / std::f64::consts::LN_2 / bytes_per_token }
     }

@@ -1,4 +1,4 @@
-//! Ranks as threads of a test, without a wire: what they agree on goes over the sockets of a world.
+//! Tests with ranks as threads and without a transport for tensors: they communicate over the sockets of a world.
 
 use std::net::TcpListener;
 
@@ -6,7 +6,7 @@ use flatout_world::{Joining, Meeting, RankPlacement, Timing};
 
 use super::*;
 
-/// Does something on every rank of a world and gives back what each returned.
+/// Runs a closure on every rank of a world and returns what each returned.
 fn among<T: Send>(count: usize, run: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
     let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
     let meeting = Meeting::Address { host: "127.0.0.1".into(), ports: port..port + 1, label: String::new() };
@@ -26,7 +26,7 @@ fn among<T: Send>(count: usize, run: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
             folder: None,
             timing: Timing { join: Duration::from_secs(20), ..Timing::default() },
             note: Arc::new(|_| {}),
-            // A thread cannot end its process: calls give the failure back instead.
+            // A thread cannot end its process: calls return the failure instead.
             leave: Arc::new(|_| {}),
             stop: Arc::new(|_| {}),
             take_stopper: Arc::new(drop),
@@ -43,12 +43,12 @@ fn among<T: Send>(count: usize, run: impl Fn(&Ranks) -> T + Sync) -> Vec<T> {
     })
 }
 
-/// Wherever a rank gives up, all come back with its failure, and what they do next together works.
+/// Whichever rank fails, all return its failure, and what they do next together works.
 #[test]
-fn an_attempt_that_fails_on_one_rank_fails_on_all_and_the_next_goes_on() {
+fn an_attempt_that_fails_on_one_rank_fails_on_all_and_the_next_succeeds() {
     let broke = || Err::<(), _>(Failure::Environment("it broke".into()));
-    let told = among(3, |ranks| {
-        let mut told = vec![];
+    let results = among(3, |ranks| {
+        let mut results = vec![];
         for place in 0..3 {
             let gives_up = |at: usize| if ranks.rank() == 1 && at == place { broke() } else { Ok(()) };
             let tried = ranks.attempt(|| {
@@ -58,17 +58,17 @@ fn an_attempt_that_fails_on_one_rank_fails_on_all_and_the_next_goes_on() {
                 assert_eq!(ranks.of_first(7 + ranks.rank())?, 7);
                 gives_up(2)
             });
-            told.push(tried.expect_err("rank 1 gives up").to_string());
+            results.push(tried.expect_err("rank 1 gives up").to_string());
             assert_eq!(ranks.attempt(|| ranks.gather(&ranks.rank())), Ok(vec![0, 1, 2]));
         }
-        told
+        results
     });
-    for (rank, told) in told.iter().enumerate() {
-        let is_told = |sentence: &String| match rank {
+    for (rank, results) in results.iter().enumerate() {
+        let is_right = |sentence: &String| match rank {
             1 => sentence == "it broke",
             _ => sentence.starts_with("rank 1 (") && sentence.ends_with("): it broke"),
         };
-        assert!(told.len() == 3 && told.iter().all(is_told), "{told:?}");
+        assert!(results.len() == 3 && results.iter().all(is_right), "{results:?}");
     }
 }
 

@@ -1,4 +1,4 @@
-//! How examples of unequal length are laid out: what `packing` and `length_buckets` come to for a config.
+//! Decides the layout of examples of unequal length: resolves `packing` and `length_buckets` for a config.
 
 use flatout_data::{Arrangement, BatchLimits, Layout, LayoutOptions, Shape, arrange};
 
@@ -16,13 +16,13 @@ use crate::tasks::capacities::trims_last_layer;
 use crate::tasks::examples::{self, lengths};
 use crate::weights::pretrained;
 
-/// Packing is worth other attention kernels where it saves this share of what is computed.
+/// `packing=auto` turns packing on, which needs other attention kernels, if it saves this share of the computed tokens.
 const WORTH_PACKING: f64 = 0.02;
 
-/// The head runs on learned rows alone where they are less than this share.
+/// The head runs only on the learned rows if these are less than this share.
 const WORTH_READING: f64 = 0.9;
 
-/// The layout for micro-batches of at most `rows` rows, and what `auto` chose.
+/// The layout of micro-batches of at most `rows` rows, and the choices of `auto`.
 pub(crate) fn arranged(
     config: &Config,
     rows: usize,
@@ -39,7 +39,7 @@ pub(crate) fn arranged(
     let is_sorted = buckets == Choose::On;
     if is_sorted && packing == Choose::On {
         refuse!(
-            "`length_buckets=on` has nothing to do with `packing=on`, which leaves no row to fill up: leave one out"
+            "`length_buckets=on` has no effect with `packing=on`, which leaves no padding: leave one of them out"
         );
     }
     let learned = lengths.learned_share();
@@ -78,7 +78,7 @@ pub(crate) fn arranged(
         Choose::Auto if shares_prefixes => {
             let why = match config.switches.data.shared_prefix {
                 Choose::On => "shared_prefix=on lays examples one after another",
-                _ => "the answers of a pair lie behind one prompt",
+                _ => "the answers of a pair follow one prompt",
             };
             choose(PACKING.name, "on", why.into());
             of(true)
@@ -117,7 +117,7 @@ pub(crate) fn arranged(
     }
     if config.switches.data.last_layer == HeadRows::Auto && reads_learned {
         let (value, why) = match trims_last_layer(config) {
-            true => ("answers", "behind its attention only the rows of the head are read"),
+            true => ("answers", "after its attention only the rows of the head are read"),
             false => ("all", "one layer is applied again and again, and sees all rows"),
         };
         choose(LAST_LAYER.name, value, why.into());
@@ -135,15 +135,15 @@ pub(crate) fn arranged(
     Ok(Some((arrangement, chosen)))
 }
 
-/// Refuses `last_layer=answers` of models whose layers are no blocks of a decoder.
+/// Refuses `last_layer=answers` for models whose layers are not decoder blocks.
 fn check_last_layer(config: &Config) -> Result<(), UserError> {
     if config.switches.data.last_layer == HeadRows::Answers && config.model.as_decoder().is_none() {
-        refuse!("`last_layer=answers` is of decoders with blocks of attention: give last_layer=all");
+        refuse!("`last_layer=answers` needs a decoder with attention blocks: give last_layer=all");
     }
     Ok(())
 }
 
-/// Whether weights of the tower are trained, or have adapters: then every plan has it.
+/// Whether weights of the tower are trained or have adapters: then every plan contains the tower.
 pub fn trains_tower(config: &Config) -> bool {
     let parameters = pretrained::parameters(&config.model);
     let mut tower = parameters.keys().filter(|path| matches(SCOPE, path));
@@ -160,7 +160,7 @@ pub fn trains_tower(config: &Config) -> bool {
     }
 }
 
-/// Refuses images where rows are filled up: their patches lie one after another.
+/// Refuses images in padded rows: their patches are always packed.
 fn check_images(config: &Config) -> Result<(), UserError> {
     let switches = &config.switches.data;
     if switches.packing == Choose::Off || switches.length_buckets == Choose::On {
@@ -172,7 +172,7 @@ fn check_images(config: &Config) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Whether examples that begin alike share the computation of their beginning, or why they cannot.
+/// Whether examples share the computation of a common prefix; an error says why they cannot.
 fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
     let switches = &config.switches.data;
     if switches.shared_prefix != Choose::On {
@@ -180,7 +180,7 @@ fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
     }
     if config.preference.loss.is_judged() && config.data.task == Task::Preference {
         refuse!(
-            "`shared_prefix=on` is of answers in pairs, and kto has one a prompt: give shared_prefix=off"
+            "`shared_prefix=on` needs answers in pairs, and kto has one answer per prompt: give shared_prefix=off"
         );
     }
     if switches.packing == Choose::Off || switches.length_buckets == Choose::On {
@@ -198,7 +198,9 @@ fn shares_prefixes(config: &Config) -> Result<bool, UserError> {
             ),
         },
         _ => {
-            refuse!("`shared_prefix=on` is of models that predict text by attention: give shared_prefix=off")
+            refuse!(
+                "`shared_prefix=on` needs a model that predicts text with attention: give shared_prefix=off"
+            )
         }
     }
 }

@@ -1,8 +1,8 @@
-//! How many buckets ranks exchange a region of shares in: as many as make an update shortest, by prediction.
+//! Chooses the number of buckets in which ranks exchange sharded regions: the one with the shortest predicted update.
 //!
-//! Each bucket more lets an exchange run beside the update of another, and costs an exchange's latency twice. The times are read
-//! from the update in one bucket, whose exchanges and launches are cut into equal parts: rates and links alone count, and
-//! no timings of a machine, so that all ranks choose alike.
+//! Each further bucket lets an exchange overlap with the update of another, and costs an exchange's latency twice. The times are
+//! read from the update in one bucket, whose exchanges and launches are divided into equal parts. Only nominal rates and links
+//! count, not measured timings, so that all ranks choose alike.
 
 use std::collections::BTreeSet;
 
@@ -12,13 +12,13 @@ use flatout_ir::plan::Launch;
 use flatout_ir::schedule::play;
 use flatout_ir::{Class, OpKind, Options, Plan, PlanSet, Queue, Role, Target};
 
-/// The number of buckets that plans are first made with: one, or one a layer where gradients are exchanged as they are made, so that
-/// those of few layers are in memory at a time.
+/// The number of buckets of the first plans: one; or one per layer where gradients are exchanged during the backward pass, so
+/// that only those of few layers are in memory at a time.
 pub fn at_first(options: &Options) -> usize {
     if options.shards_gradients() { usize::MAX } else { 1 }
 }
 
-/// The number of buckets with the shortest update, of plans that were made with one; 1 where nothing is known of links.
+/// The number of buckets with the shortest update, for plans that were compiled with one; 1 if the links are unknown.
 pub fn fastest(plans: &PlanSet, target: &Target) -> usize {
     let (Some(apply), Some(_), false) = (plans.plan(Role::Apply), &target.links, plans.sharded.is_empty())
     else {
@@ -27,13 +27,13 @@ pub fn fastest(plans: &PlanSet, target: &Target) -> usize {
     let weights = plans.sharded.iter().filter(|tensor| tensor.class == Class::Weight);
     let units = weights.map(|tensor| layer_of(&tensor.path)).collect::<BTreeSet<_>>().len();
     let numbers = std::iter::successors(Some(1), |n| Some(2 * n)).take_while(|n| *n < units).chain([units]);
-    // The first of equals has the fewest.
+    // Of equal times the first one wins, which has the fewest buckets.
     let seconds = |buckets: &usize| update_seconds(apply, *buckets, target);
     numbers.min_by(|a, b| seconds(a).total_cmp(&seconds(b))).unwrap_or(1)
 }
 
-/// The time of an update in this many buckets: totals are scattered, shares are updated, and each is gathered while the next is
-/// updated.
+/// Predicted time of an update in this many buckets: sums are scattered, shards are updated, and each bucket is gathered while
+/// the next one is updated.
 fn update_seconds(apply: &Plan, buckets: usize, target: &Target) -> f64 {
     let part = |launch: &Launch| cut(launch, buckets);
     let seconds = |launch: &Launch| of_launch(launch, target).roofline_seconds;
@@ -47,7 +47,7 @@ fn update_seconds(apply: &Plan, buckets: usize, target: &Target) -> f64 {
     let [scatter, update, gather] = [scatter, update, gather].map(part);
     let mut launches: Vec<Launch> = vec![scatter; buckets];
     for bucket in 0..buckets {
-        // The norm is made of the totals of all buckets, so the first update waits for the last of them.
+        // The norm needs the sums of all buckets, so the first update waits for the last bucket.
         launches.push(Launch { joins: (bucket == 0).then_some(buckets - 1), ..update.clone() });
         launches.push(gather.clone());
     }
@@ -56,7 +56,7 @@ fn update_seconds(apply: &Plan, buckets: usize, target: &Target) -> f64 {
     play(&plan, held_part, plan.launches.iter().map(seconds)).seconds
 }
 
-/// The update of shares: the largest that takes the number of its rank.
+/// The update of shards: the largest one whose inputs include the rank.
 fn update_of_shares(apply: &Plan) -> Option<&Launch> {
     let is_update = |l: &&Launch| matches!(l.op.kind(), OpKind::AdamW | OpKind::AdamW8);
     let takes_rank = |l: &&Launch| l.ins.last().is_some_and(|view| !view.dtype.is_float());

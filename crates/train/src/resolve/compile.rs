@@ -1,5 +1,5 @@
-//! From a config to the plans of a run. Nothing is allocated here and no data is read, so `plan` and `train` agree to
-//! the byte.
+//! Compiles a config to the plans of a run. Nothing is allocated here and no data is read, so `plan` and `train` agree to the
+//! byte.
 
 use std::collections::HashSet;
 
@@ -27,7 +27,7 @@ use crate::resolve::recompute_layers;
 use crate::resolve::samples;
 use crate::resolve::settle::{check_base, settle};
 use crate::resolve::tower;
-use crate::resolve::windows::{self, OfWindow};
+use crate::resolve::windows::{self, WindowPlan};
 use crate::switches::active;
 use crate::switches::memory::{BASE, Base, SHARD};
 use crate::switches::{Auto, Settled};
@@ -37,34 +37,34 @@ use crate::tasks::{self, image_table};
 use crate::weights::{adapters, pretrained};
 use flatout_waits::{self as waits, Unit};
 
-/// Plans of a run and the extents they were made for.
+/// Plans of a run and the extents they were compiled for.
 #[derive(Clone, Debug)]
 pub struct Compiled {
     pub plans: PlanSet,
     pub target: Target,
-    /// Rows a `grad`.
+    /// Rows of a `grad` run.
     pub micro_batch: usize,
-    /// The capacities of the plans of gradients, the largest first.
+    /// The capacities of the gradient plans, the largest first.
     pub capacities: Vec<Capacities>,
     /// Rows per evaluation; 0 disables evaluation.
     pub eval_batch: usize,
     /// The settled switches.
     pub settled: Settled,
-    /// Trained and frozen values.
+    /// Number of trained and frozen parameters.
     pub parameters: u64,
-    /// Forward and backward arithmetic of products, attention and head; the mean over the run where windows differ.
+    /// Forward and backward FLOPs of products, attention and head; the mean over the run if windows differ.
     pub flops_per_token: u64,
-    /// The plans of gradients of a schedule of windows, the widest first; none without one.
-    pub windows: Vec<OfWindow>,
+    /// The gradient plans of a window schedule, the widest window first; empty without one.
+    pub windows: Vec<WindowPlan>,
 }
 
 impl Compiled {
-    /// The plans as sources of batches see them.
+    /// The plans as sources of batches need them.
     pub fn feeding(&self) -> Feeding<'_> {
         self.feeding_rank(0)
     }
 
-    /// The same for the rows of one rank of several.
+    /// The same for the rows of one of several ranks.
     pub fn feeding_rank(&self, rank: usize) -> Feeding<'_> {
         let Settled { options, arrangement, .. } = &self.settled;
         Feeding {
@@ -77,14 +77,14 @@ impl Compiled {
         }
     }
 
-    /// Values that are trained.
+    /// Number of trained parameters.
     pub fn trained(&self) -> u64 {
         let trained = self.plans.held(0).into_iter().filter(|piece| piece.class == Class::Weight);
         trained.map(|piece| piece.ty.elements() as u64).sum()
     }
 
-    /// Writes down what `auto` chose by the memory and the timings there were: a resumed run must not choose otherwise,
-    /// because the split of a batch and what is recomputed move the last bits, and what is in 8 bits has a state.
+    /// Records what `auto` chose from the memory and timings of this start: a resumed run must not choose differently, because
+    /// the split of a batch and the recomputed layers change the last bits, and 8-bit tensors have a state.
     pub fn pin(&self, config: &Config, resolved: &mut Resolved) {
         if config.train.micro_batch().is_none() {
             resolved.micro_batch = Some(self.micro_batch);
@@ -101,14 +101,14 @@ impl Compiled {
         resolved.capacities.clone_from(&self.capacities);
     }
 
-    /// The values resolved so far, with those that the config came to in these plans.
+    /// The values resolved so far, plus those resolved in these plans.
     pub fn pinned_over(&self, config: &Config, resolved: &Resolved) -> Resolved {
         let mut pinned = resolved.clone();
         self.pin(config, &mut pinned);
         pinned
     }
 
-    /// A config with what it came to in these plans, so that another one made from it does the same work.
+    /// A config with the values resolved in these plans, so that plans compiled from it do the same work.
     pub fn pinned(&self, config: &Config) -> Config {
         let mut resolved = Resolved::default();
         self.pin(config, &mut resolved);
@@ -116,17 +116,17 @@ impl Compiled {
     }
 }
 
-/// The CPU with all threads that the process may use, as the compiler sees it.
+/// The CPU as the compiler sees it, with all threads that the process may use.
 pub fn target() -> Target {
     cpu::target(machine::threads())
 }
 
-/// Tokens a micro-batch holds at most where its size is chosen here. On a CPU larger ones leave the caches; on a GPU
-/// beyond this nothing gets faster.
+/// The most tokens of a micro-batch whose size is chosen here. On a CPU larger ones leave the caches; on a GPU larger ones are no
+/// faster.
 const AUTO_TOKENS_CPU: usize = 2048;
 const AUTO_TOKENS_GPU: usize = 65536;
 
-/// The levels that `shard=auto` goes on to where memory does not suffice, one after the other, and why.
+/// The levels that `shard=auto` tries in turn where memory does not suffice, with the reason for each.
 const FURTHER: [(Shard, &str); 2] = [
     (
         Shard::Gradients,
@@ -138,9 +138,9 @@ const FURTHER: [(Shard, &str); 2] = [
     ),
 ];
 
-/// Compiles for training: `grad`, `apply` and, where something is held out, `eval`; where samples of text are asked for, the plans that
-/// write them. Several ranks also divide sums of gradients, and then what layers read, where `shard=auto` fits no other way; and beside
-/// adapters `base=auto` keeps frozen weights in four bits where nothing else fits.
+/// Compiles for training: `grad`, `apply`, `eval` where data is held out, and the plans that generate samples of text where these
+/// are asked for. Several ranks also shard gradient sums, and then what layers read, if `shard=auto` fits no other way. With
+/// adapters, `base=auto` stores frozen weights in four bits if nothing else fits.
 pub fn compile(config: &Config, target: &Target) -> Result<Compiled, Failure> {
     let _wait = waits::begin("planning", Unit::Nothing, None);
     let refused = match compile_as_asked(config, target) {
@@ -164,12 +164,12 @@ fn further_divided(config: &Config, target: &Target) -> Option<Compiled> {
     })
 }
 
-/// Other numbers are better than no run, and are said. A source that has no such base is left to the refusal, which says what it is.
+/// Different numbers are better than no run, and they are reported. If the source has no such base, the refusal says so.
 fn kept_in_four_bits(config: &Config, target: &Target) -> Option<Compiled> {
     if config.adapter.kind == AdapterKind::None || config.switches.memory.base != Auto::Auto {
         return None;
     }
-    // What would be refused with any memory is none of its business.
+    // A config that would be refused with any amount of memory is not handled here.
     let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
     compile_as_asked(config, &endless).ok()?;
     let mut small = config.clone();
@@ -179,13 +179,13 @@ fn kept_in_four_bits(config: &Config, target: &Target) -> Option<Compiled> {
     compiled.settled.choose(
         BASE.name,
         Base::Nf4.name(),
-        "in bf16 the frozen base does not fit; losses are other ones than with base=bf16",
+        "the frozen base does not fit in bf16; losses differ from those with base=bf16",
     );
     Some(compiled)
 }
 
 fn compile_as_asked(config: &Config, target: &Target) -> Result<Compiled, Failure> {
-    // A micro-batch has rows of one lane.
+    // All rows of a micro-batch belong to one lane.
     let batch = lanes::rows_a_lane(config, lanes::lanes(config, target.ranks)?);
     let tokens = config.model.tokens() * config.together();
     if let Some(rows) = config.train.micro_batch() {
@@ -197,7 +197,8 @@ fn compile_as_asked(config: &Config, target: &Target) -> Result<Compiled, Failur
     let divisors = (1..=batch).rev().filter(|n| batch.is_multiple_of(*n));
     let wanted: Vec<usize> = divisors.filter(|n| *n == 1 || n * tokens <= auto_tokens).collect();
     let mut refused = None;
-    // Fewer rows at once cost little, running every layer twice a third: the second round is for what fits no other way.
+    // Fewer rows at once cost little, running every layer twice costs a third: the second round serves configs that fit no other
+    // way.
     for may_recompute_all in [false, true] {
         for &rows in &wanted {
             match compile_for(config, target, rows, may_recompute_all) {
@@ -209,8 +210,8 @@ fn compile_as_asked(config: &Config, target: &Target) -> Result<Compiled, Failur
     Err(too_large(config, target, 1, refused.expect("a batch has the divisor 1")))
 }
 
-/// A refusal for want of memory, with where the bytes would go and the largest micro-batch that fits; any other as it
-/// is.
+/// Extends a refusal for lack of memory by where the bytes would go and the largest micro-batch that fits; returns any other
+/// refusal unchanged.
 fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) -> Failure {
     let endless = Target { memory_bytes: u64::MAX, ..target.clone() };
     let Ok(planned) = compile_for(config, &endless, rows, true) else { return refused };
@@ -230,8 +231,8 @@ fn too_large(config: &Config, target: &Target, rows: usize, refused: Failure) ->
     )))
 }
 
-/// Beside adapters, what would fit with a base in four bits, and in how many bytes: with `base=bf16`, and where `auto` is kept from it by what
-/// else is given.
+/// With adapters, whether and in how many bytes the run would fit with a base in four bits: for `base=bf16`, and where other
+/// settings keep `auto` from choosing it.
 fn in_four_bits(config: &Config, target: &Target, rows: usize) -> Option<String> {
     if config.adapter.kind == AdapterKind::None || config.switches.memory.codes() == Some(Codes::Nf4) {
         return None;
@@ -255,7 +256,7 @@ fn in_four_bits(config: &Config, target: &Target, rows: usize) -> Option<String>
     ))
 }
 
-/// Settles the switches for a number of rows at once, without plans.
+/// Settles the switches for a micro-batch size, without plans.
 pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Result<Settled, UserError> {
     tower::check(config)?;
     let target = &mesh::grouped(config, target)?;
@@ -268,7 +269,7 @@ pub fn settle_for(config: &Config, target: &Target, micro_batch: usize) -> Resul
     Ok(settled)
 }
 
-/// The capacities of the plans of gradients, the largest first.
+/// The capacities of the gradient plans, the largest first.
 fn capacities(config: &Config, micro_batch: usize, arrangement: Option<&Arrangement>) -> Vec<Capacities> {
     match arrangement {
         None => windows::of(config, Capacities::of_rows(config, micro_batch)),
@@ -279,7 +280,7 @@ fn capacities(config: &Config, micro_batch: usize, arrangement: Option<&Arrangem
     }
 }
 
-/// Compiles for `micro_batch` rows at once; `recompute=auto` may come to `full` only where that is allowed.
+/// Compiles for micro-batches of `micro_batch` rows; `recompute=auto` may choose `full` only with `may_recompute_all`.
 pub fn compile_for(
     config: &Config,
     target: &Target,
@@ -301,7 +302,7 @@ pub fn compile_for(
         |role, capacities, training| Program { role, graph: tasks::graph(config, capacities, training) };
     let grads = capacities.iter().enumerate();
     let mut programs: Vec<Program> = grads.map(|(index, c)| program(Role::Grad(index), c, true)).collect();
-    // The plan of evaluation also scores answers for the reference.
+    // The plan `eval` also scores answers for the reference.
     if eval_batch > 0 || config.has_reference() {
         let rows = if eval_batch > 0 { eval_batch } else { micro_batch };
         let capacities = match arrangement {
@@ -317,7 +318,7 @@ pub fn compile_for(
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;
     settled.options.buckets = buckets::at_first(&settled.options);
     let mut plans = compile_programs(&programs, target, &settled.options);
-    // `auto` goes further only where memory forces it.
+    // `auto` recomputes more only if memory requires it.
     let may_go_on = may_recompute_all && config.switches.memory.recompute == Auto::Auto;
     if plans.is_err()
         && may_go_on
@@ -325,7 +326,7 @@ pub fn compile_for(
     {
         plans = Ok(smaller);
     }
-    // More buckets let exchanges run beside the update.
+    // More buckets let exchanges overlap with the update.
     if let Ok(one) = &plans
         && settled.options.overlap
         && settled.options.buckets == 1
@@ -351,10 +352,10 @@ pub fn compile_for(
         false => Trainability::Trained,
     };
     let flops_of = |program: &Program| training_flops(&program.graph, part) / tokens as u64;
-    let of_window = |(program, share)| OfWindow { flops_per_token: flops_of(program), share };
-    let windows: Vec<OfWindow> =
+    let of_window = |(program, share)| WindowPlan { flops_per_token: flops_of(program), share };
+    let windows: Vec<WindowPlan> =
         programs.iter().zip(windows::shares(&config.schedule)).map(of_window).collect();
-    // Plans of several lengths are counted as the longest.
+    // With plans of several lengths, the longest one counts.
     let flops_per_token = match &windows[..] {
         [] => flops_of(&programs[0]),
         all => all.iter().map(|of| of.share * of.flops_per_token as f64).sum::<f64>() as u64,

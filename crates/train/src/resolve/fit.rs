@@ -1,4 +1,4 @@
-//! Whether a run fits a device, and how many rows at once do.
+//! Whether a run fits a device, and the largest micro-batch that does.
 
 use flatout_ir::Target;
 
@@ -8,11 +8,11 @@ use crate::resolve::compile::{Compiled, compile, compile_for};
 
 /// A run's plans for a device, whose memory they may exceed.
 pub struct Fit {
-    /// For the device where they fit; otherwise for one like it with memory without end.
+    /// Compiled for the device if the plans fit, otherwise for one with unlimited memory.
     pub compiled: Compiled,
     pub fits: bool,
-    /// The largest micro-batch, among the divisors of the batch, that fits; where any does without it, without
-    /// `recompute=full` as a last resort.
+    /// The largest micro-batch, among the divisors of the batch, that fits; sizes that need `recompute=full` as a last resort
+    /// count only if no other fits.
     pub largest: Option<usize>,
 }
 
@@ -28,7 +28,7 @@ pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
         Ok(compiled) => (compiled, true),
         Err(refused) => (compile_unbounded(config, target).ok_or(refused)?, false),
     };
-    // Of several ranks each has its lanes' rows.
+    // Each of several ranks has the rows of its lanes.
     let batch = if target.ranks == 1 { config.train.batch } else { config.train.batch / target.ranks };
     let (least, most) = if fits { (compiled.micro_batch, batch) } else { (1, compiled.micro_batch) };
     let divisors = || (least..=most).rev().filter(|rows| batch.is_multiple_of(*rows));
@@ -39,7 +39,7 @@ pub fn fit(config: &Config, target: &Target) -> Result<Fit, Failure> {
     Ok(Fit { compiled, fits, largest })
 }
 
-/// The plans on a device with memory without end, of a row at a time where the config leaves the number open.
+/// The plans for a device with unlimited memory, with one row at a time if the config leaves the number open.
 pub fn compile_unbounded(config: &Config, target: &Target) -> Option<Compiled> {
     let mut config = config.clone();
     if config.train.micro_batch().is_none() {
@@ -65,7 +65,7 @@ mod tests {
         fit(&config, &named(gpu, &config.switches).unwrap()).unwrap()
     }
 
-    /// Small memory takes fewer rows at once before it recomputes whole layers.
+    /// With little memory, fewer rows at once are tried before whole layers are recomputed.
     #[test]
     fn rows_follow_from_the_memory() {
         let small = fitted("rtx3090", &["layers=4"]);
@@ -80,8 +80,8 @@ mod tests {
         assert!(cramped.compiled.micro_batch < 8, "{}", cramped.compiled.micro_batch);
     }
 
-    /// Where rows are given and do not fit, as little runs again as the memory asks for: wide products of as few layers as
-    /// possible, and only then whole layers. A resumed run knows which and how many.
+    /// If the given rows do not fit, as little as possible is recomputed: the wide products of as few layers as possible, and
+    /// only then whole layers. The choice is recorded for resumed runs.
     #[test]
     fn layers_run_again_one_by_one() {
         let rows = ["layers=8", "micro_batch=32", "batch=32"];
@@ -126,7 +126,7 @@ mod tests {
         );
     }
 
-    /// Fine-tuning on a card of 24 GB, whole rows at once: driver included.
+    /// Fine-tuning on a card of 24 GB with whole rows, driver included.
     #[test]
     fn adapters_fit_small_cards() {
         for (recipe, batch, gigabytes) in [("gemma3-1b-pairs", 8, 12.0), ("gemma3-4b-pairs", 2, 22.0)] {
@@ -138,8 +138,8 @@ mod tests {
         }
     }
 
-    /// A frozen base in four bits, a row at a time, embedding and head in bf16, driver included: 8B in 9 GiB and 32B on a card of
-    /// 24 GB, where a base in bf16 does not fit, and the refusal says what would.
+    /// A frozen base in four bits, one row at a time, embedding and head in bf16, driver included: 8B in 9 GiB, and 32B on a card
+    /// of 24 GB, where a base in bf16 does not fit and the refusal says what would.
     #[test]
     fn bases_in_four_bits_fit_small_cards() {
         let row = ["batch=1", "micro_batch=1", "recompute=full"];
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_planned_and_said() {
+    fn plans_that_do_not_fit_are_reported() {
         let given = fitted("rtx3090", &["layers=8", "micro_batch=64", "recompute=none"]);
         assert!(!given.fits && given.bytes() > given.compiled.target.memory_bytes);
         let largest = given.largest.unwrap();

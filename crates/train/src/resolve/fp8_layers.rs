@@ -1,5 +1,5 @@
-//! Which layers multiply 8-bit floats: those that `train.fp8_layers` names, all, or those that gain by it on the target.
-//! The choice is written down with the run, because the state has a history for every tensor in 8 bits.
+//! Selects the layers that multiply in 8-bit floats: those that `train.fp8_layers` names, all, or those that gain by it on the
+//! target. The choice is recorded with the run, because every 8-bit tensor has a history in the state.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ pub const KEY: &str = "train.fp8_layers";
 const AUTO: &str = "auto";
 const ALL: &str = "all";
 
-/// Whether the layers are left to be chosen, which is the key's default.
+/// Whether the choice is left to `auto`, the default of the key.
 pub fn is_auto(config: &Config) -> bool {
     config.train.fp8_layers == [AUTO]
 }
 
-/// The names that are given; `None` for `auto` and `all`.
+/// The given names; `None` for `auto` and `all`.
 pub fn named(config: &Config) -> Result<Option<BTreeSet<String>>, UserError> {
     let given = &config.train.fp8_layers;
     match &given[..] {
@@ -36,7 +36,7 @@ pub fn named(config: &Config) -> Result<Option<BTreeSet<String>>, UserError> {
     }
 }
 
-/// Decides `auto` for a training program: what gains, or all where nothing does, because fp8 was asked for.
+/// Resolves `auto` for a training program: the layers that gain, or all if none does, because fp8 was requested.
 pub fn settle(
     config: &Config,
     program: &Program,
@@ -65,7 +65,7 @@ pub fn settle(
     Ok(())
 }
 
-/// Writes down what is in 8 bits.
+/// Records the layers in 8 bits.
 pub fn pin(settled: &Settled, config: &Config, resolved: &mut Resolved) {
     if settled.options.precision == Precision::FP8 && is_auto(config) {
         resolved.fp8_layers = Some(match &settled.options.fp8_layers {
@@ -83,11 +83,15 @@ fn why(choice: &Choice, was_timed: bool) -> String {
         ([], []) => "no layer can run in it".into(),
         ([], lose) => format!("none would gain, so precision=bf16 is faster ({by}: {})", all(lose)),
         (gain, []) => format!("every layer gains ({by}: {})", all(gain)),
-        (gain, lose) => format!("what gains ({by}: {}) and not what would lose ({})", all(gain), all(lose)),
+        (gain, lose) => format!(
+            "the layers that gain ({by}: {}), without those that would lose ({})",
+            all(gain),
+            all(lose)
+        ),
     }
 }
 
-/// Names of one scope share it: `attn.wk+wq+wv`.
+/// Names of one scope share its prefix: `attn.wk+wq+wv`.
 fn list(names: &BTreeSet<String>) -> String {
     let mut out = String::new();
     let mut before = "";
@@ -103,8 +107,8 @@ fn list(names: &BTreeSet<String>) -> String {
     out
 }
 
-/// Which layers the plans have in 8 bits, how many products that is, and what was said of the others; `None` where nothing
-/// is in 8 bits.
+/// The layers that the plans compute in 8 bits, the number of their products, and the reason for the choice; `None` if nothing is
+/// in 8 bits.
 pub fn sentence(plans: &PlanSet, settled: &Settled) -> Option<String> {
     let grad = plans.plan(Role::GRAD)?;
     let products = || grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);

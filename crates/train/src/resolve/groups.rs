@@ -1,8 +1,7 @@
-//! Which parameters are trained, and how: path patterns from the config, applied to a model's parameter paths.
+//! Resolves which parameters are trained, and how: path patterns from the config, applied to a model's parameter paths.
 //!
-//! A path is names between dots, as `layers.3.attn.wq`. A pattern is the same with `*` for any run of
-//! characters within a name and `**` for any number of names. It matches the path and everything below it, so
-//! `layers.0` names a whole block.
+//! A path is a sequence of names separated by dots, as `layers.3.attn.wq`. A pattern may use `*` for any characters within a name
+//! and `**` for any number of names. It matches the path and everything below it, so `layers.0` names a whole block.
 
 use flatout_ir::Graph;
 use flatout_ir::optimizers::Name;
@@ -20,18 +19,17 @@ use crate::weights::pretrained::parameters;
 pub struct Rule {
     /// Frozen parameters have no gradient and no optimiser state.
     pub frozen: bool,
-    /// The place of its learning rate in `Config::rates`.
+    /// Index of its learning rate in `Config::rates`.
     pub rate: usize,
     /// Factor on the learning rate.
     pub lr_scale: f64,
     pub weight_decay: f64,
 }
 
-/// The rule for every parameter, given as path and number of axes. Matrices decay and vectors do not, unless a
-/// group says otherwise; of several groups that match, the later one wins, and for the learning rate the later one that has
-/// one of its own. A pattern that matches nothing is an
-/// error, because what it was meant to do would silently not happen. With adapters, these are trained and of the model
-/// what `adapter.also_train` names.
+/// The rule for every parameter, given as path and number of axes. Matrices decay and vectors do not, unless a group says
+/// otherwise. Of several groups that match, the last one wins; for the learning rate, the last one that sets a rate. A pattern
+/// that matches nothing is an error, because it would otherwise be ignored silently. With adapters, only these and the parameters
+/// that `adapter.also_train` names are trained.
 pub fn rules(config: &Config, parameters: &[(&str, usize)]) -> Result<Vec<Rule>, UserError> {
     let frozen = config.train.freeze.iter().map(|pattern| ("train.freeze", pattern));
     let grouped = config.train.groups.0.iter().flat_map(|group| &group.paths);
@@ -70,19 +68,19 @@ pub fn of_part(config: &Config, part: &Graph) -> Config {
     let mut config = config.clone();
     config.train.freeze.retain(is_there);
     retain_groups(&mut config, is_there);
-    // The part may have none of the matrices that another optimiser wants some of.
+    // The part may have no matrices of the kind that another optimiser requires.
     config.optimizer.name = Word(Name::AdamW);
     config
 }
 
-/// Leaves out patterns of groups that name no parameter of the model. A recipe of the program has those of several models;
-/// a pattern that a user writes stays, and is refused where it matches nothing.
+/// Drops patterns of groups that match no parameter of the model. Embedded recipes have patterns for several models; a pattern
+/// that a user writes is kept, and is refused if it matches nothing.
 pub fn leave_out_absent(config: &mut Config) {
     let parameters = parameters(&config.model);
     retain_groups(config, |pattern| parameters.keys().any(|path| matches(pattern, path)));
 }
 
-/// Keeps patterns of groups, and groups that still have one.
+/// Keeps the selected patterns, and the groups that still have one.
 fn retain_groups(config: &mut Config, is_kept: impl Fn(&String) -> bool) {
     for group in &mut config.train.groups.0 {
         group.paths.retain(&is_kept);
@@ -172,7 +170,7 @@ mod tests {
         assert!(sentence(&["freeze=**"]).contains("nothing to train"));
     }
 
-    /// A recipe of the program serves models without some of the parameters that it names; what a user writes must match.
+    /// An embedded recipe serves models that lack some of the parameters it names; patterns that a user writes must match.
     #[test]
     fn groups_of_a_recipe_are_those_of_the_model() {
         let resolved = |recipe: &str, overrides: &[&str]| {

@@ -1,12 +1,12 @@
-//! Lanes of a run: how an update's rows are grouped into sums, which decides the bits and not only the speed.
+//! Lanes of a run: groups of an update's rows that are summed separately. They decide the bits, not only the speed.
 
 use crate::UserError;
 use crate::config::Config;
 use crate::refuse;
 use crate::switches::Toggle;
 
-/// The lanes that the plans of a number of ranks are made with: those of the config, where the ranks can share them out, or
-/// one a rank. In the second case losses are those of the config's lanes within rounding.
+/// The number of lanes that plans are compiled with: that of the config if the ranks can divide it evenly, otherwise one per
+/// rank. In the second case losses equal those of the config's lanes within rounding.
 pub fn lanes(config: &Config, ranks: usize) -> Result<usize, UserError> {
     let (batch, asked) = (config.train.batch, config.train.lanes.given().unwrap_or(ranks));
     let is_kept = are_shared_out(asked, ranks);
@@ -25,12 +25,12 @@ pub fn lanes(config: &Config, ranks: usize) -> Result<usize, UserError> {
     Ok(lanes)
 }
 
-/// Whether each rank can have as many lanes as the others, as a subtree of one tree.
+/// Whether each rank gets the same number of lanes, as a subtree of one tree.
 fn are_shared_out(lanes: usize, ranks: usize) -> bool {
     lanes == ranks || (lanes.is_power_of_two() && lanes.is_multiple_of(ranks))
 }
 
-/// The sentence about bits where a run does not have the lanes it began with.
+/// The warning about bits if a run does not have the lanes it began with.
 pub fn other_bits(began: usize, ranks: usize, lanes: usize) -> Option<String> {
     let plural = |count: usize, word: &str| format!("{count} {word}{}", if count == 1 { "" } else { "s" });
     (began != lanes).then(|| {
@@ -42,7 +42,7 @@ pub fn other_bits(began: usize, ranks: usize, lanes: usize) -> Option<String> {
     })
 }
 
-/// The sentence about a micro-batch that was given and is more than a lane has.
+/// The warning about a given micro-batch that exceeds the rows of a lane.
 pub fn lowered(asked: &Config, lanes: usize) -> Option<String> {
     let (rows, given) = (rows_a_lane(asked, lanes), asked.train.micro_batch()?);
     (lanes > 1 && given > rows).then(|| {
@@ -54,7 +54,7 @@ pub fn lowered(asked: &Config, lanes: usize) -> Option<String> {
     })
 }
 
-/// The most rows that a lane has in an update, which is the most that are computed at once.
+/// The most rows of a lane in an update, which bounds the micro-batch.
 pub fn rows_a_lane(config: &Config, lanes: usize) -> usize {
     config.train.batch.div_ceil(lanes)
 }
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
     use crate::recipes;
 
-    /// Plans of one rank are those there were before there were ranks; others have an exchange.
+    /// A single rank's plans contain no exchange; those of several ranks do.
     #[test]
     fn one_rank_with_one_lane_exchanges_nothing() {
         use flatout_ir::{Mesh, Role};
@@ -97,18 +97,18 @@ mod tests {
     }
 
     #[test]
-    fn a_micro_batch_of_more_rows_than_a_lane_has_is_said() {
-        let said = |words: &[&str], lanes: usize| {
+    fn a_micro_batch_larger_than_a_lane_gives_a_warning() {
+        let warning = |words: &[&str], lanes: usize| {
             let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             lowered(&recipes::resolve("tiny", &[], &words).unwrap(), lanes)
         };
-        let told = said(&["train.batch=16", "train.micro_batch=4"], 8).expect("a sentence");
+        let sentence = warning(&["train.batch=16", "train.micro_batch=4"], 8).expect("a sentence");
         assert!(
-            told.starts_with("`train.micro_batch` = 4 is more than") && told.contains("makes 2"),
-            "{told}"
+            sentence.starts_with("`train.micro_batch` = 4 is more than") && sentence.contains("makes 2"),
+            "{sentence}"
         );
-        assert_eq!(said(&["train.batch=16", "train.micro_batch=2"], 8), None);
-        assert_eq!(said(&["train.batch=16"], 8), None);
-        assert_eq!(said(&["train.batch=16", "train.micro_batch=16"], 1), None);
+        assert_eq!(warning(&["train.batch=16", "train.micro_batch=2"], 8), None);
+        assert_eq!(warning(&["train.batch=16"], 8), None);
+        assert_eq!(warning(&["train.batch=16", "train.micro_batch=16"], 1), None);
     }
 }

@@ -1,4 +1,4 @@
-//! How the ranks of a run are grouped: each group divides what is sharded, and groups are replicas of one another.
+//! Groups the ranks of a run: each group divides what is sharded, and the groups are replicas of one another.
 
 use flatout_ir::Target;
 
@@ -6,7 +6,7 @@ use crate::UserError;
 use crate::config::Config;
 use crate::refuse;
 
-/// The target with its ranks in the groups that a config asks for. One rank is a group of its own.
+/// The target with its ranks grouped as the config asks. A single rank is a group by itself.
 pub fn grouped(config: &Config, target: &Target) -> Result<Target, UserError> {
     let ranks = target.ranks;
     let shards = match config.mesh.shards.given().filter(|_| ranks > 1) {
@@ -43,7 +43,7 @@ mod tests {
         }
     }
 
-    /// Plans of two groups of two: shares are added within a group in every micro-batch, and between groups once an update.
+    /// Plans of two groups of two: shards are added within a group in every micro-batch, and between groups once per update.
     #[test]
     fn groups_exchange_along_both_axes() {
         let words = ["train.batch=4", "mesh.shards=2", "shard=parameters"].map(String::from);

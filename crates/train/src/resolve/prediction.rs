@@ -1,5 +1,5 @@
-//! The time an update should take, by the compiled plans and the target's rates and timings: what progress is measured
-//! against.
+//! Predicts the time of an update from the compiled plans and the target's rates and timings; progress is compared with this
+//! prediction.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +11,13 @@ use flatout_ir::{OpKind, Role, Work};
 use crate::config::Config;
 use crate::resolve::compile::Compiled;
 
-/// The cost of one update of `batch` rows: `grad` for every micro-batch, `keep` and `fold` behind lanes, then `apply`. Of several
-/// ranks, the time of one of them with its exchanges.
+/// The cost of one update of `batch` rows: `grad` for every micro-batch, `keep` and `fold` after lanes, then `apply`. For several
+/// ranks, the time of one of them including its exchanges.
 pub fn step_cost(compiled: &Compiled, batch: usize) -> Cost {
     cost_of(compiled, &mean_runs(compiled, batch))
 }
 
-/// The same of an update whose micro-batches all run one plan of gradients, as those of one window do.
+/// The same for an update whose micro-batches all run one gradient plan, as those of one window do.
 pub fn step_cost_by(compiled: &Compiled, batch: usize, grad: Role) -> Cost {
     cost_of(compiled, &by_one_plan(mean_runs(compiled, batch), grad))
 }
@@ -32,14 +32,15 @@ fn cost_of(compiled: &Compiled, runs: &[(Role, f64)]) -> Cost {
     total
 }
 
-/// Runs of which all of gradients are of one plan.
+/// Replaces all runs of gradient plans by runs of one of them.
 fn by_one_plan(runs: Vec<(Role, f64)>, grad: Role) -> Vec<(Role, f64)> {
     let (grads, others): (Vec<_>, Vec<_>) = runs.into_iter().partition(|(role, _)| role.is_grad());
     let micro_batches = grads.iter().map(|(_, times)| times).sum();
     [(grad, micro_batches)].into_iter().chain(others).collect()
 }
 
-/// One update with its exchanges beside what does not wait for them, by the target's timings and at best by its rates.
+/// Simulates one update whose exchanges overlap with work that does not wait for them: by the target's timings, and at best by
+/// its rates.
 pub fn step_played(compiled: &Compiled, batch: usize) -> (Played, Played) {
     played_of(compiled, &mean_runs(compiled, batch))
 }
@@ -56,7 +57,7 @@ fn played_of(compiled: &Compiled, runs: &[(Role, f64)]) -> (Played, Played) {
     (predicted, roofline)
 }
 
-/// The same by kind of work.
+/// The cost by kind of work.
 pub fn step_by_work(compiled: &Compiled, batch: usize) -> Vec<(Work, Cost)> {
     by_work_of(compiled, &mean_runs(compiled, batch))
 }
@@ -73,7 +74,7 @@ fn by_work_of(compiled: &Compiled, runs: &[(Role, f64)]) -> Vec<(Work, Cost)> {
     sums.into_iter().collect()
 }
 
-/// How often an update runs each of its plans on one rank, in the mean.
+/// The mean number of runs of each plan per update, on one rank.
 fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
     let (ranks, options) = (compiled.target.ranks, &compiled.settled.options);
     let lanes = lanes_a_rank(options);
@@ -99,8 +100,8 @@ fn mean_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, f64)> {
     runs
 }
 
-/// The plans of an update in its order, and how often it runs each. Where lengths vary, of one that is typical: as many
-/// micro-batches as in the mean, shared out by how often each plan runs.
+/// The plans of an update in order, with their numbers of runs. If lengths vary, those of a typical update: the mean number of
+/// micro-batches, distributed by how often each plan runs.
 pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
     let mean = mean_runs(compiled, batch);
     let (grads, others): (Vec<_>, Vec<_>) = mean.into_iter().partition(|(role, _)| role.is_grad());
@@ -115,13 +116,13 @@ pub fn typical_runs(compiled: &Compiled, batch: usize) -> Vec<(Role, u64)> {
     shared
 }
 
-/// The plans of an update of one window in its order, and how often it runs each.
+/// The plans of an update of one window in order, with their numbers of runs.
 pub fn runs_of_window(compiled: &Compiled, batch: usize, grad: Role) -> Vec<(Role, u64)> {
     let runs = by_one_plan(mean_runs(compiled, batch), grad);
     runs.into_iter().map(|(role, times)| (role, times.round() as u64)).collect()
 }
 
-/// Tokens an update learns from or reads, padding apart; where lengths vary, in the mean.
+/// Tokens that an update learns from or reads, without padding; the mean if lengths vary.
 pub fn tokens_per_update(config: &Config, compiled: &Compiled) -> usize {
     match &compiled.settled.arrangement {
         None => config.train.batch * config.together() * config.model.tokens(),
@@ -129,13 +130,13 @@ pub fn tokens_per_update(config: &Config, compiled: &Compiled) -> usize {
     }
 }
 
-/// Whether predictions add up measured times of this device's kernels; otherwise they are the least by peak rates.
+/// Whether predictions add up measured times of this device's kernels; otherwise they are lower bounds from peak rates.
 pub fn is_calibrated(compiled: &Compiled) -> bool {
     compiled.target.timings.knows_kernels()
 }
 
-/// The device's peak in the fastest type the run's products are computed in, FLOP/s. The CPU has none to speak of: its
-/// rates are constants for predictions.
+/// The device's peak FLOP/s in the fastest type in which the run computes products. `None` on the CPU, whose rates are only
+/// constants for predictions.
 pub fn peak_flops(compiled: &Compiled) -> Option<f64> {
     let (target, grad) = (&compiled.target, compiled.plans.plan(Role::GRAD)?);
     let products = grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
@@ -167,7 +168,7 @@ mod tests {
         let parts: u64 = sum(&typical_runs(&split, 32));
         let expected: f64 = mean_runs(&split, 32).iter().map(|(_, runs)| runs).sum::<f64>() - 1.0;
         assert_eq!(parts, expected.round() as u64);
-        // Padding is computed, and what is computed is predicted.
+        // Padding is computed and therefore part of the prediction.
         let naive = compiled(&["train.micro_batch=32", "packing=off", "length_buckets=off"]);
         assert!(step_cost(&naive, 32).flops > 2 * step_cost(&whole, 32).flops);
     }
@@ -180,7 +181,7 @@ mod tests {
         };
         let (whole, split) = (step_cost(&compiled("8"), 8), step_cost(&compiled("2"), 8));
         assert!(whole.roofline_seconds > 0.0 && whole.roofline_seconds.is_finite());
-        // The same rows in four parts do the same arithmetic and read the weights four times.
+        // The same rows in four parts need the same arithmetic and read the weights four times.
         assert!((whole.flops as f64 / split.flops as f64 - 1.0).abs() < 0.05);
         assert!(split.bytes > whole.bytes);
         let lanes = ["train.batch=8", "train.lanes=8"].map(String::from);

@@ -1,5 +1,5 @@
-//! How many layers `recompute=full` or `wide` runs again: all, as many as `train.recompute_layers` says, or, where `recompute=auto` has
-//! to go that far, the fewest that the memory asks for. The others keep what `cheap` keeps.
+//! The number of layers that `recompute=full` or `wide` recomputes: all, the number in `train.recompute_layers`, or, if
+//! `recompute=auto` has to recompute layers, the fewest that fit the memory. The other layers keep what `cheap` keeps.
 
 use flatout_ir::passes::recompute::layers_of;
 use flatout_ir::{Options, PlanSet, Program, Recompute, Target, compile};
@@ -12,7 +12,7 @@ use crate::switches::{Auto, Settled};
 
 pub const KEY: &str = "train.recompute_layers";
 
-/// The number that is given, which only `recompute=full` and `wide` have a use for.
+/// The given number, which is valid only with `recompute=full` and `wide`.
 pub fn given(config: &Config) -> Result<Option<usize>, UserError> {
     let (layers, recompute) = (config.train.recompute_layers.given(), config.switches.memory.recompute);
     if let Some(layers) = layers
@@ -25,8 +25,8 @@ pub fn given(config: &Config) -> Result<Option<usize>, UserError> {
     Ok(layers)
 }
 
-/// The plans with as little run again as fits, where anything does; `settled` says how much that is. Wide products of layers give
-/// back most of their memory at half the price of whole layers, so these come first.
+/// The plans with the least recomputation that fits, if any fits; records the choice in `settled`. Recomputing only the wide
+/// products of layers gives back most of their memory at half the price of whole layers, so it is tried first.
 pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> Option<PlanSet> {
     let (how, (layers, plans)) = [Recompute::Wide, Recompute::Full].into_iter().find_map(|how| {
         let options = Options { recompute: how, ..settled.options.clone() };
@@ -40,13 +40,13 @@ pub fn fewest(programs: &[Program], target: &Target, settled: &mut Settled) -> O
     Some(plans)
 }
 
-/// The fewest layers whose recomputation fits, all of them where that is `None`, and the plans.
+/// The fewest layers whose recomputation fits (`None` for all of them), and the plans.
 fn fewest_of(programs: &[Program], target: &Target, options: &Options) -> Option<(Option<usize>, PlanSet)> {
     let with = |layers: Option<usize>| {
         let options = Options { recompute_layers: layers, ..options.clone() };
         compile(programs, target, &options).ok().map(|plans| (layers, plans))
     };
-    // Values that the last layer makes are read at once: running it again frees nothing.
+    // The values of the last layer are read right away: recomputing them frees nothing.
     let (mut too_few, mut enough) = (0, layers_of(&programs[0].graph.nodes).len().saturating_sub(1));
     let mut best = with(Some(enough)).filter(|_| enough > 0).or_else(|| with(None))?;
     while best.0.is_some() && too_few + 1 < enough {

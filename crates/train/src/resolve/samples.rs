@@ -1,26 +1,26 @@
-//! The plans by which a run writes samples of text while it trains: they stand beside those of training and read the same weights, over
-//! a cache of one sequence.
+//! The plans that generate a run's text samples during training: they are compiled along with the training plans and read the
+//! same weights, with a cache for one sequence.
 
 use flatout_ir::{Program, Role};
 use flatout_models::form::Form;
 
 use crate::config::{Config, Task};
 
-/// Tokens of a prompt that are read at once.
+/// Tokens of a prompt that are read per run of the plan.
 const CHUNK: usize = 64;
-/// Tokens that a chat template may put around a question.
+/// Upper bound of the tokens that a chat template adds to a question.
 const AROUND_QUESTION: usize = 256;
 
-/// How much the plans hold.
+/// Sizes of the plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Room {
     /// Tokens of prompt and text together.
     pub capacity: usize,
-    /// Tokens of a prompt that are read at once.
+    /// Tokens of a prompt that are read per run of the plan.
     pub chunk: usize,
 }
 
-/// Room for what a config asks for, before any tokeniser is there: a text has at most as many tokens as bytes.
+/// Sizes for what a config asks for, before the tokeniser is known: a text has at most as many tokens as bytes.
 pub fn room(config: &Config) -> Option<Room> {
     let longest = config.samples.prompts.iter().map(String::len).max()?;
     let around = if config.data.task == Task::Text { 1 } else { AROUND_QUESTION };
@@ -28,7 +28,7 @@ pub fn room(config: &Config) -> Option<Room> {
     Some(Room { capacity, chunk: CHUNK.min(capacity) })
 }
 
-/// The programs; none where no samples of text are asked for.
+/// The programs; empty if no samples of text are asked for.
 pub fn programs(config: &Config) -> Vec<Program> {
     let Some(Room { capacity, chunk }) = room(config) else { return vec![] };
     let program = |role: Role, tokens: usize| {

@@ -1,4 +1,4 @@
-//! Resolves a config for a target: its switches, and who is trained and how, parameter by parameter.
+//! Resolves a config for a target: its switches, and the update rule of each parameter.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,7 +18,7 @@ use crate::switches::{self, Settled};
 use crate::tasks::image_table;
 use crate::weights::adapters;
 
-/// Settles what needs neither data nor plans.
+/// Settles everything that depends on neither data nor plans.
 pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled, UserError> {
     let mut settled = switches::settle(&config.switches, &config.model, target)?;
     settled.decoded = image_table::extents(config).is_some();
@@ -31,7 +31,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     options.lanes = lanes::lanes(config, target.ranks)?;
     options.mesh = target.mesh();
     let may_divide = layout::may_divide(model, options);
-    // Gradients that no rank divides are added once an update.
+    // Gradients that no rank can shard are added once per update.
     let is_in_vain = match options.shard {
         Shard::Gradients => !may_divide,
         Shard::Parameters => !may_divide && !layout::may_divide_frozen(model, options),
@@ -47,7 +47,7 @@ pub fn settle(config: &Config, target: &Target, model: &Graph) -> Result<Settled
     Ok(settled)
 }
 
-/// How the frozen weights of a model, or of a part of it, are stored.
+/// The storage of a model's frozen weights, or of those of a part of it.
 pub fn base_of(codes: Option<Codes>, model: &Graph, freeze: &BTreeSet<String>) -> Base {
     let weights = || base::linear(model).intersection(freeze).cloned().collect();
     match codes {
@@ -57,7 +57,7 @@ pub fn base_of(codes: Option<Codes>, model: &Graph, freeze: &BTreeSet<String>) -
     }
 }
 
-/// Refuses a base that is stored as codes for a training without one.
+/// Refuses a quantised base in a training without frozen weights of layers.
 pub fn check_base(config: &Config, settled: &Settled) -> Result<(), UserError> {
     if let Some(codes) = config.switches.memory.codes()
         && settled.options.base.weights().is_empty()
@@ -71,7 +71,7 @@ pub fn check_base(config: &Config, settled: &Settled) -> Result<(), UserError> {
     Ok(())
 }
 
-/// The parameters that are trained, and the update of each.
+/// The frozen parameters, and the update of each parameter.
 fn trained(
     config: &Config,
     model: &Graph,
@@ -79,7 +79,7 @@ fn trained(
     moments: Moments,
 ) -> Result<(BTreeSet<String>, Update), UserError> {
     let beside = adapters::parameters(model, adapters);
-    // Patterns of a config may name the tower where plans are without it.
+    // Patterns of a config may name the tower although these plans do not contain it.
     let apart = tower::parameters_apart(config);
     let parameters = model.slots.iter().filter(|s| s.class.is_parameter()).chain(&beside).chain(&apart);
     let parameters: Vec<(&str, usize)> = parameters.map(|s| (s.path.as_str(), s.ty.rank())).collect();

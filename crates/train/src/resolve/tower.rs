@@ -1,5 +1,5 @@
-//! The tower by itself: the plan that makes features of images before the first step, where `data.vision_cache` keeps them, and
-//! whether that pays.
+//! The vision tower as a plan of its own, which computes image features before the first step if `data.vision_cache` stores them,
+//! and the estimate of whether that pays.
 
 use flatout_data::{ImageRoom, patch_step};
 use flatout_ir::cost::cost;
@@ -17,7 +17,7 @@ use crate::resolve::arranged::trains_tower;
 use crate::resolve::settle::base_of;
 use crate::switches::{self, Settled};
 
-/// Patches at once: enough that products are as fast as they get.
+/// Patches per run of the plan: enough for products to reach full speed.
 const AT_ONCE: usize = 8192;
 
 /// A compiled tower.
@@ -28,18 +28,18 @@ pub struct Tower {
     pub room: ImageRoom,
 }
 
-/// Refuses features that are kept where the tower that makes them is trained.
+/// Refuses to store features if the tower that computes them is trained.
 pub fn check(config: &Config) -> Result<(), UserError> {
     if config.data.vision_cache.is_some() && trains_tower(config) {
         refuse!(
-            "`data.vision_cache` keeps what the tower makes of every image, and the tower is trained: freeze it with \
+            "`data.vision_cache` stores the tower's output for every image, and the tower is trained: freeze it with \
              train.freeze=[{SCOPE}] or adapters on the text alone, or leave the cache out"
         );
     }
     Ok(())
 }
 
-/// The tower's parameters, where plans are without it because features of images are kept.
+/// The tower's parameters if plans do not contain it because image features are stored.
 pub fn parameters_apart(config: &Config) -> Vec<Slot> {
     if config.data.vision_cache.is_none() {
         return vec![];
@@ -48,7 +48,7 @@ pub fn parameters_apart(config: &Config) -> Vec<Slot> {
     slots.filter(|slot| slot.class.is_parameter() && matches(SCOPE, &slot.path)).collect()
 }
 
-/// Room for images of these patches each, some of them at a time.
+/// Capacities for images with these numbers of patches, several at a time.
 pub fn room(patches: impl Iterator<Item = usize> + Clone, block: usize) -> ImageRoom {
     let (largest, all) = (patches.clone().max().unwrap_or(block), patches.clone().sum::<usize>());
     let at_once = largest.max(all.min(AT_ONCE)).next_multiple_of(patch_step(block));
@@ -62,8 +62,8 @@ pub fn room(patches: impl Iterator<Item = usize> + Clone, block: usize) -> Image
 }
 
 impl Tower {
-    /// Compiles the tower of a config. It is computed as in a training plan, with one exception: scales of 8-bit floats follow
-    /// the training, and features that are kept cannot, so they are made in bf16.
+    /// Compiles the tower of a config. It computes what a training plan would, with one exception: scales of 8-bit floats follow
+    /// the training, which stored features cannot, so they are computed in bf16.
     pub fn compile(config: &Config, target: &Target, room: ImageRoom) -> Result<Tower, Failure> {
         let ImageRoom { patches, images, largest } = room;
         let graph = features::build(config.model.decoder(), SeenPatches { patches, images, largest });
@@ -79,43 +79,43 @@ impl Tower {
         Ok(Tower { plans, settled, target: target.clone(), room })
     }
 
-    /// The type that features flow in.
+    /// The element type of the features.
     pub fn dtype(&self) -> DType {
         if self.settled.options.precision.is_narrow() { DType::BF16 } else { DType::F32 }
     }
 
-    /// The time of these patches in a full plan, by what was timed on the device, or at best where nothing was.
+    /// The time of this number of patches in full plans, by timings of the device, or a lower bound if there are none.
     pub fn seconds(&self, patches: usize) -> f64 {
         let plan = self.plans.plan(Role::Eval).expect("the plan of the tower");
         cost(plan, &self.target).predicted_seconds * patches as f64 / self.room.patches as f64
     }
 }
 
-/// Bytes that the features of these tokens take.
+/// Bytes of the features of this number of tokens.
 pub fn feature_bytes(config: &Config, tokens: usize, dtype: DType) -> u64 {
     let levels = config.model.as_qwen3_vl().map_or(0, Qwen3VlConfig::feature_levels);
     (tokens * levels * config.model.decoder().width * dtype.bytes()) as u64
 }
 
-/// The cost of keeping features, and the time that it saves.
+/// The cost of storing features, and the time that it saves.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Economy {
-    /// Images that the tower is shown to fill the cache.
+    /// Images that the tower processes to fill the cache.
     pub images: f64,
-    /// Images that the training would show the tower without it.
+    /// Images that the tower would process in training without the cache.
     pub sightings: f64,
     pub epochs: f64,
-    /// Whether an image is computed once for all questions about it.
+    /// Whether an image is processed once for all questions about it.
     pub shares_prefixes: bool,
     pub bytes_per_image: f64,
-    /// Of the tower.
+    /// Time of the tower.
     pub seconds_per_image: f64,
-    /// Whether these are the least that the device's rates allow, because nothing was timed on it.
+    /// Whether the times are lower bounds from the device's rates, because nothing was timed on it.
     pub is_at_best: bool,
 }
 
 impl Economy {
-    /// Seconds of the tower that are saved; below 0 where filling the cache shows it more images than the training would.
+    /// Seconds of the tower that are saved; negative if filling the cache processes more images than the training would.
     pub fn saved_seconds(&self) -> f64 {
         (self.sightings - self.images) * self.seconds_per_image
     }
@@ -124,7 +124,7 @@ impl Economy {
         self.sightings > self.images
     }
 
-    /// The epochs in words, and whether images are computed once in each.
+    /// The epochs in words, and whether each image is processed once per epoch.
     fn span(&self) -> String {
         let epochs = match self.epochs {
             1.0 => "one epoch".to_string(),
@@ -134,7 +134,7 @@ impl Economy {
         format!("{epochs}{shared}")
     }
 
-    /// Whether it pays, in a sentence. The decision is the user's.
+    /// Whether it pays, in a sentence. The user decides.
     pub fn decision(&self) -> String {
         let Economy { images, sightings, .. } = self;
         let pays = if self.pays() { "pays" } else { "does not pay" };
@@ -144,7 +144,7 @@ impl Economy {
         )
     }
 
-    /// The sizes and times behind it.
+    /// Sizes and times in words.
     pub fn words(&self) -> String {
         let all = megabytes(self.images * self.bytes_per_image);
         format!("{} an image, {all} in all, {}", megabytes(self.bytes_per_image), self.of_tower())
@@ -161,22 +161,22 @@ fn megabytes(bytes: f64) -> String {
     format!("{:.digits$} MB", bytes / 1e6)
 }
 
-/// Whether examples that share an image share its computation.
+/// Whether examples with the same image share its computation.
 pub fn shares_prefixes(config: &Config) -> bool {
     config.switches.data.shared_prefix == switches::Choose::On
 }
 
-/// A cache of features before any data is open: one image an example, of the largest size that the plans have room for.
+/// A feature cache before any data is open: one image per example, of the largest size that fits the plans.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Forecast {
     pub economy: Economy,
     /// Tokens of the image.
     pub tokens: usize,
-    /// Bytes that training reads a second, where steps take what is predicted.
+    /// Bytes per second that training reads if steps take the predicted time.
     pub read_bytes_per_second: f64,
 }
 
-/// Forecasts the cost of `data.vision_cache`; `None` where nothing is kept.
+/// Forecasts the cost of `data.vision_cache`; `None` if features are not stored.
 pub fn forecast(
     config: &Config,
     target: &Target,

@@ -1,5 +1,5 @@
-//! A schedule of windows: how far tokens see in the course of a run. Every window has a plan of gradients of its own, and the host's
-//! step says which of them an update runs.
+//! Window schedules: the attention window as a function of the step. Every window has a gradient plan of its own, and the step
+//! number decides which of them an update runs.
 
 use flatout_ir::Role;
 
@@ -8,16 +8,16 @@ use crate::config::Schedule;
 use crate::config::resolved::Capacities;
 use crate::tasks::batch::Batch;
 
-/// Arithmetic and share of the plan of gradients of one window.
+/// FLOPs of the gradient plan of one window, and its share of the updates.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct OfWindow {
-    /// Forward and backward arithmetic of products, attention and head.
+pub struct WindowPlan {
+    /// Forward and backward FLOPs of products, attention and head.
     pub flops_per_token: u64,
-    /// Of the horizon's updates, those that run it.
+    /// Share of the horizon's updates that run it.
     pub share: f64,
 }
 
-/// The capacities of the plans of gradients that the schedule asks for, the widest window first; those given where it asks for none.
+/// The capacities of the gradient plans of the schedule, the widest window first; the given ones if it has no windows.
 pub fn of(config: &Config, capacities: Capacities) -> Vec<Capacities> {
     match widest_first(&config.schedule) {
         windows if windows.is_empty() => vec![capacities],
@@ -25,8 +25,8 @@ pub fn of(config: &Config, capacities: Capacities) -> Vec<Capacities> {
     }
 }
 
-/// The plan of gradients that update number `step` runs, counted from 1, of a schedule that spans `horizon` updates; the first where
-/// there is no schedule of windows. Behind the horizon the last window stays.
+/// The gradient plan of update `step`, counted from 1, in a schedule over `horizon` updates; the first one if there is no window
+/// schedule. After the horizon the last window stays.
 pub fn role(schedule: &Schedule, horizon: u64, step: u64) -> Role {
     let windows = &schedule.windows;
     if windows.is_empty() {
@@ -38,7 +38,7 @@ pub fn role(schedule: &Schedule, horizon: u64, step: u64) -> Role {
     Role::Grad(index.expect("every window has a plan"))
 }
 
-/// The share of updates of every plan, the widest window first; none where there is no schedule of windows.
+/// The share of updates of every plan, the widest window first; empty if there is no window schedule.
 pub fn shares(schedule: &Schedule) -> Vec<f64> {
     let windows = &schedule.windows;
     let share =
@@ -46,7 +46,7 @@ pub fn shares(schedule: &Schedule) -> Vec<f64> {
     widest_first(schedule).into_iter().map(share).collect()
 }
 
-/// A batch of an update as it is computed: by the plan of gradients of the update's window, which has the inputs of every other.
+/// Assigns a batch to the gradient plan of the update's window; all of these plans have the same inputs.
 pub fn planned(batch: Batch, grad: Role) -> Batch {
     if batch.role == Role::GRAD { Batch { role: grad, ..batch } } else { batch }
 }
@@ -73,7 +73,7 @@ mod tests {
             .to_vec();
         assert_eq!(indices, [2, 2, 0, 0, 1, 1, 0, 0, 0, 0]);
         assert_eq!((widest_first(&schedule), shares(&schedule)), (vec![256, 128, 64], vec![0.5, 0.25, 0.25]));
-        // A horizon of fewer updates than windows leaves some out.
+        // A horizon with fewer updates than windows skips some of them.
         assert_eq!([1, 2].map(|step| role(&schedule, 2, step)), [Role::Grad(2), Role::Grad(1)]);
         assert_eq!(role(&Schedule::default(), 100, 50), Role::GRAD);
     }

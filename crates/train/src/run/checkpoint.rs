@@ -1,10 +1,10 @@
-//! Checkpoints: all state after an update, on disk whole or not at all.
+//! Checkpoints: the complete state after an update, saved atomically.
 //!
-//! `checkpoints/step-N/` has `state.safetensors` (tensors), `state.json` (step, data cursor, counters, and the
-//! size and hash of the tensor file) and `complete` (the hash of `state.json`), written last. The folder is filled
-//! under another name, flushed, renamed and flushed again before the marker is written, so at every moment the
-//! newest checkpoint with a right marker is whole, and an older one is removed only after that. Several ranks write a file of
-//! tensors each, and `state.json` has an index of them.
+//! `checkpoints/step-N/` has `state.safetensors` (tensors), `state.json` (step, data cursor, counters, and the size and hash of
+//! the tensor file) and `complete` (the hash of `state.json`), written last. The folder is filled under another name, flushed,
+//! renamed and flushed again before the marker is written. So at every moment the newest checkpoint with a valid marker is
+//! complete, and an older one is removed only after that. Several ranks write a file of tensors each, and `state.json` has an
+//! index of them.
 
 mod cursor;
 mod format;
@@ -17,7 +17,7 @@ pub(crate) mod tensors;
 pub use cursor::merged;
 pub use found::{Latest, Whole, at, latest, latest_among, latest_where, newest_finished};
 pub use index::{Index, part_name};
-pub use parts::{Share, Together, Unsaved, Written};
+pub use parts::{SaveResult, Share, Together, Unsaved};
 pub use retention::{Best, Retention, best, forget_after, prune};
 pub use tensors::{Dtype, Entry, Tensor, TensorFile, header};
 
@@ -37,19 +37,19 @@ use index::Parted;
 const TENSORS: &str = "state.safetensors";
 const STATE: &str = "state.json";
 const MARKER: &str = "complete";
-/// A hash of 128 bits in hexadecimal.
+/// A 128-bit hash in hexadecimal.
 const MARKER_BYTES: usize = 32;
-/// Bytes that go to the disk in one write. Tests stop a save between writes, so theirs are small.
+/// Bytes per write. Tests stop a save between writes, so theirs are small.
 const WRITE_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 
-/// The state that is saved beside the tensors.
+/// The state that is saved in addition to the tensors.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct State {
-    /// Updates made.
+    /// Number of updates made.
     pub step: u64,
-    /// Where the data goes on; null in it is what this rank does not know and another does.
+    /// Position in the data; null in it marks what this rank does not know and another does.
     pub cursor: serde_json::Value,
-    /// Whole numbers that the loop continues from, by name.
+    /// Integers that the training loop continues from, by name.
     pub counters: BTreeMap<String, u64>,
 }
 
@@ -60,7 +60,7 @@ struct Record {
     #[serde(flatten)]
     state: State,
     files: BTreeMap<String, Sum>,
-    /// The index of tensors in parts; whole ones are found by the header of their file.
+    /// The index of tensors in parts; absent where the header of the single tensor file serves as index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tensors: Option<BTreeMap<String, Parted>>,
 }
@@ -72,19 +72,19 @@ struct Sum {
     xxh3: String,
 }
 
-/// Called before every operation on the file system, with its name. An error stops the save where it stands, as
-/// a crash would: that is how tests visit every moment of it.
+/// Called before every file system operation, with its name. An error stops the save at that point, as a crash would: this is how
+/// tests visit every point.
 pub type Watch<'a> = &'a mut dyn FnMut(&'static str) -> io::Result<()>;
 
 /// A checkpoint that was saved.
 #[derive(Debug)]
 pub struct Saved {
     pub path: PathBuf,
-    /// A failure after it was whole: others could not be removed, or the best one not be named.
+    /// A failure after it was complete: older ones could not be removed, or the best one not be recorded.
     pub untidy: Option<io::Error>,
 }
 
-/// Saves a checkpoint of one rank; others stay or go as `kept` says. A step that is already whole on disk is not written
+/// Saves a checkpoint of one rank; `kept` decides which others stay. A step that is complete on disk already is not written
 /// again.
 pub fn save(
     checkpoints: &Path,
@@ -117,7 +117,7 @@ fn write(checkpoints: &Path, state: &State, tensors: &[Tensor], watch: Watch) ->
     commit(checkpoints, &record, watch)
 }
 
-/// Makes the folder that a checkpoint is filled in.
+/// Creates the folder that a checkpoint is written to first.
 fn make_partial(checkpoints: &Path, step: u64, watch: Watch) -> io::Result<PathBuf> {
     let partial = partial_path(checkpoints, step);
     watch("make the folder of checkpoints")?;
@@ -131,7 +131,7 @@ fn make_partial(checkpoints: &Path, step: u64, watch: Watch) -> io::Result<PathB
     Ok(partial)
 }
 
-/// Makes a checkpoint of the folder whose tensors are on disk: writes the record, gives the folder its name, and marks it.
+/// Turns the folder whose tensors are on disk into a checkpoint: writes the record, renames the folder, and writes the marker.
 fn commit(checkpoints: &Path, record: &Record, watch: Watch) -> io::Result<PathBuf> {
     let step = record.state.step;
     let (folder, partial) = (folder_path(checkpoints, step), partial_path(checkpoints, step));
@@ -158,8 +158,8 @@ fn commit(checkpoints: &Path, record: &Record, watch: Watch) -> io::Result<PathB
     Ok(folder)
 }
 
-/// Removes the remains of a save that failed. Space may be what was lacking, also for the marker alone. Remains that cannot
-/// be removed now are removed at the next start.
+/// Removes the remains of a save that failed. The disk may be full, even if only the marker did not fit. Remains that cannot be
+/// removed now are removed at the next start.
 fn discard(checkpoints: &Path, step: u64) {
     let _ = fs::remove_dir_all(partial_path(checkpoints, step));
     let folder = folder_path(checkpoints, step);
@@ -168,7 +168,7 @@ fn discard(checkpoints: &Path, step: u64) {
     }
 }
 
-/// The record in `state.json`, in this format whichever it was written in.
+/// The record in `state.json`, converted to the present format.
 fn record(text: &[u8]) -> Result<Record, Unconverted> {
     let broken = |error: serde_json::Error| Unconverted::Broken(error.to_string());
     let value = format::convert(serde_json::from_slice(text).map_err(broken)?)?;
@@ -190,7 +190,7 @@ pub fn open(path: &Path) -> io::Result<(State, TensorFile)> {
     Ok((record.state, file))
 }
 
-/// Removes what an interrupted save or removal left behind. For the process that holds the run's lock.
+/// Removes the remains of an interrupted save or removal. Only the process that holds the run's lock may call it.
 pub fn clean(checkpoints: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(checkpoints) {
         Ok(entries) => entries,
@@ -236,7 +236,7 @@ fn sum_of(path: &Path) -> io::Result<Sum> {
     }
 }
 
-/// Writes and flushes a file of tensors, hashing on the way.
+/// Writes and flushes a tensor file and hashes it meanwhile.
 fn write_tensors(path: &Path, tensors: &[Tensor], watch: Watch) -> io::Result<Sum> {
     hashed(path, tensors, watch).map_err(about(path))
 }

@@ -1,5 +1,5 @@
-//! A run's directory: `config.toml` (resolved), `events.jsonl`, `checkpoints/` and the lock of the process that
-//! writes them.
+//! A run's directory: `config.toml` as requested, `resolved.toml`, `events.jsonl`, `checkpoints/`, and the lock of the process
+//! that writes them.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -18,34 +18,34 @@ use flatout_data::{Vocabulary, durable};
 const CONFIG: &str = "config.toml";
 const RESOLVED: &str = "resolved.toml";
 const LOCK: &str = "lock";
-/// How long a reader that asks whether a run is running may hold its lock, and how often one is waited for.
-const A_LOOK: Duration = Duration::from_millis(10);
-const LOOKS: u32 = 3;
+/// Pause between attempts to lock a run, and their number: a reader that checks whether it is running holds the lock briefly.
+const LOCK_RETRY: Duration = Duration::from_millis(10);
+const LOCK_ATTEMPTS: u32 = 3;
 
-/// A run that this process writes. The lock is the operating system's: it ends with the process, however that
-/// ends, so a run that was killed is free at once.
+/// A run that this process writes. The lock belongs to the operating system and ends with the process, however that ends, so a
+/// killed run is free immediately.
 #[derive(Debug)]
 pub struct Run {
     dir: PathBuf,
-    /// Folders that were made for it, outermost first.
-    made: Vec<PathBuf>,
+    /// Folders that were created for it, outermost first.
+    created: Vec<PathBuf>,
     /// Held by rank 0 alone.
     _lock: Option<File>,
 }
 
 choice! {
-    /// The action where the directory holds a run: `--resume`.
+    /// The value of `--resume`: the action where the directory already holds a run.
     pub enum Resume {
         /// Refuse.
         Never = "never",
-        /// Continue it; begin where there is none.
+        /// Continue it; begin a new run if there is none.
         Auto = "auto",
-        /// Continue it; refuse where there is none.
+        /// Continue it; refuse if there is none.
         Must = "must",
     }
 }
 
-/// Whether the run begins or goes on.
+/// Whether the run is new or continued.
 #[derive(Debug)]
 pub enum Entered {
     Fresh(Run),
@@ -55,7 +55,7 @@ pub enum Entered {
 impl Run {
     /// The next free `<recipe>-<n>` under `runs`.
     pub fn allocate(runs: &Path, recipe: &str) -> Result<Run, UserError> {
-        let mut made = make(runs)?;
+        let mut created = create(runs)?;
         let numbered = |name: &str| name.strip_prefix(recipe)?.strip_prefix('-')?.parse::<u64>().ok();
         let entries = fs::read_dir(runs).map_err(cannot("be read", runs))?;
         let taken =
@@ -65,34 +65,34 @@ impl Run {
             let dir = runs.join(format!("{recipe}-{number}"));
             match fs::create_dir(&dir) {
                 Ok(()) => {
-                    made.push(dir.clone());
-                    return Ok(Run { _lock: Some(lock(&dir)?), dir, made });
+                    created.push(dir.clone());
+                    return Ok(Run { _lock: Some(lock(&dir)?), dir, created });
                 }
-                // Another process was faster.
+                // Another process took the number first.
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => number += 1,
                 Err(error) => return Err(cannot("be created", &dir)(error)),
             }
         }
     }
 
-    /// The run in a directory the user named, begun or continued as `resume` says.
+    /// The run in a directory that the user named, new or continued as `resume` says.
     pub fn enter(dir: &Path, resume: Resume) -> Result<Entered, UserError> {
-        let mut made = vec![];
+        let mut created = vec![];
         if !is_run(dir) {
             if resume == Resume::Must {
                 refuse!("there is no run in {}: nothing to resume", dir.display());
             }
-            made = make(dir)?;
+            created = create(dir)?;
             let mut entries = fs::read_dir(dir).map_err(cannot("be read", dir))?.flatten();
             let ours = |name: &str| name == LOCK || name.starts_with(CONFIG) || name.starts_with(RESOLVED);
             if entries.any(|entry| !ours(&entry.file_name().to_string_lossy())) {
                 refuse!("{} is not empty and holds no run: give --run a directory of its own", dir.display());
             }
         }
-        let run = Run { _lock: Some(lock(dir)?), dir: dir.to_path_buf(), made };
+        let run = Run { _lock: Some(lock(dir)?), dir: dir.to_path_buf(), created };
         match (is_run(dir), resume) {
             (false, _) => {
-                // A life that was killed before the run began may have asked for something else.
+                // A process that was killed before the run began may have had another request.
                 let left = dir.join(RESOLVED);
                 match fs::remove_file(&left) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -120,22 +120,22 @@ impl Run {
         }
     }
 
-    /// The run as its other ranks see it, who read it and write nothing.
+    /// The run as the other ranks see it, which read the directory and write nothing.
     pub fn follow(dir: &Path) -> Run {
-        Run { dir: dir.to_path_buf(), made: vec![], _lock: None }
+        Run { dir: dir.to_path_buf(), created: vec![], _lock: None }
     }
 
-    /// The file whose content is the number of the process that writes the run.
+    /// The file that holds the process id of the writer.
     pub fn lock_path(&self) -> PathBuf {
         self.dir.join(LOCK)
     }
 
-    /// Removes a run that never began, nothing but its lock being in it, and the folders made for it.
+    /// Removes a run that never began, if nothing but its lock is in it, and the folders created for it.
     pub fn discard(&self) {
         if self._lock.is_some() && !is_run(&self.dir) {
             let _ = fs::remove_file(self.dir.join(LOCK));
-            // One that another process has put something into stays, and so do those around it.
-            self.made.iter().rev().for_each(|folder| drop(fs::remove_dir(folder)));
+            // A folder into which another process has put something stays, as do its parents.
+            self.created.iter().rev().for_each(|folder| drop(fs::remove_dir(folder)));
         }
     }
 
@@ -151,13 +151,13 @@ impl Run {
         checkpoints_dir(&self.dir)
     }
 
-    /// The resolved config it began with; empty for a new run, or for one of an earlier version.
+    /// The resolved config that the run began with; empty for a new run and for runs of earlier versions.
     pub fn resolved(&self) -> Result<Resolved, UserError> {
         resolved(&self.dir)
     }
 
-    /// Saves what was asked for and what it came to, each whole or not at all, and only where it is not there already. From
-    /// then on the directory holds a run.
+    /// Saves the request and the resolved config, each atomically and only if it is not there already. From then on the directory
+    /// holds a run.
     pub fn save_config(&self, asked: &Config, resolved: &Resolved) -> Result<(), UserError> {
         for (name, text) in [(RESOLVED, resolved.to_toml()), (CONFIG, asked.to_toml())] {
             let path = self.dir.join(name);
@@ -166,8 +166,8 @@ impl Run {
         Ok(())
     }
 
-    /// Keeps the tokeniser that the run is trained with. It is written once: everything that reads the run needs it, so
-    /// nothing that happens to a later life may touch it.
+    /// Stores the tokeniser that the run is trained with. It is written once and never changed: everything that reads the run
+    /// needs it.
     pub fn keep_tokenizer(&self, vocabulary: &Vocabulary) -> Result<(), Failure> {
         let path = tokenizer_path(&self.dir);
         if !path.exists() {
@@ -190,7 +190,7 @@ impl Run {
     }
 }
 
-/// A path as a shell takes it.
+/// A path quoted for a shell.
 pub fn quoted(path: &Path) -> String {
     let path = path.display().to_string();
     let plain =
@@ -198,29 +198,29 @@ pub fn quoted(path: &Path) -> String {
     if plain { path } else { format!("'{}'", path.replace('\'', r"'\''")) }
 }
 
-/// The folder of runs, where nothing else is said.
+/// The folder of runs, unless another is given.
 pub const RUNS: &str = "runs";
 
-/// The run that a word means: a directory, or the name of one among the usual runs, with `@step` or without.
-pub fn named(said: &Path) -> PathBuf {
-    let text = said.to_string_lossy();
+/// The run that an argument names: a directory, or a name below [`RUNS`], with or without `@step`.
+pub fn named(path: &Path) -> PathBuf {
+    let text = path.to_string_lossy();
     let name = text.rsplit_once('@').map_or(&*text, |(name, _)| name);
-    let is_there = said.exists() || Path::new(name).exists();
-    if !is_there && is_run(&Path::new(RUNS).join(name)) { Path::new(RUNS).join(said) } else { said.into() }
+    let is_there = path.exists() || Path::new(name).exists();
+    if !is_there && is_run(&Path::new(RUNS).join(name)) { Path::new(RUNS).join(path) } else { path.into() }
 }
 
-/// Whether the directory holds a run, whole or half done.
+/// Whether the directory holds a run, complete or not.
 pub fn is_run(dir: &Path) -> bool {
     dir.join(CONFIG).is_file()
 }
 
-/// Whether a process writes the run at this moment. Looking holds the lock for as long as a call takes.
+/// Whether a process writes the run at this moment. The check holds the lock for the duration of the call.
 pub fn is_running(dir: &Path) -> bool {
     let opened = File::open(dir.join(LOCK));
     opened.is_ok_and(|file| matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock)))
 }
 
-/// The folder of a run with the files that lay beside the weights.
+/// The folder of a run with the files that lay beside the initial weights.
 pub const BESIDE: &str = "source";
 
 /// The tokeniser a run was trained with.
@@ -232,7 +232,7 @@ pub fn checkpoints_dir(dir: &Path) -> PathBuf {
     dir.join("checkpoints")
 }
 
-/// The config of a run as it was asked for, and what it came to. Runs of earlier versions have both in the first.
+/// The requested config of a run and its resolved config. Runs of earlier versions store both in `config.toml`.
 pub fn asked_and_resolved(dir: &Path) -> Result<(Config, Resolved), UserError> {
     if !is_run(dir) {
         refuse!("there is no run in {}", dir.display());
@@ -242,7 +242,7 @@ pub fn asked_and_resolved(dir: &Path) -> Result<(Config, Resolved), UserError> {
     Ok((Config::parse(&text, &path.display().to_string())?, resolved(dir)?))
 }
 
-/// The outcome of a run, as far as it was written down.
+/// The resolved config of a run, as far as it was written.
 pub fn resolved(dir: &Path) -> Result<Resolved, UserError> {
     let path = dir.join(RESOLVED);
     if !path.is_file() {
@@ -252,33 +252,33 @@ pub fn resolved(dir: &Path) -> Result<Resolved, UserError> {
     Resolved::parse(&text, &path.display().to_string())
 }
 
-/// The config of a run with everything that was resolved.
+/// The config of a run including everything that was resolved.
 pub fn config(dir: &Path) -> Result<Config, UserError> {
     let (asked, resolved) = asked_and_resolved(dir)?;
     Ok(resolved.over(&asked))
 }
 
-/// Makes a folder and those around it; gives the ones that were not there, outermost first.
-fn make(dir: &Path) -> Result<Vec<PathBuf>, UserError> {
+/// Creates a folder and its parents; returns those that did not exist, outermost first.
+fn create(dir: &Path) -> Result<Vec<PathBuf>, UserError> {
     let missing = |folder: &&Path| !folder.as_os_str().is_empty() && !folder.exists();
-    let mut made: Vec<PathBuf> = dir.ancestors().take_while(missing).map(Path::to_path_buf).collect();
-    made.reverse();
+    let mut created: Vec<PathBuf> = dir.ancestors().take_while(missing).map(Path::to_path_buf).collect();
+    created.reverse();
     fs::create_dir_all(dir).map_err(cannot("be created", dir))?;
-    Ok(made)
+    Ok(created)
 }
 
-/// Takes the directory for this process, and writes its number into the lock for others' sentences.
+/// Locks the directory for this process, and writes the process id into the lock file for error messages of other processes.
 fn lock(dir: &Path) -> Result<File, UserError> {
     let path = dir.join(LOCK);
     let opened = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path);
     let mut file = opened.map_err(cannot("be written", dir))?;
     let mut taken = file.try_lock();
-    // Whoever lists runs may be looking at this one just now.
-    for _ in 0..LOOKS {
+    // A process that lists runs may be checking this one at the moment.
+    for _ in 0..LOCK_ATTEMPTS {
         if !matches!(taken, Err(TryLockError::WouldBlock)) {
             break;
         }
-        std::thread::sleep(A_LOOK);
+        std::thread::sleep(LOCK_RETRY);
         taken = file.try_lock();
     }
     match taken {
@@ -323,7 +323,7 @@ mod tests {
         }
     }
 
-    /// A life that is killed between the two files leaves the first.
+    /// A process that is killed between writing the two files leaves the first.
     #[test]
     fn a_run_that_never_began_is_resolved_anew() {
         let folder = tempfile::tempdir().unwrap();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_never_began_leaves_only_what_was_there() {
+    fn discarding_a_run_keeps_everything_that_existed_before() {
         let folder = tempfile::tempdir().unwrap();
         fresh(&folder.path().join("a/b/c")).discard();
         Run::allocate(&folder.path().join("runs"), "tiny").unwrap().discard();
@@ -412,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_cannot_be_made_is_a_sentence() {
+    fn a_directory_that_cannot_be_created_is_a_user_error() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();

@@ -1,4 +1,4 @@
-//! Events of a run, one JSON object a line in `events.jsonl`. Other tools read this: names are a contract.
+//! Events of a run, one JSON object per line in `events.jsonl`. Other tools read this file, so its names are a contract.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -11,11 +11,11 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::metrics::Metrics;
 use crate::run::samples::Sample;
 
-/// A line. Numbers that are not finite are written as `null` and read as NaN; floats are in their shortest exact
-/// form, those of 32 bits as such.
+/// A line of the log. Non-finite numbers are written as `null` and read as NaN; floats are written in their shortest exact form,
+/// 32-bit floats as such.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
-#[allow(clippy::large_enum_variant, reason = "a run has one start, and steps are what there are many of")]
+#[allow(clippy::large_enum_variant, reason = "a run has one start, and most events are steps")]
 pub enum Event {
     Start(Start),
     Step(Step),
@@ -24,33 +24,33 @@ pub enum Event {
         step: u64,
         #[serde(deserialize_with = "null_is_nan")]
         loss: f32,
-        /// Where classes are learned, answers or preferences: how well.
+        /// Metrics, where classes, answers or preferences are learned.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         metrics: Option<Metrics>,
-        /// The running average of the weights was evaluated (`train.ema`), not the weights.
+        /// Whether the running average of the weights was evaluated (`train.ema`) instead of the weights.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         averaged: bool,
     },
-    /// A checkpoint is whole on disk.
+    /// A checkpoint is complete on disk.
     Saved {
         step: u64,
         path: String,
     },
-    /// The run goes on after update `step`. Lines of later steps that were written before are void: of several
-    /// lines for one step the last is right.
+    /// The run continues after update `step`. Earlier lines of later steps are void: of several lines for one step the last one
+    /// counts.
     Resume {
         step: u64,
     },
     Warning {
         message: String,
     },
-    /// The loss of update `step` stands out from those before it.
+    /// The loss of update `step` stands out from the losses before it.
     Spike {
         step: u64,
         loss: f32,
-        /// Of the losses before it.
+        /// Median of the losses before it.
         median: f32,
-        /// How many robust deviations it lies above the median.
+        /// Distance above the median in robust deviations.
         deviations: f64,
     },
     /// A text that the model wrote, or a class that it predicted, at an evaluation.
@@ -62,38 +62,38 @@ pub enum Event {
 pub struct Start {
     pub recipe: String,
     pub backend: String,
-    /// The active switches, read from what was compiled.
+    /// The active switches, read from the compiled plans.
     pub switches: BTreeMap<String, String>,
     pub arena_bytes: u64,
     pub driver_bytes: u64,
-    /// Kernels of the plans that may give other bits each time.
+    /// Kernels of the plans that may give different bits each time.
     #[serde(default)]
     pub not_deterministic: Vec<String>,
-    /// The kernels that attention runs on, on a GPU, with the times they were chosen by.
+    /// The kernels that run attention, on a GPU, with the times they were chosen by.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attention: Option<String>,
-    /// How many products run on which kernel, on a GPU.
+    /// Number of products per kernel, on a GPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub products: Option<String>,
-    /// Which layers multiply 8-bit floats, where some do, and why those.
+    /// The layers that multiply in 8-bit floats, where some do, and the reason for the choice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fp8: Option<String>,
-    /// The update rule with its numbers, in words.
+    /// The update rule with its hyperparameters, in words.
     #[serde(default)]
     pub optimizer: String,
-    /// How batches are made ready, in words.
+    /// How batches are prepared, in words.
     #[serde(default)]
     pub loader: String,
-    /// The preparation of a GPU's kernels.
+    /// Where a GPU's kernels came from.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prepared: Option<Prepared>,
-    /// Where the time before the first step went, in seconds.
+    /// Seconds spent on each part of the start.
     #[serde(default)]
     pub start_seconds: BTreeMap<String, f64>,
     /// Seconds since 1970.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub time: f64,
-    /// Of flatout.
+    /// Version of flatout.
     #[serde(default)]
     pub version: String,
     /// The device that computes, in words.
@@ -105,7 +105,7 @@ pub struct Start {
     /// Updates of the whole run.
     #[serde(default)]
     pub steps: u64,
-    /// Rows computed at once.
+    /// Rows per micro-batch.
     #[serde(default)]
     pub micro_batch: u64,
     #[serde(default)]
@@ -113,11 +113,11 @@ pub struct Start {
     /// The arena's bytes by category.
     #[serde(default)]
     pub memory: BTreeMap<String, u64>,
-    /// Why `auto` chose what it did, by switch.
+    /// Reasons for what `auto` chose, by switch.
     #[serde(default)]
     pub auto: BTreeMap<String, String>,
-    /// The time of an update: by the times of this machine's kernels where it is calibrated, otherwise the least by its
-    /// peak rates.
+    /// Predicted time of an update: from measured times of this machine's kernels where it is calibrated, otherwise the lower
+    /// bound by its peak rates.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub predicted_ms: f64,
     /// Whether `predicted_ms` comes from measured times of kernels.
@@ -125,7 +125,7 @@ pub struct Start {
     pub is_calibrated: bool,
     #[serde(default)]
     pub data: DataFacts,
-    /// The ranks that train together; absent where there is one with one lane.
+    /// The ranks that train together; absent for one rank with one lane.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub world: Option<WorldFacts>,
 }
@@ -141,21 +141,21 @@ pub struct WorldFacts {
     pub nodes: u64,
     /// The ranks along each axis, as `shard 4`.
     pub mesh: String,
-    /// The carrier of tensors between ranks; empty where there is one rank.
+    /// Transport of tensors between ranks; empty where there is one rank.
     pub wire: String,
-    /// The tensors that ranks divide among themselves beside the rows.
+    /// The tensors that ranks shard, in addition to the rows.
     pub shard: String,
-    /// Groups of rows that are summed apart.
+    /// Groups of rows that are summed separately.
     pub lanes: u64,
-    /// Device memory that the wire took beside the arena on rank 0.
+    /// Device memory that the wire took in addition to the arena on rank 0.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub wire_bytes: u64,
-    /// Variables of the environment that NCCL reads, as `NCCL_ALGO=Ring`.
+    /// Environment variables of NCCL that are set, as `NCCL_ALGO=Ring`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub environment: Vec<String>,
 }
 
-/// Where a GPU's kernels and the algorithms of its products came from.
+/// Sources of a GPU's kernels and of the algorithms of its products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Prepared {
     pub kernels_compiled: usize,
@@ -164,7 +164,7 @@ pub struct Prepared {
     pub products_remembered: usize,
 }
 
-/// The training data in numbers; absent where a source cannot tell.
+/// The training data in numbers; a number is absent if the source does not know it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct DataFacts {
     pub source: String,
@@ -191,10 +191,10 @@ pub struct Step {
     pub loss: f32,
     #[serde(deserialize_with = "null_is_nan")]
     pub grad_norm: f32,
-    /// As the device multiplies by it: of the parameters that no group gives another.
+    /// Learning rate that the device uses for parameters to which no group gives another.
     #[serde(deserialize_with = "null_is_nan")]
     pub lr: f32,
-    /// All learning rates by the names of their groups; empty where there is one.
+    /// All learning rates by the names of their groups; empty where there is only one.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty", deserialize_with = "nulls_are_nan")]
     pub lrs: BTreeMap<String, f32>,
     /// Tokens since the run began.
@@ -213,37 +213,37 @@ pub struct Step {
     /// Seconds since 1970 when the update was reported.
     #[serde(default = "unknown", deserialize_with = "null_is_nan")]
     pub time: f64,
-    /// The model's arithmetic over the device's peak in the run's precision; absent on the CPU.
+    /// Model FLOP/s as a share of the device's peak in the run's precision; absent on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mfu: Option<f64>,
-    /// The predicted time over the time taken; absent where the machine is not calibrated.
+    /// Predicted time divided by measured time; absent where the machine is not calibrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_predicted: Option<f64>,
-    /// The least time by the device's peak rates over the time taken, where it is not calibrated; absent on the CPU.
+    /// Time by the device's peak rates divided by the measured time, where it is not calibrated; absent on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub of_roofline: Option<f64>,
     /// Time the update waited for its rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_wait_ms: Option<f64>,
-    /// The share of the update's computed tokens that only fill up; absent where rows are equally long.
+    /// Share of the update's computed tokens that are padding; absent where rows are equally long.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub padding: Option<f64>,
     /// The newest sample, at most about a second old; absent on the CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuSample>,
-    /// Where answers are compared: the rewards of the update's pairs.
+    /// Rewards of the update's pairs, where preferences are learned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metrics: Option<Metrics>,
-    /// Where there are several ranks.
+    /// Times of ranks, where there are several.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ranks: Option<RankTimes>,
 }
 
-/// How long ranks took for their own rows of an update, before they exchanged anything. Ranks tell their times late, so that no
-/// update waits for them: these are of the newest step that all have told of.
+/// Times that ranks took for their own rows of an update, without exchanges. Ranks report them late, so that no update waits for
+/// them: these belong to the newest step that all ranks have reported.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RankTimes {
-    /// The step that the times are of.
+    /// The step that the times belong to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub step: Option<u64>,
     pub slowest: u64,
@@ -252,13 +252,13 @@ pub struct RankTimes {
     /// The longest that any rank waited for its data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_wait_ms: Option<f64>,
-    /// The time that the rank which waited least spent in exchanges: the others also waited for slower ranks there.
+    /// Time that the rank with the shortest exchanges spent in them: for the others this includes the wait for slower ranks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire_ms: Option<f64>,
 }
 
 impl RankTimes {
-    /// Of times by rank.
+    /// Statistics of times indexed by rank.
     pub fn of(times_ms: &[f64]) -> RankTimes {
         let mut sorted: Vec<(f64, usize)> = times_ms.iter().copied().zip(0..).collect();
         sorted.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -268,14 +268,14 @@ impl RankTimes {
     }
 }
 
-/// A GPU as NVML sees it. Values that a model does not tell are absent.
+/// A GPU as NVML reports it. Values that a model does not report are absent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct GpuSample {
     /// Share of the last sampling period in which a kernel ran, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub utilization: Option<f64>,
-    /// In use on the whole device, by every process.
+    /// Memory in use on the whole device, by all processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -286,17 +286,17 @@ pub struct GpuSample {
     pub temperature_celsius: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clock_mhz: Option<u32>,
-    /// Why the clock is held down: `power`, `heat`, `power brake`, `hardware`; empty where it is not.
+    /// Reasons for a lowered clock: `power`, `heat`, `power brake`, `hardware`; empty where it is not lowered.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub throttled: Vec<String>,
 }
 
-/// How long training stood still for want of rows, since this process began.
+/// Time that training stood still waiting for rows, since this process began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DataWait {
-    /// Of the time since the first update.
+    /// Share of the time since the first update.
     pub share: f64,
-    /// The largest cause of it: reading, tokenising, packing or busy cores.
+    /// Its largest cause: reading, tokenising, packing or busy cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cause: Option<String>,
 }
@@ -315,7 +315,7 @@ pub struct End {
     pub steps: u64,
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f32,
-    /// The least loss any model can reach, where the data's entropy is known.
+    /// The lowest loss that any model can reach, where the data's entropy is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loss_floor: Option<f64>,
     #[serde(deserialize_with = "null_is_nan")]
@@ -328,7 +328,7 @@ pub struct End {
     pub time: f64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub data_wait: Option<DataWait>,
-    /// Why the run ended before its last step, where nobody stopped it.
+    /// Reason for ending before the last step, where nobody stopped the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub early: Option<String>,
 }
@@ -337,7 +337,7 @@ pub struct End {
 #[serde(rename_all = "lowercase")]
 pub enum Status {
     Done,
-    /// By a signal, after saving.
+    /// Stopped by a signal, after saving.
     Stopped,
     Failed,
 }
@@ -353,45 +353,45 @@ fn nulls_are_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<
     Ok(values.into_iter().map(|(name, value)| (name, value.unwrap_or(f32::NAN))).collect())
 }
 
-/// For numbers that logs of earlier versions do not have.
+/// Default of numbers that logs of earlier versions lack.
 fn unknown() -> f64 {
     f64::NAN
 }
 
-/// The time now, as events carry it: seconds since 1970, to the millisecond.
+/// The present time as events store it: seconds since 1970, to the millisecond.
 pub fn now() -> f64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_millis() as f64 / 1e3
 }
 
 impl Event {
-    /// The object on one line, without the line's end.
+    /// The object on one line, without the newline.
     pub fn to_json(&self) -> String {
         serde_json::to_string(self).expect("events have a JSON form")
     }
 }
 
-/// The file events are appended to.
+/// The file that events are appended to.
 #[derive(Debug)]
 pub struct EventLog {
     file: File,
-    /// Bytes that the disk has not taken yet. They may begin within a line, of which the file has the first part.
+    /// Bytes that are not written to disk yet. They may begin within a line whose first part is in the file.
     waiting: Vec<u8>,
-    /// Lines there was no room for in memory either.
+    /// Number of lines dropped because the buffer was full, too.
     lost: u64,
 }
 
-/// Bytes that wait in memory at most while the disk takes nothing: some hundred thousand lines.
+/// The most bytes that are buffered while the disk takes none: some hundred thousand lines.
 const MAX_WAITING_BYTES: usize = 64 << 20;
 
 impl EventLog {
-    /// Begins the file of a new run.
+    /// Creates the file of a new run.
     pub fn create(path: &Path) -> io::Result<EventLog> {
         Ok(EventLog::over(OpenOptions::new().append(true).create_new(true).open(path)?))
     }
 
-    /// Opens the file of a run that goes on, with what it holds. A last line that was cut short by a crash is
-    /// removed, so that the next one starts on a line of its own.
+    /// Opens the file of a continued run and returns its events. A last line that was cut short by a crash is removed, so that
+    /// the next one starts on a new line.
     pub fn reopen(path: &Path) -> io::Result<(EventLog, Vec<Event>)> {
         let file = OpenOptions::new().append(true).create(true).open(path)?;
         let (events, whole_bytes) = read_whole(path)?;
@@ -405,8 +405,8 @@ impl EventLog {
         EventLog { file, waiting: Vec::new(), lost: 0 }
     }
 
-    /// Appends one line, in one write: a reader that follows the file sees all of it or, after a crash, a part
-    /// that `reopen` removes. A disk that is full is no end: on an error the line waits, and goes before the next one.
+    /// Appends one line, in one write: a reader that follows the file sees all of it or, after a crash, a part that `reopen`
+    /// removes. A full disk does not end the run: on an error the line is buffered and written before the next one.
     pub fn write(&mut self, event: &Event) -> io::Result<()> {
         let line = event.to_json() + "\n";
         if self.waiting.len() + line.len() > MAX_WAITING_BYTES {
@@ -430,7 +430,7 @@ impl EventLog {
     }
 }
 
-/// The events of a run, also while it is running: a last line without its end is left out.
+/// The events of a run, also while it is running: a last line without its newline is left out.
 pub fn read(path: &Path) -> io::Result<Vec<Event>> {
     read_whole(path).map(|(events, _)| events)
 }
@@ -443,7 +443,7 @@ fn read_whole(path: &Path) -> io::Result<(Vec<Event>, u64)> {
         let last = whole_bytes + line.len() == bytes.len();
         match serde_json::from_slice(line) {
             Ok(event) if line.ends_with(b"\n") => events.push(event),
-            // A crash of the machine may also leave zeros where the last line should be.
+            // A crash of the machine may also leave zeros in place of the last line.
             _ if last => break,
             Ok(_) => unreachable!("only the last line has no end"),
             Err(error) => {
@@ -456,8 +456,8 @@ fn read_whole(path: &Path) -> io::Result<(Vec<Event>, u64)> {
     Ok((events, whole_bytes as u64))
 }
 
-/// The step lines that count, in order: of several for one step the last, and none from beyond where a resumed
-/// run went on before it got there again, or from before it had to begin again.
+/// The step lines that count, in order: of several lines for one step the last one, and none that a resumed run had written
+/// beyond its checkpoint or before it began again.
 pub fn steps(events: &[Event]) -> Vec<Step> {
     let mut steps = BTreeMap::new();
     let mut begins = false;
@@ -480,10 +480,10 @@ pub fn steps(events: &[Event]) -> Vec<Step> {
     steps.into_values().collect()
 }
 
-/// The loss and the metrics of the evaluation after a step, where there was one that counts for a run which is at that step:
-/// what was evaluated before the run went back behind it, or began again, is void.
+/// The loss and the metrics of the evaluation after step `at`, if there is one that counts for a run at that step: evaluations
+/// from before the run was rolled back behind it, or began again, are void.
 pub fn eval_at(events: &[Event], at: u64) -> Option<(f32, Option<Metrics>)> {
-    // A start may be followed by where the run goes on: until then it is open whether what was found counts.
+    // A start may be followed by a resume event: until then it is undecided whether the evaluation counts.
     let (mut found, mut before) = (None, None);
     for event in events {
         match event {
@@ -606,7 +606,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_a_gpu_tells_is_there_where_it_is_known() {
+    fn gpu_fields_are_written_when_known() {
         let gpu =
             GpuSample { utilization: Some(0.98), throttled: vec!["power".into()], ..GpuSample::default() };
         let seen = Step { mfu: Some(0.5), data_wait_ms: Some(1.5), gpu: Some(gpu), ..step(1, 0.1) };
@@ -617,7 +617,7 @@ mod tests {
     }
 
     #[test]
-    fn several_learning_rates_are_there_by_name() {
+    fn several_learning_rates_are_logged_by_name() {
         let lrs = BTreeMap::from([("base".to_string(), 1e-5), ("connector".to_string(), 1e-3)]);
         let line = Event::Step(Step { lrs, ..step(1, 0.1) }).to_json();
         assert!(line.contains(r#""lr":0.003,"lrs":{"base":0.00001,"connector":0.001},"tokens""#), "{line}");
@@ -679,7 +679,7 @@ mod tests {
         assert_eq!(EventLog::reopen(&path).unwrap().1, events[..2]);
     }
 
-    /// A full device takes nothing: what is said meanwhile waits, in order, and is written once there is room.
+    /// A full disk takes nothing: lines written meanwhile are buffered, in order, and are written once there is room.
     #[test]
     fn lines_wait_for_a_full_disk() {
         let folder = tempfile::tempdir().unwrap();
@@ -701,7 +701,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_beyond_what_memory_is_given_are_counted() {
+    fn lines_beyond_the_buffer_are_counted() {
         let mut log = EventLog::over(OpenOptions::new().write(true).open("/dev/full").unwrap());
         log.waiting = vec![b' '; MAX_WAITING_BYTES - 10];
         log.write(&Event::Resume { step: 1 }).unwrap_err();
@@ -745,19 +745,19 @@ mod tests {
         assert_eq!(steps(&again).iter().map(|step| step.loss).collect::<Vec<_>>(), [3.0], "begun again");
     }
 
-    /// A step is evaluated once in the life of a run's state: patience counts evaluations.
+    /// A step is evaluated once in the history of a run's state: patience counts evaluations.
     #[test]
-    fn an_evaluation_counts_until_the_run_goes_back_behind_it() {
+    fn an_evaluation_counts_until_the_run_is_rolled_back_behind_it() {
         let (start, made) = (|| Event::Start(Start::default()), |at| Event::Step(step(at, 1.0)));
         let eval = |step, loss| Event::Eval { step, loss, metrics: None, averaged: false };
         let at_ten = |events: &[Event]| eval_at(events, 10).map(|(loss, _)| loss);
         let first = [start(), made(10), eval(10, 0.5)];
         let then = |more: &[Event]| at_ten(&[&first[..], more].concat());
         assert_eq!(then(&[]), Some(0.5));
-        // Killed beyond it and taken up at it, twice, the second time before it said so.
+        // Killed after that step and resumed at it, twice, the second time killed before the resume event.
         let beyond = [start(), Event::Resume { step: 10 }, made(11), eval(12, 0.4), start()];
         assert_eq!(then(&beyond), Some(0.5));
-        // Back behind it, the step is made again: with its evaluation, or killed before that.
+        // Resumed before that step, which is made again: with its evaluation, or killed before it.
         let behind = [start(), Event::Resume { step: 9 }, made(10)];
         assert_eq!(then(&behind), None);
         assert_eq!(then(&[&behind[..], &[eval(10, 0.6)]].concat()), Some(0.6));

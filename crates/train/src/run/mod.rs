@@ -1,4 +1,4 @@
-//! Where a run lives: its directory and lock, events, checkpoints, and the signals that stop it.
+//! A run on disk: its directory and lock, events and checkpoints; and the signals that stop it.
 
 pub mod checkpoint;
 mod directory;

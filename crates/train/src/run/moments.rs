@@ -1,5 +1,6 @@
-//! Moments in eight bits on their way to a checkpoint and back. A checkpoint has them in bf16, in which all their values are
-//! exact: a scale belongs to 256 neighbours in memory, and which those are depends on what is merged, as names may not.
+//! Converts 8-bit moments for checkpoints and back. A checkpoint stores them in bf16, which holds all their values exactly: a
+//! scale belongs to 256 neighbours in memory, and which those are depends on how tensors are merged, whereas the names in a
+//! checkpoint may not.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use rayon::prelude::*;
 use crate::Failure;
 use crate::run::checkpoint::TensorFile;
 
-/// How a slot's moments are coded; `None` where they are plain numbers.
+/// The code of a slot's moments; `None` where they are plain floats.
 pub fn code(dtype: DType) -> Option<Code> {
     match dtype {
         DType::E4M3 => Some(Code::Signed),
@@ -23,43 +24,43 @@ pub fn code(dtype: DType) -> Option<Code> {
     }
 }
 
-/// A region of moments in eight bits.
-pub struct Coded {
+/// A region of 8-bit moments.
+pub struct CodedRegion {
     slot: PlacedSlot,
     code: Code,
 }
 
-/// The regions of these plans, or a rank's shares of them. Parameters have scales within those of their region.
-pub fn coded(plans: &PlanSet) -> Vec<Coded> {
+/// The 8-bit regions of these plans, or a rank's shards of them. Parameters use the scales of their region.
+pub fn coded_regions(plans: &PlanSet) -> Vec<CodedRegion> {
     let is_region = |slot: &&PlacedSlot| slot.class == Class::Moment && slot.path.starts_with(REGION);
     let moments = plans.slots.iter().filter(is_region);
     let eight_bits = moments.filter_map(|slot| Some((slot, code(slot.ty.dtype)?)));
     let regions = eight_bits.filter(|(slot, _)| plans.slot(&scales_path(&slot.path)).is_some());
-    regions.map(|(slot, code)| Coded { slot: slot.clone(), code }).collect()
+    regions.map(|(slot, code)| CodedRegion { slot: slot.clone(), code }).collect()
 }
 
-/// A piece of moments in eight bits: how its codes become numbers.
-pub struct Scaled {
+/// Dequantises a piece of 8-bit moments.
+pub struct CodedPiece {
     code: Code,
-    /// The slot of the scales, and those of the blocks that the piece lies in.
+    /// The slot of the scales, and the range of scales of the blocks that the piece covers.
     pub scales: (String, Range<usize>),
-    /// The place of its first element in the first of these blocks.
+    /// Offset of its first element in the first of these blocks.
     first: usize,
 }
 
-impl Scaled {
-    /// Of a piece that lies in one of these regions; `None` where it lies in none.
-    pub fn of(regions: &[Coded], plans: &PlanSet, piece: &TensorRange) -> Option<Scaled> {
+impl CodedPiece {
+    /// For a piece inside one of these regions; `None` if it is in none.
+    pub fn of(regions: &[CodedRegion], plans: &PlanSet, piece: &TensorRange) -> Option<CodedPiece> {
         code(piece.ty.dtype)?;
         regions.iter().find_map(|region| {
             let range = region.range(plans, piece)?;
             let blocks = range.start / BLOCK..range.end.div_ceil(BLOCK);
             let scales = (region.scales(), blocks);
-            Some(Scaled { code: region.code, scales, first: range.start % BLOCK })
+            Some(CodedPiece { code: region.code, scales, first: range.start % BLOCK })
         })
     }
 
-    /// The values in bf16, from codes and scales as they lie in memory.
+    /// The values in bf16, from codes and scales in the layout of device memory.
     pub fn widened(&self, codes: &[u8], scales: &[u8]) -> Vec<u8> {
         let scale = |block: usize| {
             let at = 4 * block;
@@ -69,7 +70,7 @@ impl Scaled {
         let mut values = [0; BLOCK];
         let (mut at, mut rest) = (self.first, codes);
         while !rest.is_empty() {
-            // The first may begin, and the last end, within a block.
+            // The first block may be entered, and the last one left, in the middle.
             let (now, later) = rest.split_at(rest.len().min(BLOCK - at % BLOCK));
             self.code.widened(now, scale(at / BLOCK), &mut values);
             bytes.extend(values[..now.len()].iter().flat_map(|x| x.to_le_bytes()));
@@ -79,13 +80,13 @@ impl Scaled {
     }
 }
 
-impl Coded {
-    /// The slot of the scales of all its blocks.
+impl CodedRegion {
+    /// The slot with the scales of all its blocks.
     fn scales(&self) -> String {
         scales_path(&self.slot.path)
     }
 
-    /// Which of its elements a piece is.
+    /// The elements of the region that a piece covers.
     fn range(&self, plans: &PlanSet, piece: &TensorRange) -> Option<Range<usize>> {
         let slot = plans.slot(&piece.slot)?;
         // Elements are bytes.
@@ -94,7 +95,8 @@ impl Coded {
         (range.end <= self.slot.ty.elements() && slot.ty.dtype == self.slot.ty.dtype).then_some(range)
     }
 
-    /// Reads those of `pieces` that lie in this region, and writes the region's codes and scales; nothing where none does.
+    /// Reads those of `pieces` that are inside this region and writes the region's codes and scales; does nothing if there are
+    /// none.
     pub fn load(
         &self,
         session: &mut Session,

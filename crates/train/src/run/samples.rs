@@ -1,6 +1,6 @@
-//! Samples of a run: texts that its model wrote and classes that it predicted, for those who look at the run.
+//! Samples of a run: texts that its model generated and classes that it predicted, for people to look at.
 //!
-//! Those of evaluations are events of the log; the text that the model writes at the end lies in `samples.jsonl`, an object a line.
+//! Samples of evaluations are events of the log; texts generated at the end are in `samples.jsonl`, one object per line.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -8,41 +8,41 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-/// Where the samples of a run's end are.
+/// The file of the samples taken at the end of a run.
 pub const SAMPLES: &str = "samples.jsonl";
-/// The folder of a run that has the images of samples.
+/// The folder in a run that holds the images of samples.
 pub const IMAGES: &str = "samples";
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sample {
     /// The update after which it was taken.
     pub step: u64,
-    /// The text that the model was given; empty where it began by itself, and of images.
+    /// The prompt; empty where the model began a text without one, and for images.
     #[serde(default)]
     pub prompt: String,
-    /// The text that the model wrote.
+    /// The text that the model generated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
     /// The file of a held-out image, in the folder of samples.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image: Option<String>,
-    /// Of a model of classes.
+    /// Present for a model of classes.
     #[serde(flatten, default, skip_serializing_if = "Option::is_none")]
     pub prediction: Option<Prediction>,
 }
 
-/// The class that a model sees in a text or an image.
+/// The class that a model predicts for a text or an image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Prediction {
     pub predicted: String,
     pub probability: f64,
-    /// The class it has; absent where it has none.
+    /// Its true class; absent where it is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub truth: Option<String>,
     pub is_right: bool,
 }
 
-/// Appends a sample to those of a run's end.
+/// Appends a sample to those of the run's end.
 pub fn append(run: &Path, sample: &Sample) -> io::Result<()> {
     let line = serde_json::to_string(sample).expect("a sample has a JSON form") + "\n";
     OpenOptions::new().append(true).create(true).open(run.join(SAMPLES))?.write_all(line.as_bytes())

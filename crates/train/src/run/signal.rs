@@ -1,9 +1,10 @@
-//! Requests to stop a run: signals, and the time it was given.
+//! Requests to stop a run: signals and a time limit.
 //!
-//! SIGINT, SIGTERM, SIGHUP (a terminal or connection that goes away) and SIGUSR1 (what batch systems send before time is
-//! up) raise a flag that the loop reads between steps and between the batches of an evaluation, so that it can save first. Before the first step there is
-//! nothing to save, and a watcher leaves at once, whatever is being compiled or read. A second SIGINT leaves at once
-//! without saving, also out of a save or a long step: checkpoints are whole or absent whenever the process ends.
+//! SIGINT, SIGTERM, SIGHUP (a terminal or connection that goes away) and SIGUSR1 (sent by batch systems before the time limit)
+//! raise a flag that the training loop reads between steps and between the batches of an evaluation, so that it can save first.
+//! Before the first step there is nothing to save, and a watcher thread exits immediately, whatever is being compiled or read. A
+//! second SIGINT exits immediately without saving, even during a save or a long step: checkpoints are complete or absent whenever
+//! the process ends.
 
 use std::io;
 use std::sync::Arc;
@@ -14,36 +15,36 @@ use flatout_world::launch::is_ignored;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGXFSZ};
 use signal_hook::flag;
 
-/// Exit code of a run left without saving.
+/// Exit code of a process that ended without saving.
 pub const LEFT_WITHOUT_SAVING: i32 = 1;
 
-/// The reason of a run whose time is up, in place of a signal's name.
+/// The stop reason of a run that reached its time limit, in place of a signal's name.
 pub const TIME_IS_UP: &str = "--max-time";
 
-/// Every reason to stop, in the order that ranks number them in.
+/// Every reason to stop, in the order of their numbers.
 const REASONS: [&str; 5] = ["SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", TIME_IS_UP];
 
-/// The number by which ranks tell each other a reason to stop.
+/// The number under which ranks send each other a reason to stop.
 pub fn number_of(reason: &str) -> Option<usize> {
     REASONS.iter().position(|own| *own == reason)
 }
 
-/// The reason of a number.
+/// The reason with a number.
 pub fn of_number(number: usize) -> Option<&'static str> {
     REASONS.get(number).copied()
 }
 
-/// How often the watcher looks.
+/// Polling interval of the watcher.
 const WATCH_EVERY: Duration = Duration::from_millis(10);
 
-/// Nothing is trained yet.
+/// No step has begun.
 const STARTING: u8 = 0;
 /// The watcher is ending the process.
 const LEAVING: u8 = 1;
-/// The loop looks at the flag itself.
+/// The training loop polls the flag itself.
 const TRAINING: u8 = 2;
 
-/// The flag. Clones share it.
+/// The stop flag. Clones share it.
 #[derive(Clone, Debug)]
 pub struct StopFlag {
     signal: Arc<AtomicUsize>,
@@ -51,12 +52,13 @@ pub struct StopFlag {
     deadline: Option<Instant>,
 }
 
-/// Takes over these signals for the rest of the process. SIGHUP stays ignored where it is, as under `nohup`. A file larger than the process may write becomes an error
-/// of the write instead of the end of the process.
+/// Installs handlers of these signals for the rest of the process. SIGHUP stays ignored if it is ignored already, as under
+/// `nohup`. Exceeding the limit on file sizes becomes an error of the write instead of ending the process.
 pub fn install() -> io::Result<StopFlag> {
     let signal = Arc::new(AtomicUsize::new(0));
     let interrupted = Arc::new(AtomicBool::new(false));
-    // Handlers run in the order they were added: the first SIGINT finds `interrupted` unset and passes on to set it.
+    // Handlers run in the order they were added: at the first SIGINT this one finds `interrupted` unset, and the next one sets
+    // it.
     flag::register_conditional_shutdown(SIGINT, LEFT_WITHOUT_SAVING, Arc::clone(&interrupted))?;
     flag::register(SIGINT, interrupted)?;
     flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
@@ -68,11 +70,11 @@ pub fn install() -> io::Result<StopFlag> {
     Ok(StopFlag { signal, phase: Arc::new(AtomicU8::new(STARTING)), deadline: None })
 }
 
-/// Notices of SIGINT, which ends nothing by itself.
+/// Records SIGINT, which then ends nothing by itself.
 #[derive(Clone, Debug)]
 pub struct Interrupts(Arc<AtomicBool>);
 
-/// Takes over SIGINT for the rest of the process.
+/// Installs a handler of SIGINT for the rest of the process.
 pub fn interrupts() -> io::Result<Interrupts> {
     let raised = Arc::new(AtomicBool::new(false));
     flag::register(SIGINT, Arc::clone(&raised))?;
@@ -80,13 +82,13 @@ pub fn interrupts() -> io::Result<Interrupts> {
 }
 
 impl Interrupts {
-    /// Whether there was one since the last call.
+    /// Whether SIGINT came since the last call.
     pub fn take(&self) -> bool {
         self.0.swap(false, Ordering::Relaxed)
     }
 }
 
-/// Ends the process without what libraries do at its end: another thread may be inside one of them, and a GPU's do not
+/// Ends the process without the exit handlers of libraries: another thread may be inside one of them, and those of a GPU do not
 /// expect that.
 pub fn leave(code: i32) -> ! {
     signal_hook::low_level::exit(code)
@@ -99,7 +101,7 @@ impl StopFlag {
         StopFlag { signal: Arc::new(AtomicUsize::new(0)), phase, deadline: None }
     }
 
-    /// Asks to stop as SIGINT does, for a process whose signals are someone else's.
+    /// Requests a stop as SIGINT does, for a process that does not handle signals itself.
     pub fn interrupt(&self) {
         self.signal.store(SIGINT as usize, Ordering::Relaxed);
     }
@@ -109,7 +111,7 @@ impl StopFlag {
         StopFlag { deadline, ..self }
     }
 
-    /// The name of the signal that asked to stop, where one did.
+    /// The name of the signal that requested a stop, if one did.
     pub fn requested(&self) -> Option<&'static str> {
         match self.signal.load(Ordering::Relaxed) as i32 {
             0 => None,
@@ -120,14 +122,14 @@ impl StopFlag {
         }
     }
 
-    /// Why to stop now, if there is a reason, where stopping takes `room`: a signal, or no more time than that.
+    /// The reason to stop now, if there is one, where stopping takes `room`: a signal, or no more time left than that.
     pub fn asked(&self, room: Duration) -> Option<&'static str> {
         let is_short = |deadline: Instant| deadline.saturating_duration_since(Instant::now()) <= room;
         self.requested().or_else(|| self.deadline.filter(|deadline| is_short(*deadline)).map(|_| TIME_IS_UP))
     }
 
-    /// Until `begin_steps`, a reason to stop is answered at once: `leave` is called with it, on a thread of its own, and
-    /// must end the process. A run that is only starting is safe to leave at any moment, as it is to kill.
+    /// Until `begin_steps`, a reason to stop is acted on immediately: `leave` is called with it on a thread of its own and must
+    /// end the process. A run that is only starting can be ended safely at any moment, as it can be killed.
     pub fn watch_start(&self, leave: impl FnOnce(&'static str) + Send + 'static) -> io::Result<()> {
         let stop = self.clone();
         let watch = move || {
@@ -144,7 +146,7 @@ impl StopFlag {
         std::thread::Builder::new().name("start".into()).spawn(watch).map(drop)
     }
 
-    /// The loop looks at the flag from here on. Does not return where the process is being left already.
+    /// From here on the training loop polls the flag. Does not return if the process is being ended already.
     pub fn begin_steps(&self) {
         if !self.step_to(TRAINING) {
             while self.phase.load(Ordering::SeqCst) == LEAVING {
@@ -185,7 +187,7 @@ mod tests {
             raise(SIGINT).unwrap();
             unreachable!("the second interrupt ends the process");
         }
-        // Whoever runs tests may ignore SIGHUP.
+        // The environment of the tests may ignore SIGHUP.
         let output = std::process::Command::new("env")
             .arg("--default-signal=HUP")
             .arg(std::env::current_exe().unwrap())
@@ -197,9 +199,9 @@ mod tests {
             .env(CHILD, "1")
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(said.contains("still here"), "{said}{}", String::from_utf8_lossy(&output.stderr));
-        assert!(!said.contains("FAILED"), "{said}");
+        let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(stdout.contains("still here"), "{stdout}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(!stdout.contains("FAILED"), "{stdout}");
         assert_eq!(output.status.code(), Some(LEFT_WITHOUT_SAVING));
     }
 

@@ -1,5 +1,5 @@
-//! A session's state to a checkpoint and back: every trained weight, moment and counter under the model's own names,
-//! whatever was merged or laid out in regions.
+//! Saves and loads a session's state: every trained weight, moment and counter under the model's own names, independent of how
+//! tensors were merged or laid out in regions.
 
 use std::borrow::Cow;
 use std::collections::{BTreeSet, HashMap};
@@ -16,30 +16,30 @@ use crate::Failure;
 use crate::UserError;
 use crate::refuse;
 use crate::run::checkpoint::{
-    self, Dtype, Index, Retention, Share, State, Tensor, TensorFile, Together, Unsaved, Watch, Written,
+    self, Dtype, Index, Retention, SaveResult, Share, State, Tensor, TensorFile, Together, Unsaved, Watch,
 };
-use crate::run::moments::{self, Scaled, coded};
+use crate::run::moments::{self, CodedPiece, coded_regions};
 
-/// The state as it was between two steps, copied while training goes on. On a GPU the copy comes out beside the next
-/// `grad`, and the next `apply` waits for it on the device. Of several ranks each copies the pieces that it writes, and those of
-/// another rank, to compare.
+/// The state between two steps, copied while training continues. On a GPU the copy runs concurrently with the next `grad`, and
+/// the next `apply` waits for it on the device. Each of several ranks copies the pieces that it writes, and pieces of another
+/// rank to compare.
 pub struct Snapshot {
-    /// Those it writes, then those it compares.
+    /// The pieces it writes, then those it compares.
     pieces: Vec<TensorRange>,
-    /// How many of them it writes.
+    /// Number of pieces that it writes.
     owned: usize,
-    /// The rank that writes the others.
+    /// The rank that writes the compared pieces.
     owner: usize,
-    /// The pieces in eight bits by their number; their scales were copied behind all pieces.
-    scaled: Vec<(usize, Scaled)>,
-    /// Of rank 0, where there are several.
+    /// Indices of the 8-bit pieces; their scales were copied after all pieces.
+    scaled: Vec<(usize, CodedPiece)>,
+    /// Present on rank 0, where there are several ranks.
     index: Option<Index>,
     copying: Copying,
     pub state: State,
 }
 
 impl Snapshot {
-    /// Begins the copy of the `turn`-th save since the process began, by which ranks change whose pieces they compare.
+    /// Begins the copy of the `turn`-th save since the process began; the turn selects the rank whose pieces are compared.
     pub fn begin(session: &mut Session, state: State, turn: u64) -> Result<Snapshot, Failure> {
         let (plans, rank) = (session.plans(), session.rank());
         let mut owners = plans.owners();
@@ -49,8 +49,8 @@ impl Snapshot {
         let mut pieces = owners.swap_remove(rank);
         let owned = pieces.len();
         pieces.extend(compared);
-        let regions = coded(plans);
-        let scaled = |(i, piece)| Some((i, Scaled::of(&regions, plans, piece)?));
+        let regions = coded_regions(plans);
+        let scaled = |(i, piece)| Some((i, CodedPiece::of(&regions, plans, piece)?));
         let scaled: Vec<_> = pieces.iter().enumerate().filter_map(scaled).collect();
         let ranges = pieces.iter().map(|piece| (piece.slot.clone(), piece.within()));
         let ranges: Vec<_> = ranges.chain(scaled.iter().map(|(_, scaled)| scaled.scales.clone())).collect();
@@ -58,14 +58,14 @@ impl Snapshot {
         Ok(Snapshot { pieces, owned, owner, scaled, index, copying, state })
     }
 
-    /// Waits for the copy and writes the checkpoint, or this rank's part of it. For any thread.
+    /// Waits for the copy and writes the checkpoint, or this rank's part of it. May be called on any thread.
     pub fn save(
         self,
         checkpoints: &Path,
         kept: &Retention,
         together: Option<&Together>,
         watch: Watch,
-    ) -> Written {
+    ) -> SaveResult {
         let Snapshot { pieces, owned, owner, scaled, index, copying, state } = self;
         let copied = copying.finish();
         let values = match &copied {
@@ -79,7 +79,7 @@ impl Snapshot {
                 saved.map(|(piece, bytes)| tensor(piece, &piece.ty.dims, bytes)).collect();
             return checkpoint::save(checkpoints, &state, &tensors, kept, watch).map_err(Unsaved::Failed);
         };
-        // Parts have one axis, since they may begin and end anywhere.
+        // The parts are one-dimensional, since they may begin and end anywhere.
         let shapes: Vec<[usize; 1]> = pieces.iter().map(|piece| [piece.elements()]).collect();
         let tensors = saved.zip(&shapes).map(|((piece, bytes), shape)| tensor(piece, shape, bytes));
         let mut own: Vec<Tensor> = tensors.collect();
@@ -90,10 +90,10 @@ impl Snapshot {
     }
 }
 
-/// The bytes of every piece as checkpoints have them.
+/// The bytes of every piece in the form in which checkpoints store them.
 fn saved_values<'c>(
     pieces: &[TensorRange],
-    scaled: &[(usize, Scaled)],
+    scaled: &[(usize, CodedPiece)],
     copied: &'c Copied,
 ) -> Vec<Cow<'c, [u8]>> {
     let mut values: Vec<Cow<[u8]>> = (0..pieces.len()).map(|i| Cow::Borrowed(copied.tensor(i))).collect();
@@ -107,7 +107,7 @@ fn tensor<'t>(piece: &'t TensorRange, shape: &'t [usize], bytes: &'t [u8]) -> Te
     Tensor { name: &piece.path, dtype: dtype(piece), shape, bytes }
 }
 
-/// The rank whose pieces a rank compares in a save: each other one in its turn; itself where there is no other.
+/// The rank whose pieces a rank compares in a save: each other rank in turn; itself where there is no other.
 fn other_rank(rank: usize, ranks: usize, turn: u64) -> usize {
     match ranks {
         1 => rank,
@@ -115,30 +115,30 @@ fn other_rank(rank: usize, ranks: usize, turn: u64) -> usize {
     }
 }
 
-/// Pieces of another rank as this one has them, where it does.
+/// The given pieces of another rank that this rank holds, too.
 fn copies_of(pieces: &[TensorRange], held: &[TensorRange]) -> Vec<TensorRange> {
     let held: HashMap<&str, &TensorRange> = held.iter().map(|piece| (piece.path.as_str(), piece)).collect();
     let copy = |piece: &TensorRange| held.get(piece.path.as_str())?.covering(&piece.range);
     pieces.iter().filter_map(copy).collect()
 }
 
-/// Slots of a class that nothing lies inside.
+/// Slots of a class that contain no other slots.
 pub fn leaves(plans: &PlanSet, class: impl Fn(Class) -> bool) -> Vec<PlacedSlot> {
     plans.slots.iter().filter(|s| class(s.class) && !s.is_whole).cloned().collect()
 }
 
-/// The pieces of parameters and saved tensors of a class that a session has.
+/// The pieces of parameters and saved tensors of a class that a session holds.
 pub fn held(session: &Session, class: impl Fn(Class) -> bool) -> Vec<TensorRange> {
     session.plans().held(session.rank()).into_iter().filter(|piece| class(piece.class)).collect()
 }
 
-/// Bytes of the state that is saved, by all ranks.
+/// Bytes of the saved state, over all ranks.
 pub fn saved_bytes(plans: &PlanSet) -> u64 {
     plans.saved().iter().map(|(_, ty)| ty.with(saved_dtype(ty.dtype)).bytes() as u64).sum()
 }
 
-/// Bytes on a rank's host of a state that is being saved: its pieces as they are, and those that are saved in another type in
-/// that, too. Each of several ranks copies about as much again, to compare.
+/// Host bytes of a rank while a state is being saved: its pieces as copied, plus their converted copies where they are saved in
+/// another type. Each of several ranks copies about as much again, to compare.
 pub fn copied_bytes(plans: &PlanSet) -> u64 {
     let bytes = |piece: &TensorRange| {
         let other = moments::code(piece.ty.dtype).map_or(0, |_| piece.saved_bytes());
@@ -149,12 +149,12 @@ pub fn copied_bytes(plans: &PlanSet) -> u64 {
     if owners.len() > 1 { 2 * most } else { most }
 }
 
-/// The type that checkpoints have the elements of a piece in.
+/// The element type in which checkpoints store a piece.
 fn dtype(piece: &TensorRange) -> Dtype {
     saved_as(piece.ty.dtype)
 }
 
-/// The type that checkpoints have a slot's elements in.
+/// The element type in which checkpoints store a slot.
 fn saved_as(dtype: DType) -> Dtype {
     match saved_dtype(dtype) {
         DType::F32 => Dtype::F32,
@@ -164,13 +164,13 @@ fn saved_as(dtype: DType) -> Dtype {
     }
 }
 
-/// Reads the pieces of a checkpoint that a session has: every tensor that `wanted` names must be there with its type and
+/// Reads the pieces of a checkpoint that a session holds: every tensor that `wanted` selects must be there with its type and
 /// shape.
 pub fn load(session: &mut Session, file: &TensorFile, wanted: impl Fn(Class) -> bool) -> Result<(), Failure> {
     let pieces = held(session, wanted);
     let differences = pieces.iter().filter_map(|piece| difference(file, &piece.path, &piece.ty));
     refuse_differences(differences.collect())?;
-    for region in coded(session.plans()) {
+    for region in coded_regions(session.plans()) {
         region.load(session, file, &pieces)?;
     }
     let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();
@@ -187,8 +187,8 @@ pub fn load(session: &mut Session, file: &TensorFile, wanted: impl Fn(Class) -> 
     Ok(())
 }
 
-/// Whether a checkpoint holds exactly the state of these plans, of whichever ranks: nothing missing, nothing other, nothing
-/// more. Asked before any device work.
+/// Checks that a checkpoint holds exactly the state of these plans, whichever rank holds it: nothing missing, different or extra.
+/// Runs before any device work.
 pub fn check_schema(plans: &PlanSet, file: &TensorFile) -> Result<(), UserError> {
     let saved = plans.saved();
     let known: BTreeSet<&str> = saved.iter().map(|(path, _)| path.as_str()).collect();
@@ -200,7 +200,7 @@ pub fn check_schema(plans: &PlanSet, file: &TensorFile) -> Result<(), UserError>
     refuse_differences(other.chain(unknown).collect())
 }
 
-/// Differences a sentence names; the rest are counted.
+/// The most differences that a message names; the rest are counted.
 const NAMED_DIFFERENCES: usize = 3;
 
 fn refuse_differences(differences: Vec<String>) -> Result<(), UserError> {

@@ -1,7 +1,7 @@
-//! Checkpoints written beside the training, by a thread of its own on every rank.
+//! Writes checkpoints in the background, on a thread of its own on every rank.
 //!
-//! One is written at a time. Who wants to save while one is being written waits for it first, so that every checkpoint
-//! the config asks for is made and one copy of the state is the most that is ever held.
+//! One checkpoint is written at a time. A save that is requested meanwhile waits first, so that every checkpoint the config asks
+//! for is made and at most one copy of the state is held.
 
 use std::io;
 use std::path::PathBuf;
@@ -14,30 +14,30 @@ use std::time::{Duration, Instant};
 use crate::run::checkpoint::{self, Retention, Together};
 use crate::run::state::Snapshot;
 
-/// How often who waits for a save is told how far it is.
-const TELL_EVERY: Duration = Duration::from_secs(1);
+/// Interval at which a waiting caller is told of progress.
+const PROGRESS_EVERY: Duration = Duration::from_secs(1);
 
-/// How a save ended.
+/// The outcome of a save.
 #[derive(Debug)]
-pub struct Written {
+pub struct SaveOutcome {
     pub step: u64,
     pub seconds: f64,
     pub kept: Retention,
-    pub result: checkpoint::Written,
+    pub result: checkpoint::SaveResult,
 }
 
 pub struct Writer {
     /// Dropped first, which ends the thread.
     jobs: Option<Sender<(Snapshot, Retention)>>,
-    results: Receiver<Written>,
+    results: Receiver<SaveOutcome>,
     is_busy: bool,
-    /// Operations on the file system so far.
+    /// File system operations so far.
     done: Arc<AtomicU64>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Writer {
-    /// For the folder of a run's checkpoints, which several ranks write together.
+    /// `checkpoints` is the folder of a run's checkpoints; `together` is present where several ranks write it.
     pub fn new(checkpoints: PathBuf, together: Option<Together>) -> io::Result<Writer> {
         let done = Arc::new(AtomicU64::new(0));
         let count = Arc::clone(&done);
@@ -46,14 +46,14 @@ impl Writer {
         let work = move || {
             for (snapshot, kept) in taken {
                 let (step, began) = (snapshot.state.step, Instant::now());
-                // The copy is gone when this returns, so the next one finds its memory free.
+                // The copy is dropped when this returns, so that the next one finds its memory free.
                 let watch: checkpoint::Watch = &mut |_| {
                     count.fetch_add(1, Ordering::Relaxed);
                     Ok(())
                 };
                 let result = snapshot.save(&checkpoints, &kept, together.as_ref(), watch);
                 let seconds = began.elapsed().as_secs_f64();
-                let written = Written { step, seconds, kept, result };
+                let written = SaveOutcome { step, seconds, kept, result };
                 if report.send(written).is_err() {
                     return;
                 }
@@ -63,7 +63,7 @@ impl Writer {
         Ok(Writer { jobs: Some(jobs), results, is_busy: false, done, thread: Some(thread) })
     }
 
-    /// Begins a save. Panics where one is under way: `wait` comes first.
+    /// Begins a save. Panics if one is under way: call `wait` first.
     pub fn begin(&mut self, snapshot: Snapshot, kept: Retention) {
         assert!(!self.is_busy, "one checkpoint is written at a time");
         self.is_busy = true;
@@ -71,27 +71,27 @@ impl Writer {
         jobs.send((snapshot, kept)).expect("the thread lives as long as its writer");
     }
 
-    /// The save that has ended, if one has.
-    pub fn finished(&mut self) -> Option<Written> {
+    /// The outcome of the save that has ended, if one has.
+    pub fn finished(&mut self) -> Option<SaveOutcome> {
         let written = if self.is_busy { self.results.try_recv().ok()? } else { return None };
         self.is_busy = false;
         Some(written)
     }
 
-    /// Waits for the save that is under way, if one is, and tells meanwhile that it goes on, by a count that grows: with what is
-    /// done, and with time, because a flush says nothing of its progress.
-    pub fn wait(&mut self, tell: impl Fn(u64)) -> Option<Written> {
+    /// Waits for the save that is under way, if one is. Meanwhile passes `progress` a count that grows with completed operations
+    /// and with time, because a flush reports no progress.
+    pub fn wait(&mut self, progress: impl Fn(u64)) -> Option<SaveOutcome> {
         if !self.is_busy {
             return None;
         }
         self.is_busy = false;
         let mut ticks = 0;
         loop {
-            match self.results.recv_timeout(TELL_EVERY) {
+            match self.results.recv_timeout(PROGRESS_EVERY) {
                 Ok(written) => return Some(written),
                 Err(RecvTimeoutError::Timeout) => {
                     ticks += 1;
-                    tell(self.done.load(Ordering::Relaxed) + ticks);
+                    progress(self.done.load(Ordering::Relaxed) + ticks);
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     unreachable!("the thread lives as long as its writer")
@@ -101,7 +101,7 @@ impl Writer {
     }
 }
 
-/// Lets a save that is under way come to its end: a run that fails still leaves what it had begun to save.
+/// Waits for the save under way: a run that fails still leaves the checkpoint it had begun.
 impl Drop for Writer {
     fn drop(&mut self) {
         self.jobs = None;

@@ -1,4 +1,4 @@
-//! Which switches are active, read from the launches that were compiled and not from what was asked for.
+//! The state of every switch, read from the compiled launches and not from the requested values.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -11,28 +11,28 @@ use super::{AttentionKernel, Autotune, Difference, ProductKernel, Settled, Switc
 use crate::Failure;
 use crate::UserError;
 
-/// How a session runs plans, beside the launches.
+/// How a session runs plans, as far as the launches do not show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prepared {
-    /// Plans are replayed as graphs.
+    /// Plans are replayed as CUDA graphs.
     pub cuda_graphs: bool,
     pub autotune: Autotune,
     /// The arena is a window of NCCL's communicators.
     pub window: bool,
-    /// The only kernel attention may run on.
+    /// The only kernel that attention may run on.
     pub attention_kernel: AttentionKernel,
-    /// The kernel products run on where it is written for them.
+    /// The kernel that products run on where it supports them.
     pub product_kernel: ProductKernel,
-    /// The share of an image's tokens that a text is shown.
+    /// The share of an image's tokens that the text model sees.
     pub visual_tokens: VisualTokens,
-    /// How examples are laid out; none where rows are equally long.
+    /// How examples are laid out; none if rows are equally long.
     pub lengths: Option<LayoutOptions>,
-    /// Images are known to lie decoded and to be of one size.
+    /// Images are known to be stored decoded and to have one size.
     pub decoded: bool,
 }
 
 impl Prepared {
-    /// As it will be, before there is a session.
+    /// The state that the resolved values lead to, before there is a session.
     pub fn settled(settled: &Settled) -> Prepared {
         let Settled { cuda_graphs, autotune, window, attention_kernel, product_kernel, .. } = *settled;
         let Settled { visual_tokens, decoded, .. } = *settled;
@@ -49,7 +49,7 @@ impl Prepared {
         }
     }
 
-    /// As it is. How much was timed is settled; that nothing was is the session's word.
+    /// The state of a session. If it has timed kernels, how many is taken from the resolved value.
     pub fn session(session: &Session, settled: &Settled) -> Prepared {
         let is_tuned = session.as_cuda().is_some_and(|cuda| cuda.is_tuned());
         let autotune = if is_tuned { settled.autotune } else { Autotune::Off };
@@ -58,21 +58,21 @@ impl Prepared {
     }
 }
 
-/// Compiled plans as rows read them.
-pub struct Reading<'a> {
+/// The compiled plans that the rows of the table read their states from.
+pub struct CompiledView<'a> {
     pub plans: &'a PlanSet,
     pub grad: &'a Plan,
     pub target: &'a Target,
     pub prepared: Prepared,
 }
 
-impl<'a> Reading<'a> {
-    pub fn new(plans: &'a PlanSet, target: &'a Target, prepared: Prepared) -> Reading<'a> {
+impl<'a> CompiledView<'a> {
+    pub fn new(plans: &'a PlanSet, target: &'a Target, prepared: Prepared) -> CompiledView<'a> {
         let grad = plans.plan(Role::GRAD).expect("a training run has a grad plan");
-        Reading { plans, grad, target, prepared }
+        CompiledView { plans, grad, target, prepared }
     }
 
-    /// Launches of `grad`.
+    /// The launches of this kind in `grad`.
     pub fn launches(&self, kind: OpKind) -> impl Iterator<Item = &'a Launch> {
         self.grad.launches.iter().filter(move |l| l.op.kind() == kind)
     }
@@ -81,11 +81,11 @@ impl<'a> Reading<'a> {
         self.launches(kind).next().is_some()
     }
 
-    /// Whether some launch of `grad` reads first what another wrote last, where the two are `so`.
-    pub fn follows(&self, so: impl Fn(&Launch, &Launch) -> bool) -> bool {
+    /// Whether `grad` has a launch whose first input was written last by a launch for which `is_pair(writer, reader)` holds.
+    pub fn follows(&self, is_pair: impl Fn(&Launch, &Launch) -> bool) -> bool {
         let mut written: HashMap<usize, &Launch> = HashMap::new();
         for l in &self.grad.launches {
-            if l.ins.first().and_then(|v| written.get(&v.offset)).is_some_and(|writer| so(writer, l)) {
+            if l.ins.first().and_then(|v| written.get(&v.offset)).is_some_and(|writer| is_pair(writer, l)) {
                 return true;
             }
             written.extend(l.outs.iter().flatten().map(|v| (v.offset, l)));
@@ -110,16 +110,20 @@ pub fn active(plans: &PlanSet, target: &Target, prepared: Prepared) -> BTreeMap<
     TABLE.iter().filter_map(|row| Some((row.name.into(), state(row)?.into()))).collect()
 }
 
-/// Refuses to train with a switch that was asked for and is not active: that is a mistake of ours, and the user must
-/// not find out later.
-pub fn check(asked: &Switches, plans: &PlanSet, target: &Target, settled: &Settled) -> Result<(), Failure> {
+/// Refuses to train if a requested switch is not active in the compiled plans, which is a bug.
+pub fn check(
+    requested: &Switches,
+    plans: &PlanSet,
+    target: &Target,
+    settled: &Settled,
+) -> Result<(), Failure> {
     for row in TABLE {
-        let (Some(state), Some(asked)) =
-            (row.active(plans, target, Prepared::settled(settled)), row.value(asked))
+        let (Some(state), Some(requested)) =
+            (row.active(plans, target, Prepared::settled(settled)), row.value(requested))
         else {
             continue;
         };
-        let (name, settled) = (row.name, settled.choice(row.name).map_or(asked, |c| &c.value));
+        let (name, settled) = (row.name, settled.choice(row.name).map_or(requested, |c| &c.value));
         if state == settled {
             continue;
         }
@@ -128,7 +132,7 @@ pub fn check(asked: &Switches, plans: &PlanSet, target: &Target, settled: &Settl
             Difference::Refused(why) => return Err(Failure::User(UserError(why.into()))),
             Difference::Mistake => {
                 return Err(Failure::Environment(format!(
-                    "`{name}={settled}` was asked for and the compiled plan has it {state}: this is a bug of flatout; \
+                    "`{name}={settled}` was requested and the compiled plan has `{name}={state}`: this is a bug of flatout; \
                      {name}={state} runs what was compiled"
                 )));
             }
@@ -137,7 +141,7 @@ pub fn check(asked: &Switches, plans: &PlanSet, target: &Target, settled: &Settl
     Ok(())
 }
 
-/// The kernels of these plans that may give other bits each time, sorted.
+/// The kernels of these plans that are not deterministic, sorted.
 pub fn not_deterministic(plans: &PlanSet, target: &Target) -> Vec<&'static str> {
     let used: HashSet<&str> = plans.plans.iter().flat_map(|p| &p.launches).map(|l| l.kernel).collect();
     let rows = target.kernels.iter().filter(|k| !k.deterministic && used.contains(k.name));
@@ -146,7 +150,7 @@ pub fn not_deterministic(plans: &PlanSet, target: &Target) -> Vec<&'static str> 
     names
 }
 
-/// The warning to a resumed run where its bits may leave those of the unbroken one.
+/// The warning for a resumed run whose bits may differ from those of an uninterrupted run.
 pub fn resumed(kernels: &[&str], autotune: Autotune) -> Option<String> {
     let timed = (autotune != Autotune::Off)
         .then_some("autotune may choose other algorithms of products and attention");
@@ -169,7 +173,7 @@ mod tests {
     use super::*;
     use crate::resolve::compile::Compiled;
 
-    /// A GPU on paper, one of whose kernels is not deterministic.
+    /// The target of a GPU, on which attention's gradient is deterministic or not.
     fn gpu(is_deterministic: bool) -> Target {
         let mut target = Target { name: "h200".into(), landings: 2, ..flatout_ir::target::paper() };
         let row = target.kernels.iter_mut().find(|row| row.op == OpKind::AttentionGrad).expect("a row");
@@ -202,8 +206,8 @@ mod tests {
             (state(&exact, "deterministic").as_str(), state(&exact, "autotune").as_str()),
             ("on", "off")
         );
-        let said = exact.settled.chosen.iter().find(|c| c.switch == "autotune").expect("it is said");
-        assert_eq!(said.why, "deterministic=on takes algorithms by shape alone");
+        let chosen = exact.settled.chosen.iter().find(|c| c.switch == "autotune").expect("it is recorded");
+        assert_eq!(chosen.why, "deterministic=on takes algorithms by shape alone");
     }
 
     #[test]
@@ -240,17 +244,17 @@ mod tests {
     }
 
     #[test]
-    fn a_resumed_run_hears_what_is_not_deterministic() {
+    fn a_resumed_run_is_warned_of_what_is_not_deterministic() {
         assert_eq!(resumed(&[], Autotune::Off), None);
-        let said = resumed(&["cuda.attention_grad"], Autotune::Off).unwrap();
+        let warning = resumed(&["cuda.attention_grad"], Autotune::Off).unwrap();
         assert!(
-            said.starts_with("resumed; cuda.attention_grad is not deterministic: later losses"),
-            "{said}"
+            warning.starts_with("resumed; cuda.attention_grad is not deterministic: later losses"),
+            "{warning}"
         );
-        let said = resumed(&["a", "b"], Autotune::Quick).unwrap();
+        let warning = resumed(&["a", "b"], Autotune::Quick).unwrap();
         let both = "resumed; a, b are not deterministic and autotune may choose other algorithms of products and attention: ";
-        assert!(said.starts_with(both), "{said}");
-        let said = resumed(&[], Autotune::Full).unwrap();
-        assert!(said.starts_with("resumed; autotune may choose"), "{said}");
+        assert!(warning.starts_with(both), "{warning}");
+        let warning = resumed(&[], Autotune::Full).unwrap();
+        assert!(warning.starts_with("resumed; autotune may choose"), "{warning}");
     }
 }

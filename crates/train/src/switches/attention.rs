@@ -21,19 +21,19 @@ pub(super) const ROWS: [Switch; 2] = [ATTENTION, KERNEL];
 
 pub const ATTENTION: Switch = Switch {
     name: "attention",
-    doc: "Attention without stored scores (flash) or with them (naive).",
+    doc: "Attention that does not store its scores (flash) or does (naive).",
     field: field!(attention.scores),
     class: Class::Bounded,
     off: Some("naive"),
     settle: Settle::ByModel(|s| {
-        if s.asked.attention.scores == Attention::Auto {
+        if s.requested.attention.scores == Attention::Auto {
             s.choose("flash", format!("{} has a kernel that stores no scores", s.target.name));
         }
-        s.settled.options.flash_attention = s.asked.attention.scores != Attention::Naive;
+        s.settled.options.flash_attention = s.requested.attention.scores != Attention::Naive;
         Ok(())
     }),
-    // Attention of either kind is one launch.
-    active: |reading| match reading.has(OpKind::Attention) || reading.has(OpKind::LinearAttention) {
+    // With flash, softmax or linear attention is a single launch.
+    active: |view| match view.has(OpKind::Attention) || view.has(OpKind::LinearAttention) {
         true => "flash",
         false => "naive",
     },
@@ -51,7 +51,7 @@ pub const ATTENTION: Switch = Switch {
 
 pub const KERNEL: Switch = Switch {
     name: "attention_kernel",
-    doc: "What attention runs on, on a GPU; auto is the fastest, or a rule where autotune is off.",
+    doc: "Kernel of attention on a GPU; auto is the fastest, or follows a rule where autotune is off.",
     field: field!(attention.kernel),
     class: Class::Bounded,
     off: Some("fma"),
@@ -66,7 +66,7 @@ pub const KERNEL: Switch = Switch {
         missing.map(|(_, why)| format!("cannot run: {why}"))
     },
     settle: Settle::ByModel(|s| {
-        let kernel = s.asked.attention.kernel;
+        let kernel = s.requested.attention.kernel;
         if kernel != AttentionKernel::Auto && !s.settled.options.flash_attention {
             refuse!(
                 "`attention_kernel={}` cannot run with `attention=naive`, which has no such kernel",
@@ -76,7 +76,7 @@ pub const KERNEL: Switch = Switch {
         s.settled.attention_kernel = kernel;
         Ok(())
     }),
-    active: |reading| reading.prepared.attention_kernel.name(),
+    active: |view| view.prepared.attention_kernel.name(),
     guides_word: "SDPA backend",
     elsewhere: &[elsewhere(GUIDES, "sdpa_kernel", "attention_kernel")],
     ..ROW

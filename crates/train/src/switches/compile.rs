@@ -1,4 +1,4 @@
-//! The sugar `compile`: `torch.compile`'s modes as settings of several switches.
+//! The alias `compile`: `torch.compile`'s modes as settings of several switches.
 
 use flatout_settings::choice;
 
@@ -15,10 +15,10 @@ choice! {
     }
 }
 
-/// It has no field: the settings it stands for are laid down in its place.
+/// It has no field: it is replaced by the settings that it stands for.
 pub const COMPILE: Switch = Switch {
     name: "compile",
-    doc: "Sets every fuse.*, cuda_graphs and autotune: off, fused, with graphs, with graphs and all algorithms timed.",
+    doc: "Sets every fuse.*, cuda_graphs and autotune as torch.compile's modes do: all off, fused (default), with graphs (reduce-overhead), with graphs and all algorithms timed (max-autotune).",
     class: Class::Bounded,
     off: Some("off"),
     guides_word: "torch.compile modes",

@@ -1,4 +1,4 @@
-//! Switches of what computes, in which type, and how ranks exchange: `backend`, `precision`, `fp8.scaling`, `wire`,
+//! Switches of the device, its precision, and the exchange between ranks: `backend`, `precision`, `fp8.scaling`, `wire`,
 //! `wire_window`.
 
 use flatout_ir::ops::collective::Order;
@@ -6,7 +6,7 @@ use flatout_ir::ops::product::Compute as Arithmetic;
 use flatout_ir::{Codes, DType, Launch, Op, OpKind, Precision, Scaling, Target};
 use flatout_settings::choice;
 
-use super::active::{Reading, on};
+use super::active::{CompiledView, on};
 use super::value::{Auto, Toggle, field};
 use super::{AXOLOTL, Class, GUIDES, HF, MEGATRON, ROW, Settle, Switch, TITAN, elsewhere};
 
@@ -32,7 +32,7 @@ pub(super) const ROWS: [Switch; 5] = [BACKEND, PRECISION, FP8_SCALING, WIRE, WIR
 
 pub const BACKEND: Switch = Switch {
     name: "backend",
-    doc: "What computes: auto is the GPU where there is one.",
+    doc: "Device that computes; auto is the GPU where there is one.",
     field: field!(compute.backend),
     class: Class::Bounded,
     off: None,
@@ -42,13 +42,13 @@ pub const BACKEND: Switch = Switch {
     },
     settle: Settle::ByTarget(|s| {
         match s.on_gpu() {
-            _ if s.asked.compute.backend != Backend::Auto => {}
+            _ if s.requested.compute.backend != Backend::Auto => {}
             true => s.choose("cuda", format!("there is an {} to use", s.target.name)),
             false => s.choose("cpu", "there is no NVIDIA GPU to use"),
         }
         Ok(())
     }),
-    active: |reading| if reading.target.name == "cpu" { "cpu" } else { "cuda" },
+    active: |view| if view.target.name == "cpu" { "cpu" } else { "cuda" },
     guides_word: "device",
     elsewhere: &[
         elsewhere(GUIDES, "device", "backend"),
@@ -60,19 +60,19 @@ pub const BACKEND: Switch = Switch {
 
 pub const PRECISION: Switch = Switch {
     name: "precision",
-    doc: "Type of products and activations; auto is bf16 on GPUs, fp8 there with base=fp8, and fp32 on the CPU. fp8 is of the layers' products.",
+    doc: "Type of matrix products and activations; auto is bf16 on GPUs, or fp8 there with base=fp8, and fp32 on the CPU. fp8 applies to the layers' products only.",
     field: field!(compute.precision),
     class: Class::Statistical,
     off: Some("fp32"),
-    refusal: no_such_units,
+    refusal: missing_units,
     settle: Settle::ByTarget(|s| {
-        s.settled.options.precision = match (s.asked.compute.precision, s.on_gpu()) {
+        s.settled.options.precision = match (s.requested.compute.precision, s.on_gpu()) {
             (Auto::Given(precision), _) => precision,
             (Auto::Auto, false) => {
                 s.choose("fp32", "the CPU computes in fp32; bf16 would be widened to it");
                 Precision::F32
             }
-            (Auto::Auto, true) if s.asked.memory.codes() == Some(Codes::Fp8) => {
+            (Auto::Auto, true) if s.requested.memory.codes() == Some(Codes::Fp8) => {
                 s.choose("fp8", "products multiply the codes of base=fp8 as they are");
                 Precision::FP8
             }
@@ -106,7 +106,7 @@ pub const PRECISION: Switch = Switch {
     ..ROW
 };
 
-fn no_such_units(value: &str, target: &Target) -> Option<String> {
+fn missing_units(value: &str, target: &Target) -> Option<String> {
     if value == Precision::FP8.name() && target.rates.fp8_flops.is_none() {
         return Some(format!(
             "cannot run on {}: 8-bit floats begin with Ada and Hopper (compute capability 8.9); use precision=bf16",
@@ -118,14 +118,14 @@ fn no_such_units(value: &str, target: &Target) -> Option<String> {
         .then(|| "cannot run on the CPU: it is a mode of NVIDIA's matrix units; use precision=fp32".into())
 }
 
-fn precision(reading: &Reading<'_>) -> &'static str {
-    let products = || reading.launches(OpKind::Product);
+fn precision(view: &CompiledView<'_>) -> &'static str {
+    let products = || view.launches(OpKind::Product);
     let rounds = |l: &Launch| l.op.compute() == Some(Arithmetic::Tf32);
     let precision = if products().any(|l| l.ins[0].dtype.is_fp8()) {
         Precision::FP8
     } else if products().any(|l| l.ins[0].dtype == DType::BF16) {
         Precision::BF16
-    } else if reading.grad.launches.iter().any(rounds) {
+    } else if view.grad.launches.iter().any(rounds) {
         Precision::Tf32
     } else {
         Precision::F32
@@ -135,12 +135,12 @@ fn precision(reading: &Reading<'_>) -> &'static str {
 
 pub const FP8_SCALING: Switch = Switch {
     name: "fp8.scaling",
-    doc: "Scales of 8-bit activations and gradients: from the steps before (delayed) or from themselves (current).",
+    doc: "Scales of 8-bit activations and gradients: from earlier steps (delayed) or from the tensors themselves (current).",
     field: field!(compute.fp8_scaling),
     class: Class::Statistical,
     off: Some("current"),
     settle: Settle::ByTarget(|s| {
-        s.settled.options.fp8_scaling = match s.asked.compute.fp8_scaling {
+        s.settled.options.fp8_scaling = match s.requested.compute.fp8_scaling {
             Auto::Given(scaling) => scaling,
             Auto::Auto => {
                 if s.settled.options.precision == Precision::FP8 {
@@ -151,7 +151,7 @@ pub const FP8_SCALING: Switch = Switch {
         };
         Ok(())
     }),
-    active: |reading| match reading.launches(OpKind::Quantize).next().map(|l| &l.op) {
+    active: |view| match view.launches(OpKind::Quantize).next().map(|l| &l.op) {
         Some(Op::Quantize { current: true, .. }) => Scaling::Current.name(),
         Some(_) => Scaling::Delayed.name(),
         None => "nothing to scale",
@@ -162,7 +162,7 @@ pub const FP8_SCALING: Switch = Switch {
 };
 pub const WIRE: Switch = Switch {
     name: "wire",
-    doc: "How ranks exchange tensors: NCCL between GPUs, sockets between CPUs. nccl on one rank exchanges with itself.",
+    doc: "Transport of tensors between ranks: NCCL between GPUs, sockets between CPUs. With nccl a single rank exchanges with itself.",
     field: field!(compute.wire),
     class: Class::Bitwise,
     off: None,
@@ -174,23 +174,23 @@ pub const WIRE: Switch = Switch {
         _ => None,
     },
     settle: Settle::ByModel(|s| {
-        let (ranks, asked) = (s.target.ranks, s.asked.compute.wire);
-        match (s.on_gpu(), asked) {
+        let (ranks, requested) = (s.target.ranks, s.requested.compute.wire);
+        match (s.on_gpu(), requested) {
             (true, Wire::Auto) if ranks > 1 => s.choose("nccl", "it connects GPUs directly"),
             (false, Wire::Auto) if ranks > 1 => s.choose("sockets", "they connect processes on CPUs"),
             _ => {}
         }
         let options = &mut s.settled.options;
-        options.exchange_alone = ranks == 1 && asked == Wire::Nccl;
-        // NCCL takes the order that is fastest, unless equal bits are asked for.
+        options.exchange_alone = ranks == 1 && requested == Wire::Nccl;
+        // NCCL may add in any order, unless deterministic=on requires a fixed one.
         let is_free = s.target.name != "cpu" && !s.settled.deterministic;
         let is_exchanged = ranks > 1 || options.exchange_alone;
         options.order = if is_exchanged && is_free { Order::Any } else { Order::Tree };
         Ok(())
     }),
-    active: |reading| match exchanges(reading) {
+    active: |view| match exchanges(view) {
         false => "nothing to exchange",
-        true if reading.target.name == "cpu" => Wire::Sockets.name(),
+        true if view.target.name == "cpu" => Wire::Sockets.name(),
         true => Wire::Nccl.name(),
     },
     guides_word: "NCCL backend",
@@ -202,13 +202,13 @@ pub const WIRE: Switch = Switch {
     ..ROW
 };
 
-fn exchanges(reading: &Reading<'_>) -> bool {
-    reading.plans.plans.iter().flat_map(|plan| &plan.launches).any(|l| l.op.ways().is_some())
+fn exchanges(view: &CompiledView<'_>) -> bool {
+    view.plans.plans.iter().flat_map(|plan| &plan.launches).any(|l| l.op.ways().is_some())
 }
 
 pub const WIRE_WINDOW: Switch = Switch {
     name: "wire_window",
-    doc: "The arena allocated by NCCL and registered with all ranks, so that exchanges read and write it in place.",
+    doc: "NCCL allocates the arena and registers it with all ranks, so that exchanges read and write it in place.",
     field: field!(compute.wire_window),
     class: Class::Bitwise,
     off: Some("off"),
@@ -218,13 +218,13 @@ pub const WIRE_WINDOW: Switch = Switch {
             .then(|| "cannot run on the CPU: windows are NCCL's, which connects GPUs; leave it out".into())
     },
     settle: Settle::ByTarget(|s| {
-        let exchanges = s.target.ranks > 1 || s.asked.compute.wire == Wire::Nccl;
-        s.settled.window = exchanges && s.asked.compute.wire_window == Toggle::On;
+        let exchanges = s.target.ranks > 1 || s.requested.compute.wire == Wire::Nccl;
+        s.settled.window = exchanges && s.requested.compute.wire_window == Toggle::On;
         Ok(())
     }),
-    active: |reading| match exchanges(reading) {
+    active: |view| match exchanges(view) {
         false => "nothing to exchange",
-        true => on(reading.prepared.window),
+        true => on(view.prepared.window),
     },
     guides_word: "user buffer registration",
     elsewhere: &[
@@ -242,7 +242,7 @@ mod tests {
     use crate::switches::active::{Prepared, active, not_deterministic};
     use flatout_ir::Role;
 
-    /// Plans of `tiny` for some H200s, whether or not one is here.
+    /// Plans of `tiny` for a number of H200s, which need not be present.
     fn compiled(ranks: usize, words: &[&str]) -> Compiled {
         let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
         let config = crate::recipes::resolve("tiny", &[], &words).unwrap();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn gpus_exchange_by_nccl_in_one_order_where_bits_are_asked_for() {
+    fn gpus_exchange_by_nccl_and_in_one_order_if_deterministic() {
         let state = |c: &Compiled| active(&c.plans, &c.target, Prepared::settled(&c.settled))["wire"].clone();
         let alone = compiled(1, &[]);
         assert_eq!((state(&alone).as_str(), alone.target.wire_bytes), ("nothing to exchange", 0));
@@ -277,16 +277,16 @@ mod tests {
             let apply = c.plans.plan(Role::Apply).expect("an update");
             apply.launches.iter().any(|l| l.kernel.ends_with("_tree") && l.workspace.is_some())
         };
-        assert!(has_scratch(&fixed) && !has_scratch(&free), "terms lie in planned memory");
+        assert!(has_scratch(&fixed) && !has_scratch(&free), "the terms of a sum are in planned memory");
         let through = compiled(1, &["wire=nccl"]);
         assert_eq!(state(&through), "nccl");
         assert_eq!(kernels(&through, OpKind::AllReduce), ["cuda.all_reduce"]);
         assert!(kernels(&through, OpKind::ReduceScatter).is_empty(), "one rank divides nothing");
     }
 
-    /// Windows change no plan: the session is told, and says whether NCCL was given one.
+    /// A window changes no plan: it is an option of the session, which reports whether NCCL has one.
     #[test]
-    fn a_window_is_reported_where_something_is_exchanged() {
+    fn a_window_is_reported_if_something_is_exchanged() {
         let state =
             |c: &Compiled, prepared: Prepared| active(&c.plans, &c.target, prepared)["wire_window"].clone();
         let settled = |c: &Compiled| state(c, Prepared::settled(&c.settled));

@@ -1,4 +1,4 @@
-//! Switches of how data is laid out, which the data itself settles: `packing`, `length_buckets`, `shared_prefix`, `head_rows`,
+//! Switches of the layout of data, most of which depend on the data: `packing`, `length_buckets`, `shared_prefix`, `head_rows`,
 //! `last_layer`, `visual_tokens`, `image_table`.
 
 use flatout_data::LayoutOptions;
@@ -8,7 +8,7 @@ use flatout_ir::{OpKind, Role};
 use flatout_models::images::TABLE;
 use flatout_settings::choice;
 
-use super::active::{Reading, on};
+use super::active::{CompiledView, on};
 use super::value::{Choose, field};
 use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, elsewhere};
 
@@ -24,12 +24,12 @@ pub struct Data {
 }
 
 choice! {
-    /// The rows that the head of the vocabulary runs on, and the last layer before it.
+    /// The rows that the head, or the last layer, runs on.
     pub enum HeadRows { Auto = "auto", Answers = "answers", All = "all" }
 }
 
 choice! {
-    /// The share of an image's tokens that a text is shown.
+    /// The share of an image's tokens that the text model sees.
     pub enum VisualTokens { All = "all", ThreeQuarters = "75%", Half = "50%", Quarter = "25%" }
 }
 
@@ -47,18 +47,18 @@ impl VisualTokens {
 pub(super) const ROWS: [Switch; 7] =
     [PACKING, LENGTH_BUCKETS, SHARED_PREFIX, HEAD_ROWS, LAST_LAYER, VISUAL_TOKENS, IMAGE_TABLE];
 
-/// The state of `length_buckets=auto` where plans of several lengths pay.
+/// The state of `length_buckets=auto` if plans of several lengths pay off.
 pub const WITHIN_UPDATES: &str = "within updates";
 
-/// The state where rows are cut to one length.
+/// The state if rows are cut to one length.
 const NOTHING_UNEQUAL: &str = "nothing of unequal length";
 
-/// The state where every token is learned.
+/// The state if every token is trained on.
 const NOTHING_ONLY_READ: &str = "nothing that is only read";
 
 pub const PACKING: Switch = Switch {
     name: "packing",
-    doc: "Examples of unequal length one after another, each a segment, instead of a row each that is filled up.",
+    doc: "Places examples of unequal length one after another, each a segment, instead of padding each to a row of its own.",
     field: field!(data.packing),
     class: Class::Bounded,
     off: Some("off"),
@@ -72,11 +72,11 @@ pub const PACKING: Switch = Switch {
     ..ROW
 };
 
-/// Whether examples lie one after another: then their places are inputs. A head of classes reads the places of its texts
-/// in rows too, and it is the layout that tells.
-fn packing(reading: &Reading<'_>) -> &'static str {
-    let has = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
-    match reading.prepared.lengths {
+/// Whether examples are packed: then the starts of segments are an input. A head of classes reads them without packing too, so there
+/// the layout decides.
+fn packing(view: &CompiledView<'_>) -> &'static str {
+    let has = |input: &str| view.plans.slot(&input_path(Role::GRAD, input)).is_some();
+    match view.prepared.lengths {
         None => NOTHING_UNEQUAL,
         Some(layout) if has("labels") => on(layout.is_packed),
         Some(_) => on(has("segment_start")),
@@ -85,7 +85,7 @@ fn packing(reading: &Reading<'_>) -> &'static str {
 
 pub const LENGTH_BUCKETS: Switch = Switch {
     name: "length_buckets",
-    doc: "Plans of up to four sizes for unequal lengths; on also puts examples of like length into the same update.",
+    doc: "Compiles plans of up to four sizes for unequal lengths; on also puts examples of similar length into the same update.",
     field: field!(data.length_buckets),
     class: Class::Statistical,
     off: Some("off"),
@@ -99,9 +99,9 @@ pub const LENGTH_BUCKETS: Switch = Switch {
     ..ROW
 };
 
-/// Whether micro-batches have plans of several extents, and whether updates are sorted for them, which is the order's.
-fn length_buckets(reading: &Reading<'_>) -> &'static str {
-    match (reading.prepared.lengths, reading.plans.grads().count()) {
+/// Whether micro-batches have plans of several sizes, and whether updates are sorted by length for them.
+fn length_buckets(view: &CompiledView<'_>) -> &'static str {
+    match (view.prepared.lengths, view.plans.grads().count()) {
         (None, _) => NOTHING_UNEQUAL,
         (Some(LayoutOptions { is_sorted: true, .. }), _) => "on",
         (Some(_), 1) => "off",
@@ -111,16 +111,16 @@ fn length_buckets(reading: &Reading<'_>) -> &'static str {
 
 pub const SHARED_PREFIX: Switch = Switch {
     name: "shared_prefix",
-    doc: "One computation of the beginning that several examples share; such examples follow one another in an epoch.",
+    doc: "Computes a beginning that several examples share once; such examples follow one another in an epoch.",
     field: field!(data.shared_prefix),
     class: Class::Statistical,
     reorders: true,
     off: Some("off"),
     settle: Settle::ByLengths,
-    // The rows that a token sees are an input.
-    active: |reading| match reading.prepared.lengths {
+    // With a shared prefix, the intervals of rows that each token sees are an input.
+    active: |view| match view.prepared.lengths {
         None => NOTHING_UNEQUAL,
-        Some(_) => on(reading.plans.slot(&input_path(Role::GRAD, "intervals")).is_some()),
+        Some(_) => on(view.plans.slot(&input_path(Role::GRAD, "intervals")).is_some()),
     },
     guides_word: "prefix sharing",
     elsewhere: &[],
@@ -129,15 +129,15 @@ pub const SHARED_PREFIX: Switch = Switch {
 
 pub const HEAD_ROWS: Switch = Switch {
     name: "head_rows",
-    doc: "The head and the loss on the rows that are learned alone, and not on every row of a conversation.",
+    doc: "Runs head and loss only on the rows that are trained on (answers), or on every row of a conversation (all).",
     field: field!(data.head_rows),
     class: Class::Bounded,
     off: Some("all"),
     settle: Settle::ByLengths,
-    // The rows that are read are an input.
-    active: |reading| {
-        let has = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
-        match reading.prepared.lengths {
+    // The rows that the head reads are an input.
+    active: |view| {
+        let has = |input: &str| view.plans.slot(&input_path(Role::GRAD, input)).is_some();
+        match view.prepared.lengths {
             _ if !has("targets") => "nothing that predicts text",
             None => NOTHING_ONLY_READ,
             Some(_) if has("answers") => "answers",
@@ -152,19 +152,19 @@ pub const HEAD_ROWS: Switch = Switch {
 
 pub const LAST_LAYER: Switch = Switch {
     name: "last_layer",
-    doc: "The last layer behind its attention on the rows that the head reads alone, and not on every row.",
+    doc: "Runs the last layer behind its attention only on the rows that the head reads (answers), or on every row (all).",
     field: field!(data.last_layer),
     class: Class::Bounded,
     off: Some("all"),
     settle: Settle::ByLengths,
-    // A launch of a layer gathers the rows that are read.
-    active: |reading| {
-        let slot = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input));
+    // If the last layer is trimmed, one of its launches gathers the rows that the head reads.
+    active: |view| {
+        let slot = |input: &str| view.plans.slot(&input_path(Role::GRAD, input));
         match slot("answers") {
             _ if slot("targets").is_none() => "nothing that predicts text",
             None => "nothing to leave out: the head reads every row",
             Some(answers) => {
-                let is_trimmed = reading.launches(OpKind::Gather).any(|launch| {
+                let is_trimmed = view.launches(OpKind::Gather).any(|launch| {
                     launch.ins[1].offset == answers.view.offset && layer_of(&launch.path).is_some()
                 });
                 if is_trimmed { "answers" } else { "all" }
@@ -178,22 +178,22 @@ pub const LAST_LAYER: Switch = Switch {
 
 pub const VISUAL_TOKENS: Switch = Switch {
     name: "visual_tokens",
-    doc: "The share of an image's tokens that the text model is shown: those whose pixels stand out, the tower seeing all.",
+    doc: "Share of an image's tokens that the text model sees: those whose pixels stand out. The tower sees the whole image.",
     field: field!(data.visual_tokens),
     class: Class::Statistical,
     rereads: true,
     off: Some("all"),
     settle: Settle::ByModel(|settling| {
-        settling.settled.visual_tokens = settling.asked.data.visual_tokens;
+        settling.settled.visual_tokens = settling.requested.data.visual_tokens;
         Ok(())
     }),
-    // Plans have as many tokens as examples were read with, and a tower where these have images.
-    active: |reading| {
-        let has_tower = reading.plans.slot(&input_path(Role::GRAD, "patches")).is_some();
-        match reading.prepared.lengths {
+    // Plans have the number of tokens that examples were read with, and a tower if examples have images.
+    active: |view| {
+        let has_tower = view.plans.slot(&input_path(Role::GRAD, "patches")).is_some();
+        match view.prepared.lengths {
             _ if !has_tower => "nothing that sees images",
             None => "nothing that was read",
-            Some(_) => reading.prepared.visual_tokens.name(),
+            Some(_) => view.prepared.visual_tokens.name(),
         }
     },
     guides_word: "visual token pruning",
@@ -203,14 +203,14 @@ pub const VISUAL_TOKENS: Switch = Switch {
 
 pub const IMAGE_TABLE: Switch = Switch {
     name: "image_table",
-    doc: "Images of a small set on the device as one table of bytes, from which a step cuts its parts.",
+    doc: "Keeps the images of a small set on the device as one table of bytes, from which each step cuts its crops.",
     field: field!(data.image_table),
     class: Class::Bitwise,
     off: Some("off"),
     settle: Settle::ByImages,
-    // Images lie in the arena and are cut by launches, or are written by the loader. There may be none, or they lie encoded,
-    // or in files that are not open yet.
-    active: |reading| match (reading.plans.slot(TABLE), reading.prepared.decoded) {
+    // Images are in the arena and are cropped by launches, or the loader writes crops. There may be no images, or they are encoded or in
+    // files that are not open yet.
+    active: |view| match (view.plans.slot(TABLE), view.prepared.decoded) {
         (Some(_), _) => "on",
         (None, true) => "off",
         (None, false) => "nothing that lies decoded",

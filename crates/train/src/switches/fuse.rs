@@ -1,4 +1,4 @@
-//! Switches of fusions, `fuse.*`: operations that run as one.
+//! Switches of fusions, `fuse.*`: operations that run as one launch.
 
 use std::collections::{HashMap, HashSet};
 
@@ -9,7 +9,7 @@ use flatout_ir::passes::input_path;
 use flatout_ir::passes::layout::REGION;
 use flatout_ir::{Class as SlotClass, DType, Launch, Op, OpKind, Role, View};
 
-use super::active::{Reading, on};
+use super::active::{CompiledView, on};
 use super::value::{Toggle, field};
 use super::{AXOLOTL, Class, GUIDES, HF, ROW, Settle, Switch, elsewhere};
 
@@ -33,14 +33,14 @@ impl Default for Fuse {
 
 pub(super) const ROWS: [Switch; 7] = [QKV, GATE_UP, NORM, ELEMENTWISE, ACTIVATION, LOSS, OPTIMIZER];
 
-/// The state of a fusion that the model has nothing for.
+/// The state of a fusion that has nothing to apply to in the model.
 const NOTHING: &str = "nothing to fuse";
 
-/// Settles a fusion: the option is what was asked for.
-macro_rules! as_asked {
+/// Resolves a fusion: the compiler's option is the requested value.
+macro_rules! as_requested {
     ($field:ident => $option:ident) => {
         Settle::ByModel(|s| {
-            s.settled.options.$option = s.asked.fuse.$field == Toggle::On;
+            s.settled.options.$option = s.requested.fuse.$field == Toggle::On;
             Ok(())
         })
     };
@@ -48,22 +48,22 @@ macro_rules! as_asked {
 
 pub const QKV: Switch = Switch {
     name: "fuse.qkv",
-    doc: "Query, key and value projections as one product.",
+    doc: "Merges query, key and value projections into one product.",
     field: field!(fuse.qkv),
     class: Class::Bounded,
     off: Some("off"),
-    settle: as_asked!(qkv => fuse_qkv),
+    settle: as_requested!(qkv => fuse_qkv),
     active: fused_qkv,
     guides_word: "fused QKV",
     elsewhere: &[elsewhere(GUIDES, "fused_qkv", "fuse.qkv"), elsewhere(GUIDES, "use_fused_qkv", "fuse.qkv")],
     ..ROW
 };
 
-/// Whether attention reads its values out of a wider tensor, or what was added to such values.
-fn fused_qkv(reading: &Reading<'_>) -> &'static str {
+/// Whether attention reads its values from a slice of a wider tensor, or from a sum with such a slice.
+fn fused_qkv(view: &CompiledView<'_>) -> &'static str {
     let mut added_to: HashMap<usize, bool> = HashMap::new();
     let mut fused = vec![];
-    for launch in &reading.grad.launches {
+    for launch in &view.grad.launches {
         if launch.op.kind() == OpKind::Attention {
             let values = &launch.ins[2];
             fused.push(is_slice(values) || added_to.get(&values.offset) == Some(&true));
@@ -75,7 +75,7 @@ fn fused_qkv(reading: &Reading<'_>) -> &'static str {
     if fused.is_empty() { NOTHING } else { on(fused.into_iter().all(|is_fused| is_fused)) }
 }
 
-/// Whether a tensor lies in a wider one, as it does behind a merged product.
+/// Whether a tensor is a slice of a wider one, as after a merged product.
 fn is_slice(view: &View) -> bool {
     let row: usize = view.dims[1..].iter().product();
     view.dims[0] > 1 && view.strides[0] > row
@@ -83,11 +83,11 @@ fn is_slice(view: &View) -> bool {
 
 pub const GATE_UP: Switch = Switch {
     name: "fuse.gate_up",
-    doc: "Gate and up projections as one product.",
+    doc: "Merges gate and up projections into one product.",
     field: field!(fuse.gate_up),
     class: Class::Bounded,
     off: Some("off"),
-    settle: as_asked!(gate_up => fuse_gate_up),
+    settle: as_requested!(gate_up => fuse_gate_up),
     active: fused_gates,
     guides_word: "fused gate/up",
     elsewhere: &[
@@ -97,12 +97,12 @@ pub const GATE_UP: Switch = Switch {
     ..ROW
 };
 
-/// Whether gates and what they gate come from one product. Where two products read different tensors, there is nothing
-/// to merge.
-fn fused_gates(reading: &Reading<'_>) -> &'static str {
+/// Whether the gate and the values it multiplies come from one product. If two products read different tensors, there is nothing to
+/// merge.
+fn fused_gates(view: &CompiledView<'_>) -> &'static str {
     let mut written: HashMap<usize, &Launch> = HashMap::new();
     let (mut merged, mut apart) = (false, false);
-    for l in &reading.grad.launches {
+    for l in &view.grad.launches {
         merged |= l.op.kind() == OpKind::GatedProduct;
         if matches!(l.op, Op::Gated { .. } | Op::Quantize { of: Source::Gated(_), .. }) {
             let reads = [0, 1].map(|i| match written.get(&l.ins[i].offset) {
@@ -121,18 +121,18 @@ fn fused_gates(reading: &Reading<'_>) -> &'static str {
     }
 }
 
-/// Whether an operation is a gated activation, be it quantised in the same pass or part of a product.
+/// Whether an operation is a gated activation, including those that quantise in the same pass or are part of a product.
 fn is_gated(op: &Op) -> bool {
     matches!(op, Op::Gated { .. } | Op::GatedProduct { .. } | Op::Quantize { of: Source::Gated(_), .. })
 }
 
 pub const NORM: Switch = Switch {
     name: "fuse.norm",
-    doc: "Residual add with the norm after it, and q/k norm with the rotation, in one pass over memory.",
+    doc: "Fuses a residual addition with the norm after it, and q/k norm with the rotation.",
     field: field!(fuse.norm),
     class: Class::Bounded,
     off: Some("off"),
-    settle: as_asked!(norm => fuse_norm),
+    settle: as_requested!(norm => fuse_norm),
     active: fused_norms,
     guides_word: "fused norms",
     elsewhere: &[
@@ -143,15 +143,15 @@ pub const NORM: Switch = Switch {
     ..ROW
 };
 
-/// Norms that joined the addition before them or the rotation after them. Those that could have and did not read what
-/// an addition wrote, be it done by a product, or are read by a rotation.
-fn fused_norms(reading: &Reading<'_>) -> &'static str {
-    let norms = || reading.grad.launches.iter().filter_map(|l| is_norm(&l.op));
-    if norms().any(|adds_residual| adds_residual) || reading.has(OpKind::QkNormRope) {
+/// `on` if a norm is fused with the addition before it or the rotation after it. A norm that could be fused and is not reads the output
+/// of an addition, which may be part of a product, or is read by a rotation.
+fn fused_norms(view: &CompiledView<'_>) -> &'static str {
+    let norms = || view.grad.launches.iter().filter_map(|l| is_norm(&l.op));
+    if norms().any(|adds_residual| adds_residual) || view.has(OpKind::QkNormRope) {
         return "on";
     }
     let adds = |op: &Op| matches!(op, Op::Map { f: Elementwise::Add } | Op::Product { base: true, .. });
-    let apart = reading.follows(|writer, reader| match reader.op.kind() {
+    let apart = view.follows(|writer, reader| match reader.op.kind() {
         _ if is_norm(&reader.op).is_some() => adds(&writer.op),
         OpKind::Rope => writer.op.kind() == OpKind::RmsNorm,
         _ => false,
@@ -159,7 +159,7 @@ fn fused_norms(reading: &Reading<'_>) -> &'static str {
     if apart || norms().next().is_none() { "off" } else { NOTHING }
 }
 
-/// Whether an operation is a norm, be it quantised in the same pass, and if so whether it adds a residual.
+/// Whether an operation is a norm, including those that quantise in the same pass, and if so whether it adds a residual.
 fn is_norm(op: &Op) -> Option<bool> {
     match op {
         Op::RmsNorm { residual, .. } | Op::Quantize { of: Source::Norm(_, residual), .. } => Some(*residual),
@@ -170,30 +170,29 @@ fn is_norm(op: &Op) -> Option<bool> {
 
 pub const ELEMENTWISE: Switch = Switch {
     name: "fuse.elementwise",
-    doc: "Chains of elementwise operations in one pass over memory.",
+    doc: "Fuses chains of elementwise operations into one pass over memory.",
     field: field!(fuse.elementwise),
     class: Class::Bounded,
     off: Some("off"),
-    settle: as_asked!(elementwise => fuse_elementwise),
+    settle: as_requested!(elementwise => fuse_elementwise),
     active: fused_elementwise,
     guides_word: "torch.compile default",
     elsewhere: &[elsewhere(GUIDES, "fuse_pointwise", "fuse.elementwise")],
     ..ROW
 };
 
-/// Elementwise operations of one shape that follow one another run together, or there are none.
-fn fused_elementwise(reading: &Reading<'_>) -> &'static str {
+/// Whether elementwise operations of one shape that follow one another run together; `nothing` if there are none.
+fn fused_elementwise(view: &CompiledView<'_>) -> &'static str {
     let shape = |l: &Launch| l.outs[0].as_ref().map(|v| v.dims.clone());
     let is_map = |l: &Launch| l.op.kind() == OpKind::Map;
-    let apart = || {
-        reading.follows(|writer, reader| is_map(writer) && is_map(reader) && shape(writer) == shape(reader))
-    };
+    let apart =
+        || view.follows(|writer, reader| is_map(writer) && is_map(reader) && shape(writer) == shape(reader));
     let is_joined = |l: &Launch| is_gated(&l.op) || is_layer(l);
-    if reading.has(OpKind::Region) || reading.has(OpKind::Bundle) {
+    if view.has(OpKind::Region) || view.has(OpKind::Bundle) {
         "on"
     } else if apart() {
         "off"
-    } else if reading.grad.launches.iter().any(is_joined) || reading.has(OpKind::ThinProduct) {
+    } else if view.grad.launches.iter().any(is_joined) || view.has(OpKind::ThinProduct) {
         "on"
     } else {
         NOTHING
@@ -211,11 +210,11 @@ fn is_layer(launch: &Launch) -> bool {
 
 pub const ACTIVATION: Switch = Switch {
     name: "fuse.activation",
-    doc: "Activations, gated or not, and their gradients inside the products before them, on GPUs.",
+    doc: "Fuses activations, gated or not, and their gradients into the products before them, on GPUs.",
     field: field!(fuse.activation),
     class: Class::Bounded,
     off: Some("off"),
-    settle: as_asked!(activation => fuse_activation),
+    settle: as_requested!(activation => fuse_activation),
     active: fused_activations,
     guides_word: "fused SwiGLU, fused GELU",
     elsewhere: &[
@@ -225,19 +224,19 @@ pub const ACTIVATION: Switch = Switch {
     ..ROW
 };
 
-/// Whether products apply activations. Those that could have and did not are read by one, on a device with a kernel for
+/// Whether products apply activations. A product that could and does not is read by an activation, on a device that has a kernel for
 /// both.
-fn fused_activations(reading: &Reading<'_>) -> &'static str {
+fn fused_activations(view: &CompiledView<'_>) -> &'static str {
     let kinds = [
         OpKind::GatedProduct,
         OpKind::GatedProductGrad,
         OpKind::ActivatedProduct,
         OpKind::ActivatedProductGrad,
     ];
-    if kinds.into_iter().any(|kind| reading.has(kind)) {
+    if kinds.into_iter().any(|kind| view.has(kind)) {
         return "on";
     }
-    let has_kernel = |op: OpKind| reading.target.kernels.iter().any(|row| row.op == op);
+    let has_kernel = |op: OpKind| view.target.kernels.iter().any(|row| row.op == op);
     let is_product = |op: &Op, is_gated: bool| match *op {
         Op::Product { ta: false, tb, base: false, epilogue, out: DType::BF16, .. } => match epilogue {
             Epilogue::None => tb || !is_gated,
@@ -246,14 +245,14 @@ fn fused_activations(reading: &Reading<'_>) -> &'static str {
         },
         _ => false,
     };
-    let is_half = |l: &Launch| is_slice(&l.ins[0]);
+    let reads_slice = |l: &Launch| is_slice(&l.ins[0]);
     let apart = || {
-        reading.follows(|writer, reader| {
+        view.follows(|writer, reader| {
             let is_bf16 = !writer.ins.is_empty() && is_bf16(writer);
             match reader.op {
-                Op::Gated { p: 0.0, .. } => is_bf16 && is_product(&writer.op, true) && is_half(reader),
+                Op::Gated { p: 0.0, .. } => is_bf16 && is_product(&writer.op, true) && reads_slice(reader),
                 Op::Map { f: Elementwise::Gelu | Elementwise::GeluExact } => {
-                    is_bf16 && is_product(&writer.op, false) && !is_half(reader)
+                    is_bf16 && is_product(&writer.op, false) && !reads_slice(reader)
                 }
                 _ => false,
             }
@@ -261,8 +260,8 @@ fn fused_activations(reading: &Reading<'_>) -> &'static str {
     };
     let has_gelu =
         |l: &Launch| matches!(l.op, Op::Product { epilogue, .. } if epilogue.has_gelu() && is_bf16(l));
-    let is_left = || apart() || reading.grad.launches.iter().any(has_gelu);
-    if has_kernel(OpKind::GatedProduct) && is_left() { "off" } else { NOTHING }
+    let is_unfused = || apart() || view.grad.launches.iter().any(has_gelu);
+    if has_kernel(OpKind::GatedProduct) && is_unfused() { "off" } else { NOTHING }
 }
 
 fn is_bf16(launch: &Launch) -> bool {
@@ -271,11 +270,11 @@ fn is_bf16(launch: &Launch) -> bool {
 
 pub const LOSS: Switch = Switch {
     name: "fuse.loss",
-    doc: "Head and loss together, without storing the logits of all tokens.",
+    doc: "Fuses head and loss, without storing the logits of all tokens.",
     field: field!(fuse.loss),
     class: Class::Bounded,
     off: Some("off"),
-    settle: as_asked!(loss => fuse_loss),
+    settle: as_requested!(loss => fuse_loss),
     active: fused_loss,
     guides_word: "fused cross entropy",
     elsewhere: &[
@@ -287,14 +286,14 @@ pub const LOSS: Switch = Switch {
     ..ROW
 };
 
-/// Whether logits stay out of memory. Images have few classes, and their targets are spread over all of them: their
-/// logits are kept, whatever is asked for. Where answers are compared the gradient of a row is known only behind the
-/// comparison, so that the logits are computed twice and still not stored.
-fn fused_loss(reading: &Reading<'_>) -> &'static str {
-    let reads = |input: &str| reading.plans.slot(&input_path(Role::GRAD, input)).is_some();
+/// Whether logits are never stored. For images they always are, because there are few classes and targets are spread over all of them.
+/// If answers are compared, the gradient of a row is known only after the comparison, so the logits are computed twice and still not
+/// stored.
+fn fused_loss(view: &CompiledView<'_>) -> &'static str {
+    let reads = |input: &str| view.plans.slot(&input_path(Role::GRAD, input)).is_some();
     let reads_images = reads("pixels") || reads("parts");
-    let compares = reads("answer_of") && reading.has(OpKind::HeadLossGrad);
-    match reading.has(OpKind::HeadLossTrain) || compares {
+    let compares = reads("answer_of") && view.has(OpKind::HeadLossGrad);
+    match view.has(OpKind::HeadLossTrain) || compares {
         true => "on",
         false if reads_images => NOTHING,
         false => "off",
@@ -303,12 +302,12 @@ fn fused_loss(reading: &Reading<'_>) -> &'static str {
 
 pub const OPTIMIZER: Switch = Switch {
     name: "fuse.optimizer",
-    doc: "The update of a contiguous region of parameters in one pass.",
+    doc: "Updates a contiguous region of parameters in one pass.",
     field: field!(fuse.optimizer),
     class: Class::Bitwise,
     off: Some("off"),
-    settle: as_asked!(optimizer => fuse_optimizer),
-    active: |reading| on(updates_regions(reading)),
+    settle: as_requested!(optimizer => fuse_optimizer),
+    active: |view| on(updates_regions(view)),
     guides_word: "fused AdamW",
     elsewhere: &[
         elsewhere(HF, "adamw_torch_fused", "fuse.optimizer=on"),
@@ -320,14 +319,14 @@ pub const OPTIMIZER: Switch = Switch {
     ..ROW
 };
 
-/// Whether updates run over whole regions, or over ranks' shares of them: fewer launches than tensors.
-fn updates_regions(reading: &Reading<'_>) -> bool {
-    let wholes: HashSet<usize> = reading
+/// Whether updates run over whole regions, or over ranks' shares of them, with fewer launches than tensors.
+fn updates_regions(view: &CompiledView<'_>) -> bool {
+    let wholes: HashSet<usize> = view
         .plans
         .slots
         .iter()
         .filter(|s| s.class == SlotClass::Weight && s.is_whole && s.path.starts_with(REGION))
         .map(|s| s.view.elements())
         .collect();
-    reading.updates().all(|l| wholes.contains(&l.ins[0].elements()))
+    view.updates().all(|l| wholes.contains(&l.ins[0].elements()))
 }

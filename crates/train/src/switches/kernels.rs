@@ -4,7 +4,7 @@ use flatout_ir::access::Access;
 use flatout_ir::ops::linear_attention::LinearAttend;
 use flatout_ir::{Launch, Op, Plan, Queue};
 
-use super::active::{Reading, not_deterministic, on};
+use super::active::{CompiledView, not_deterministic, on};
 use super::value::{Autotune, Choose, ProductKernel, Toggle, field};
 use super::{Class, DEEPSPEED, Difference, GUIDES, HF, MEGATRON, ROW, Settle, Switch, elsewhere};
 use crate::UserError;
@@ -38,12 +38,12 @@ pub(super) const ROWS: [Switch; 6] = [ROPE_CACHE, CUDA_GRAPHS, OVERLAP, PRODUCT,
 
 pub const ROPE_CACHE: Switch = Switch {
     name: "rope_cache",
-    doc: "Rotary angles from a table made once.",
+    doc: "Reads rotary angles from a table that is computed once.",
     field: field!(kernels.rope_cache),
     class: Class::Bounded,
     off: Some("off"),
     settle: Settle::ByModel(rope_positions),
-    active: |reading| on(reads_table(reading)),
+    active: |view| on(reads_table(view)),
     guides_word: "cached RoPE",
     elsewhere: &[elsewhere(GUIDES, "cache_rope", "rope_cache")],
     ..ROW
@@ -52,10 +52,10 @@ pub const ROPE_CACHE: Switch = Switch {
 fn rope_positions(s: &mut Settling<'_>) -> Result<(), UserError> {
     let context = s.model.tokens();
     let rotates = s.model.rotates();
-    s.settled.options.rope_positions = match s.asked.kernels.rope_cache {
+    s.settled.options.rope_positions = match s.requested.kernels.rope_cache {
         Choose::Off => None,
         Choose::On if !rotates => {
-            refuse!("`rope_cache=on` has nothing to cache: the model rotates nothing")
+            refuse!("`rope_cache=on` has nothing to cache: the model has no rotary positions; leave it out")
         }
         Choose::On => Some(context),
         Choose::Auto if rotates => {
@@ -63,24 +63,24 @@ fn rope_positions(s: &mut Settling<'_>) -> Result<(), UserError> {
             Some(context)
         }
         Choose::Auto => {
-            s.choose("off", "the model rotates nothing");
+            s.choose("off", "the model has no rotary positions");
             None
         }
     };
     Ok(())
 }
 
-fn reads_table(reading: &Reading<'_>) -> bool {
+fn reads_table(view: &CompiledView<'_>) -> bool {
     let turns = |op: &Op| LinearAttend::of(op).is_some_and(|(attend, _)| attend.rotary.has_table());
     let reads = |op: &Op| {
         matches!(op, Op::Rope { table: true, .. } | Op::QkNormRope { table: true, .. }) || turns(op)
     };
-    reading.grad.launches.iter().any(|l| reads(&l.op))
+    view.grad.launches.iter().any(|l| reads(&l.op))
 }
 
 pub const CUDA_GRAPHS: Switch = Switch {
     name: "cuda_graphs",
-    doc: "A step's launches recorded once and replayed.",
+    doc: "Records a step's launches once as a CUDA graph and replays them.",
     field: field!(kernels.cuda_graphs),
     class: Class::Bitwise,
     off: Some("off"),
@@ -89,16 +89,16 @@ pub const CUDA_GRAPHS: Switch = Switch {
         is_absent.then(|| "cannot run on the CPU: it records launches of a GPU; leave it out".into())
     },
     settle: Settle::ByTarget(|s| {
-        let asked = s.asked.kernels.cuda_graphs;
+        let requested = s.requested.kernels.cuda_graphs;
         match s.on_gpu() {
-            _ if asked != Choose::Auto => {}
+            _ if requested != Choose::Auto => {}
             true => s.choose("on", "a step's launches replay without the host"),
             false => s.choose("off", "there is no GPU in use"),
         }
-        s.settled.cuda_graphs = asked == Choose::On || asked == Choose::Auto && s.on_gpu();
+        s.settled.cuda_graphs = requested == Choose::On || requested == Choose::Auto && s.on_gpu();
         Ok(())
     }),
-    active: |reading| on(reading.prepared.cuda_graphs),
+    active: |view| on(view.prepared.cuda_graphs),
     guides_word: "reduce-overhead",
     elsewhere: &[
         elsewhere(GUIDES, "use_cuda_graphs", "cuda_graphs"),
@@ -109,21 +109,21 @@ pub const CUDA_GRAPHS: Switch = Switch {
 
 pub const OVERLAP: Switch = Switch {
     name: "overlap",
-    doc: "Exchanges between ranks run beside launches that do not wait for them.",
+    doc: "Runs exchanges between ranks beside launches that do not wait for them.",
     field: field!(kernels.overlap),
     class: Class::Bitwise,
     off: Some("off"),
     settle: Settle::ByTarget(|s| {
-        let asked = s.asked.kernels.overlap;
+        let requested = s.requested.kernels.overlap;
         match s.on_gpu() {
-            _ if asked != Choose::Auto || s.target.ranks == 1 => {}
+            _ if requested != Choose::Auto || s.target.ranks == 1 => {}
             true => s.choose("on", "exchanges have a stream of their own"),
             false => s.choose(
                 "off",
-                "the CPU makes an exchange where it stands, and would only hold its memory longer",
+                "the CPU runs an exchange in the order of launches, and would only hold its memory longer",
             ),
         }
-        s.settled.options.overlap = asked == Choose::On || asked == Choose::Auto && s.on_gpu();
+        s.settled.options.overlap = requested == Choose::On || requested == Choose::Auto && s.on_gpu();
         Ok(())
     }),
     active: overlap,
@@ -136,16 +136,16 @@ pub const OVERLAP: Switch = Switch {
     ..ROW
 };
 
-/// Whether launches lie between an exchange and the one that waits for it. Where none does, the next launch may need all that
-/// an exchange brings.
-fn overlap(reading: &Reading<'_>) -> &'static str {
-    let plans = &reading.plans.plans;
-    let waits_in_vain = |plan: &Plan| {
+/// `on` if launches run between an exchange and the launch that waits for it. Otherwise there may be nothing to overlap, because the next
+/// launch needs the result of the exchange.
+fn overlap(view: &CompiledView<'_>) -> &'static str {
+    let plans = &view.plans.plans;
+    let waits_needlessly = |plan: &Plan| {
         let next = |at: usize| plan.launches[at..].iter().find(|launch| launch.queue == Queue::Compute);
-        // Memory that is not a slot's may be the same only because no launch was to run beside the exchange.
+        // Memory outside slots may be shared only because no launch was planned to run beside the exchange.
         let of_slots = |launch: &Launch| {
             let mut access = Access::of(&Launch { workspace: None, ..launch.clone() });
-            access.writes.retain(|(_, bytes)| bytes.start < reading.plans.persistent_bytes);
+            access.writes.retain(|(_, bytes)| bytes.start < view.plans.persistent_bytes);
             access
         };
         let reads = |at: usize, next: &Launch| {
@@ -159,18 +159,18 @@ fn overlap(reading: &Reading<'_>) -> &'static str {
             is_last && next(at).is_some_and(|next| !needs(at, next))
         })
     };
-    // One rank that exchanges with itself has nobody to share with either.
-    match reading.plans.mesh.ranks() == 1 {
+    // This includes one rank that exchanges with itself.
+    match view.plans.mesh.ranks() == 1 {
         true => "nothing to share",
         false if plans.iter().any(|plan| plan.launches_beside_exchanges() > 0) => "on",
-        false if plans.iter().any(waits_in_vain) => "off",
+        false if plans.iter().any(waits_needlessly) => "off",
         false => "nothing to overlap",
     }
 }
 
 pub const PRODUCT: Switch = Switch {
     name: "product_kernel",
-    doc: "What products of bf16 run on, on a GPU, where it is written for them; auto is the fastest, or a rule where autotune is off.",
+    doc: "Kernel of bf16 products on a GPU: cuBLASLt, or flatout's own (wgmma) where it can; auto is the fastest, or follows a rule where autotune is off.",
     field: field!(kernels.product),
     class: Class::Bounded,
     off: Some("cublaslt"),
@@ -185,25 +185,25 @@ pub const PRODUCT: Switch = Switch {
         missing.map(|(_, why)| format!("cannot run: {why}"))
     },
     settle: Settle::ByModel(|s| {
-        s.settled.product_kernel = s.asked.kernels.product;
+        s.settled.product_kernel = s.requested.kernels.product;
         Ok(())
     }),
-    active: |reading| reading.prepared.product_kernel.name(),
+    active: |view| view.prepared.product_kernel.name(),
     guides_word: "cuBLAS, CUTLASS",
     ..ROW
 };
 
 pub const AUTOTUNE: Switch = Switch {
     name: "autotune",
-    doc: "Algorithms of each matrix product timed on a GPU, once: a few, none, all; unless none, kernels of ours and attention's too.",
+    doc: "Times algorithms of each matrix product on a GPU, once: a few (quick), none (off) or all (full). Unless off, flatout's own kernels and attention's are timed too.",
     field: field!(kernels.autotune),
     class: Class::Bounded,
     off: Some("off"),
     settle: Settle::ByModel(|s| {
-        s.settled.autotune = match s.asked.kernels.autotune {
-            asked if !(s.settled.deterministic && s.on_gpu()) => asked,
+        s.settled.autotune = match s.requested.kernels.autotune {
+            requested if !(s.settled.deterministic && s.on_gpu()) => requested,
             Autotune::Full => refuse!(
-                "`autotune=full` cannot run with `deterministic=on`: times choose other algorithms each time; leave one out"
+                "`autotune=full` cannot run with `deterministic=on`: timing may choose other algorithms each time; leave one out"
             ),
             Autotune::Quick => {
                 s.choose("off", "deterministic=on takes algorithms by shape alone");
@@ -213,9 +213,9 @@ pub const AUTOTUNE: Switch = Switch {
         };
         Ok(())
     }),
-    active: |reading| match reading.target.name.as_str() {
+    active: |view| match view.target.name.as_str() {
         "cpu" => "nothing to time",
-        _ => reading.prepared.autotune.name(),
+        _ => view.prepared.autotune.name(),
     },
     guides_word: "max-autotune, cuDNN benchmark",
     elsewhere: &[
@@ -227,21 +227,24 @@ pub const AUTOTUNE: Switch = Switch {
 
 pub const DETERMINISTIC: Switch = Switch {
     name: "deterministic",
-    doc: "Only kernels that give the same bits every time.",
+    doc: "Uses only kernels that give the same bits every time.",
     field: field!(kernels.deterministic),
     class: Class::Bounded,
     off: Some("off"),
     settle: Settle::ByTarget(|s| {
-        s.settled.deterministic = s.asked.kernels.deterministic == Toggle::On;
+        s.settled.deterministic = s.requested.kernels.deterministic == Toggle::On;
         match s.target.kernels.iter().find(|kernel| !kernel.deterministic) {
             Some(kernel) if s.settled.deterministic => {
-                refuse!("`deterministic=on` cannot run: {} may give other bits each time", kernel.name)
+                refuse!(
+                    "`deterministic=on` cannot run: {} may give other bits each time; leave it out",
+                    kernel.name
+                )
             }
             _ => Ok(()),
         }
     }),
-    active: |reading| on(not_deterministic(reading.plans, reading.target).is_empty()),
-    // Determinism beyond what was asked for is no harm.
+    active: |view| on(not_deterministic(view.plans, view.target).is_empty()),
+    // Plans may be deterministic without the request.
     differs: |_, state| if state == "on" { Difference::Harmless } else { Difference::Mistake },
     guides_word: "--deterministic",
     elsewhere: &[
@@ -259,7 +262,7 @@ mod tests {
     use crate::switches::active::{Prepared, active};
     use flatout_ir::Target;
 
-    /// The state of `overlap` in the plans, and the value that `auto` came to.
+    /// The state of `overlap` in the plans, and the value that `auto` resolved to.
     fn overlap_of(ranks: usize, words: &[&str]) -> (String, Option<String>) {
         let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
         let config = crate::recipes::resolve("tiny", &[], &words).unwrap();
@@ -277,7 +280,7 @@ mod tests {
         assert_eq!(
             overlap_of(2, &[]),
             ("off".into(), Some("off".into())),
-            "the CPU makes it where it stands"
+            "the CPU runs exchanges in the order of launches"
         );
         for shard in ["shard=none", "shard=optimizer"] {
             assert_eq!(overlap_of(2, &[shard, "overlap=on"]), ("on".into(), None), "{shard}");

@@ -12,7 +12,7 @@ use flatout_ir::{
 };
 use flatout_settings::choice;
 
-use super::active::{Reading, on};
+use super::active::{CompiledView, on};
 use super::value::{Auto, Named, Toggle, field};
 use super::{Class, Difference, GUIDES, HF, ROW, Settle, Switch, TITAN, elsewhere, unless_nothing};
 use crate::refuse;
@@ -23,7 +23,7 @@ choice! {
 }
 
 impl Base {
-    /// The codes that weights are stored in, if they are.
+    /// The format of the codes that weights are stored as; `None` for bf16.
     pub fn codes(self) -> Option<Codes> {
         match self {
             Base::Bf16 => None,
@@ -64,7 +64,7 @@ impl Default for Memory {
 }
 
 impl Memory {
-    /// The codes that frozen weights of linear layers are asked for in, or were settled to have.
+    /// The format of codes that is requested for frozen weights of linear layers, or was resolved from `auto`.
     pub fn codes(&self) -> Option<Codes> {
         match self.base {
             Auto::Auto => None,
@@ -75,11 +75,11 @@ impl Memory {
 
 pub(super) const ROWS: [Switch; 6] = [BASE, OPTIMIZER_STATE, SHARD, SHARD_KEEP, RECOMPUTE, PLAN];
 
-/// Which weights are kept so, `resolve::settle` knows. `auto` is bf16; beside adapters `resolve::compile` takes it on to nf4 where plans
-/// fit no other way.
+/// `resolve::settle` decides which weights it applies to. `auto` is bf16; with adapters `resolve::compile` changes it to nf4 if plans fit
+/// in no other way.
 pub const BASE: Switch = Switch {
     name: "base",
-    doc: "Type that frozen weights of linear layers are kept in: bf16, 8-bit floats, or nf4 with 4.13 bits a value; dequantised where they are read in full.",
+    doc: "Type that frozen weights of linear layers are stored in: bf16, 8-bit floats, or nf4 with 4.13 bits a value; they are dequantised where a product reads a wider type.",
     field: field!(memory.base),
     class: Class::Statistical,
     off: Some("bf16"),
@@ -93,23 +93,23 @@ pub const BASE: Switch = Switch {
         })
     },
     settle: Settle::ByModel(|s| {
-        let Some(codes) = s.asked.memory.codes() else { return Ok(()) };
+        let Some(codes) = s.requested.memory.codes() else { return Ok(()) };
         if codes == Codes::Nf4 && s.settled.options.precision == Precision::FP8 {
             refuse!(
-                "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more: give precision=bf16, or base=fp8"
+                "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more memory: give precision=bf16, or base=fp8"
             );
         }
-        if s.asked.memory.shard == Auto::Given(Shard::Parameters) {
+        if s.requested.memory.shard == Auto::Given(Shard::Parameters) {
             let base = Base::of(codes).name();
             refuse!(
-                "`base={base}` cannot run with `shard=parameters`: weights in codes lie whole on each rank; give shard=gradients"
+                "`base={base}` cannot run with `shard=parameters`: quantised weights are whole on each rank; give shard=gradients"
             );
         }
         Ok(())
     }),
-    active: |reading| {
-        let frozen = || reading.plans.slots.iter().filter(|slot| slot.class == SlotClass::Frozen);
-        match reading.has(OpKind::Dequantize) {
+    active: |view| {
+        let frozen = || view.plans.slots.iter().filter(|slot| slot.class == SlotClass::Frozen);
+        match view.has(OpKind::Dequantize) {
             true => Base::Nf4.name(),
             false if frozen().any(|slot| slot.ty.dtype == DType::E4M3) => Base::Fp8.name(),
             false if frozen().any(|slot| !slot.is_whole) => Base::Bf16.name(),
@@ -131,12 +131,12 @@ pub const BASE: Switch = Switch {
 
 pub const OPTIMIZER_STATE: Switch = Switch {
     name: "optimizer.state",
-    doc: "Type both moments of a parameter are kept in; weights and gradient sums stay fp32.",
+    doc: "Type that both moments of a parameter are stored in; weights and gradient sums stay fp32.",
     field: field!(memory.optimizer_state),
     class: Class::Statistical,
     off: Some("fp32"),
     settle: Settle::ByModel(|s| {
-        s.settled.options.update.moments = s.asked.memory.optimizer_state;
+        s.settled.options.update.moments = s.requested.memory.optimizer_state;
         Ok(())
     }),
     active: moments,
@@ -155,12 +155,12 @@ pub const OPTIMIZER_STATE: Switch = Switch {
     ..ROW
 };
 
-/// The type updates keep their moments in: the widest, were they to differ. Moments without an updating launch of their own
-/// have slots of state.
-fn moments(reading: &Reading<'_>) -> &'static str {
-    let of_launches = reading.updates().flat_map(|l| &l.ins[2..4]).map(|moment| moment.dtype);
+/// The type that moments are stored in, the widest if they differ. Moments without an update launch of their own are found by their
+/// slots.
+fn moments(view: &CompiledView<'_>) -> &'static str {
+    let of_launches = view.updates().flat_map(|l| &l.ins[2..4]).map(|moment| moment.dtype);
     let is_state = |s: &&PlacedSlot| s.class == SlotClass::Moment && s.path.starts_with(REGION);
-    let of_slots = reading.plans.slots.iter().filter(is_state).map(|slot| slot.ty.dtype);
+    let of_slots = view.plans.slots.iter().filter(is_state).map(|slot| slot.ty.dtype);
     let bytes = of_launches.chain(of_slots).map(|dtype| dtype.bytes()).max();
     let moments = match bytes {
         Some(1) => Moments::Int8,
@@ -170,17 +170,17 @@ fn moments(reading: &Reading<'_>) -> &'static str {
     moments.name()
 }
 
-/// Where nothing that is trained is large enough, `resolve::settle` takes `auto` back to `none`; where plans do not fit otherwise,
-/// `resolve::compile` takes it on to `gradients` and `parameters`.
+/// If no trained tensor is large enough, `resolve::settle` changes `auto` to `none`; if plans do not fit, `resolve::compile` changes it to
+/// `gradients` and then `parameters`.
 pub const SHARD: Switch = Switch {
     name: "shard",
-    doc: "Ranks divide rows alone, or also weights, moments and averages of large tensors, their gradients as well, or all that layers read.",
+    doc: "State that ranks divide besides the rows: nothing (none), weights, moments and averages of large tensors (optimizer), their gradients as well (gradients), or all that layers read (parameters).",
     field: field!(memory.shard),
     class: Class::Bounded,
     off: Some("none"),
     settle: Settle::ByModel(|s| {
         let (is_whole, ranks) = (s.settled.options.fuse_optimizer, s.target.ranks);
-        s.settled.options.shard = match s.asked.memory.shard {
+        s.settled.options.shard = match s.requested.memory.shard {
             Auto::Given(level) if level != Shard::None && ranks > 1 && !is_whole => refuse!(
                 "`shard={}` cannot run with `fuse.optimizer=off`: a rank's share may end inside a parameter; leave one of \
                  them out",
@@ -207,10 +207,10 @@ pub const SHARD: Switch = Switch {
     ..ROW
 };
 
-/// Whether layers gather what they read; or gradients are exchanged in shares, at every update or at every micro-batch, and weights
-/// gathered behind it; or every rank updates everything.
-fn shard(reading: &Reading<'_>) -> &'static str {
-    let plans = reading.plans;
+/// `parameters` if layers gather what they read; `gradients` or `optimizer` if gradients are reduce-scattered at every micro-batch or at
+/// every update, and weights are gathered after it; `none` if every rank updates everything.
+fn shard(view: &CompiledView<'_>) -> &'static str {
+    let plans = view.plans;
     let has = |role: Role, kind: OpKind| {
         plans.plan(role).is_some_and(|plan| plan.launches.iter().any(|l| l.op.kind() == kind))
     };
@@ -227,15 +227,15 @@ fn shard(reading: &Reading<'_>) -> &'static str {
 
 pub const SHARD_KEEP: Switch = Switch {
     name: "shard_keep",
-    doc: "Weights that layers gather with shard=parameters stay until the backward pass has read them, instead of being gathered again for it.",
+    doc: "Keeps the weights that layers gather with shard=parameters until the backward pass has read them, instead of gathering them again.",
     field: field!(memory.shard_keep),
     class: Class::Bitwise,
     settle: Settle::ByModel(|s| {
-        s.settled.options.keep_gathered = s.asked.memory.shard_keep == Toggle::On;
+        s.settled.options.keep_gathered = s.requested.memory.shard_keep == Toggle::On;
         Ok(())
     }),
     active: shard_keep,
-    // A plan that reads every layer once, as one that trains a head alone, has nothing to gather again.
+    // A plan that reads every layer once, for example to train only a head, has nothing to gather again.
     differs: |settled, state| match settled == Toggle::Off.name() {
         true => Difference::Harmless,
         false => unless_nothing(settled, state),
@@ -244,9 +244,9 @@ pub const SHARD_KEEP: Switch = Switch {
     ..ROW
 };
 
-/// Whether a plan of gradients gathers no share twice.
-fn shard_keep(reading: &Reading<'_>) -> &'static str {
-    let mut gathered: Vec<usize> = reading.launches(OpKind::AllGather).map(|l| l.ins[0].offset).collect();
+/// `on` if the gradient plan gathers no share twice.
+fn shard_keep(view: &CompiledView<'_>) -> &'static str {
+    let mut gathered: Vec<usize> = view.launches(OpKind::AllGather).map(|l| l.ins[0].offset).collect();
     gathered.sort_unstable();
     match gathered.windows(2).any(|pair| pair[0] == pair[1]) {
         _ if gathered.is_empty() => "nothing to gather",
@@ -255,7 +255,7 @@ fn shard_keep(reading: &Reading<'_>) -> &'static str {
     }
 }
 
-/// Whether some region that lies whole is large enough to be divided, and of matrices that are trained themselves.
+/// Whether a region that is not divided is large enough to be, and has matrices that are trained and are no adapters.
 fn may_be_divided(plans: &PlanSet) -> bool {
     let weights = || plans.slots.iter().filter(|slot| slot.class == SlotClass::Weight);
     let is_region =
@@ -270,18 +270,18 @@ fn may_be_divided(plans: &PlanSet) -> bool {
     })
 }
 
-/// `auto` begins with `cheap`; `resolve::recompute_layers` goes further where plans do not fit.
+/// `auto` begins with `cheap`; `resolve::recompute_layers` recomputes more if plans do not fit.
 pub const RECOMPUTE: Switch = Switch {
     name: "recompute",
-    doc: "What the backward pass computes again instead of keeping: cheap operations, nothing, or whole blocks.",
+    doc: "Activations that the backward pass computes again instead of keeping them: none, those of cheap operations (cheap), of wide products as well (wide), or of whole blocks (full).",
     field: field!(memory.recompute),
     class: Class::Bitwise,
     off: Some("none"),
     settle: Settle::ByModel(|s| {
-        s.settled.options.recompute = match s.asked.memory.recompute {
+        s.settled.options.recompute = match s.requested.memory.recompute {
             Auto::Given(recompute) => recompute,
             Auto::Auto => {
-                s.choose("cheap", "memory does not ask for more");
+                s.choose("cheap", "the plans fit without recomputing more");
                 Recompute::Cheap
             }
         };
@@ -291,7 +291,7 @@ pub const RECOMPUTE: Switch = Switch {
     differs: |settled, state| match (Recompute::named(settled), Recompute::named(state)) {
         (Some(Recompute::Wide), Some(Recompute::Cheap | Recompute::None)) => Difference::Refused(
             "`recompute=wide` has nothing to run again: no product of a layer is twice as wide as what it reads; \
-             give recompute=cheap, which comes to the same, or recompute=full",
+             give recompute=cheap, which does the same, or recompute=full",
         ),
         _ => unless_nothing(settled, state),
     },
@@ -306,13 +306,13 @@ pub const RECOMPUTE: Switch = Switch {
     ..ROW
 };
 
-/// Launches that run twice share their key and kind with another; or a gradient gives the value again.
-fn recompute(reading: &Reading<'_>) -> &'static str {
+/// Launches that are recomputed share key and kind with another launch, or a gradient launch also returns the value again.
+fn recompute(view: &CompiledView<'_>) -> &'static str {
     const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
-    let launches = &reading.grad.launches;
+    let launches = &view.grad.launches;
     let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
     for l in launches {
-        // The second of two norms runs again alone where the sum before it is kept.
+        // If the sum before a double norm is kept, only its second norm is recomputed.
         let kind = match l.op.kind() {
             OpKind::DoubleNorm => OpKind::RmsNorm,
             OpKind::GatedProduct => OpKind::Product,
@@ -320,9 +320,9 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
         };
         *seen.entry((l.key, kind)).or_default() += 1;
     }
-    // Tensors that layers read in 8 bits are kept in 8 bits, and there is nothing of them to compute again.
+    // Tensors that layers read in 8 bits are kept in 8 bits and not recomputed.
     let is_quantised =
-        |kind: OpKind| reading.has(OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
+        |kind: OpKind| view.has(OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
     let is_wide = |l: &Launch| match l.op {
         Op::Product { ta, .. } => {
@@ -341,8 +341,8 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
                 | Op::RmsNormGrad { again: true, .. }
         )
     };
-    // Through frozen layers below a head that is trained alone nothing goes back.
-    let goes_back = [
+    // No gradient goes through frozen layers if only the head is trained.
+    let gradients = [
         OpKind::AttentionGrad,
         OpKind::LinearAttentionGrad,
         OpKind::GatedGrad,
@@ -351,8 +351,8 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
         OpKind::DoubleNormGrad,
         OpKind::QkNormRopeGrad,
     ];
-    let goes_back = goes_back.into_iter().any(|kind| reading.has(kind));
-    let is_narrow_again = reading.launches(OpKind::Product).filter(again).any(|l| !is_wide(l));
+    let goes_back = gradients.into_iter().any(|kind| view.has(kind));
+    let is_narrow_again = view.launches(OpKind::Product).filter(again).any(|l| !is_wide(l));
     let recompute = if is_narrow_again || [OpKind::Attention, OpKind::LinearAttention].into_iter().any(twice)
     {
         Recompute::Full
@@ -360,7 +360,7 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
         Recompute::Wide
     } else if CHEAP.into_iter().any(twice) || launches.iter().any(gives_again) {
         Recompute::Cheap
-    } else if goes_back && CHEAP.into_iter().any(|kind| reading.has(kind) && !is_quantised(kind)) {
+    } else if goes_back && CHEAP.into_iter().any(|kind| view.has(kind) && !is_quantised(kind)) {
         Recompute::None
     } else {
         return "nothing cheap to recompute";
@@ -370,16 +370,16 @@ fn recompute(reading: &Reading<'_>) -> &'static str {
 
 pub const PLAN: Switch = Switch {
     name: "memory_plan",
-    doc: "Buffers whose lifetimes do not meet share memory.",
+    doc: "Lets buffers whose lifetimes do not overlap share memory.",
     field: field!(memory.plan),
     class: Class::Bitwise,
     off: Some("off"),
     settle: Settle::ByModel(|s| {
-        s.settled.options.memory_plan = s.asked.memory.plan == Toggle::On;
+        s.settled.options.memory_plan = s.requested.memory.plan == Toggle::On;
         Ok(())
     }),
-    active: |reading| on(shares_memory(reading)),
-    // Memory that needs no sharing is no harm.
+    active: |view| on(shares_memory(view)),
+    // A plan may have no buffers that can share memory.
     differs: |_, state| if state == "off" { Difference::Harmless } else { Difference::Mistake },
     guides_word: "expandable segments, set_to_none",
     elsewhere: &[
@@ -389,9 +389,9 @@ pub const PLAN: Switch = Switch {
     ..ROW
 };
 
-/// Whether two transient buffers of the largest plan lie in the same place.
-fn shares_memory(reading: &Reading<'_>) -> bool {
-    let plans = reading.plans;
+/// Whether two transient buffers of the largest plan overlap in memory.
+fn shares_memory(view: &CompiledView<'_>) -> bool {
+    let plans = view.plans;
     let mut transient: Vec<(usize, usize)> =
         plans.transients(plans.largest_plan()).map(|b| (b.offset, b.offset + b.bytes)).collect();
     transient.sort_unstable();
@@ -412,7 +412,7 @@ mod tests {
         compile::compile(&config, &target).map_err(|failure| failure.to_string())
     }
 
-    /// Gathered weights are kept where that is asked for, which plans show; elsewhere there is nothing to keep.
+    /// Gathered weights are kept on request, which plans show; without shard=parameters there is nothing to keep.
     #[test]
     fn gathered_weights_are_kept_on_request() {
         let state = |ranks: usize, words: &[&str]| {
@@ -424,12 +424,12 @@ mod tests {
         assert_eq!(state(2, &["shard=parameters", "shard_keep=on"]), "on");
         assert_eq!(state(2, &["shard=gradients", "shard_keep=on"]), "nothing to gather");
         assert_eq!(state(1, &["shard=parameters", "shard_keep=on"]), "nothing to gather");
-        // Nothing goes back through frozen layers, so that each is read once.
+        // No gradient goes through frozen layers, so that each is read once.
         let head = ["model.tied=false", "train.freeze=[embed, layers, norm]", "model.width=256"];
         assert_eq!(state(2, &[&head[..], &["shard=parameters"]].concat()), "on");
     }
 
-    /// Of a frozen base a rank has its share, which is gathered for the layers.
+    /// Each rank has a share of a frozen base, which is gathered for the layers.
     #[test]
     fn frozen_weights_are_divided_beside_adapters() {
         let lora = ["adapter.kind=lora", "adapter.rank=2", "model.width=256"];
@@ -442,7 +442,7 @@ mod tests {
         assert_eq!(shard_of(4, &[&lora[..], &["shard=parameters"]].concat()).0, "parameters");
     }
 
-    /// The state of `shard` in the plans, and the value that `auto` came to, with the first words of why.
+    /// The state of `shard` in the plans, and the value that `auto` resolved to, with the first words of the reason.
     fn shard_of(ranks: usize, words: &[&str]) -> (String, Option<(String, String)>) {
         let compiled = compiled(ranks, words).unwrap();
         let state = active(&compiled.plans, &compiled.target, Prepared::settled(&compiled.settled));
@@ -474,16 +474,20 @@ mod tests {
         let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
         assert_eq!(shard_of(2, &small), ("nothing to share".into(), chose("none", "nothing that is")));
         for level in ["shard=optimizer", "shard=gradients", "shard=parameters"] {
-            let asked = [&small[..], &[level]].concat();
-            assert_eq!(shard_of(2, &asked), ("nothing to share".into(), None), "{level}");
+            let words = [&small[..], &[level]].concat();
+            assert_eq!(shard_of(2, &words), ("nothing to share".into(), None), "{level}");
         }
         let trained = compiled(2, &[]).unwrap().trained();
-        assert_eq!(trained, compiled(1, &[]).unwrap().trained(), "a tensor counts once, whoever has it");
+        assert_eq!(
+            trained,
+            compiled(1, &[]).unwrap().trained(),
+            "a tensor counts once, whichever ranks have it"
+        );
     }
 
-    /// Where the plans of `optimizer` do not fit, `auto` goes on to `gradients`, then to `parameters`, and says why.
+    /// If the plans of `optimizer` do not fit, `auto` changes to `gradients`, then to `parameters`, and gives the reason.
     #[test]
-    fn more_is_divided_where_memory_does_not_suffice() {
+    fn more_is_divided_if_memory_does_not_suffice() {
         let words =
             ["model.width=256", "model.ffn=512", "train.batch=4", "train.micro_batch=1", "recompute=full"];
         let bytes = |level: &str| compiled(4, &[&words[..], &[level]].concat()).unwrap().plans.arena_bytes;

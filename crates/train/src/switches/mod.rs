@@ -1,7 +1,7 @@
-//! Switches: a row each with its field, names, class and functions that settle it and read it back from plans.
+//! Switches: each is a row of a table with its field, names, class, and functions that resolve it and read it back from plans.
 //!
-//! A file holds a group of switches: the fields and their defaults, and below them the rows. Documentation, errors,
-//! settling and measurements read the table of all rows. This module knows neither the config nor the data.
+//! A file has a group of switches: the fields with their defaults, then the rows. Documentation, errors, resolution and measurements
+//! read the table of all rows. This module knows neither the config nor the data.
 
 pub mod active;
 pub mod attention;
@@ -21,14 +21,14 @@ use flatout_settings::{Key, ValueKind};
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use active::{Prepared, Reading};
+use active::{CompiledView, Prepared};
 pub use attention::Attention;
 pub use compile::Compile;
 pub use compute::Backend;
 pub use settled::{Chosen, Settle, Settled, Settling, Step, settle};
 pub use value::{AttentionKernel, Auto, Autotune, Choose, Field, Named, ProductKernel, Toggle, serialize};
 
-/// The values that were asked for.
+/// The requested value of every switch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Switches {
     pub compute: compute::Compute,
@@ -46,7 +46,7 @@ const COUNT: usize = compute::ROWS.len()
     + data::ROWS.len()
     + kernels::ROWS.len();
 
-/// A row a switch, in the order of the groups, and the sugar `compile` at the end.
+/// One row per switch, in the order of the groups, and the alias `compile` at the end.
 pub static TABLE: &[Switch] = &{
     let groups: [&[Switch]; 6] =
         [&compute::ROWS, &attention::ROWS, &fuse::ROWS, &memory::ROWS, &data::ROWS, &kernels::ROWS];
@@ -66,40 +66,41 @@ pub static TABLE: &[Switch] = &{
 /// A row of the table.
 #[derive(Clone, Copy, Debug)]
 pub struct Switch {
-    /// As it is written after `switches.` or alone on the command line.
+    /// Its name after `switches.`, or alone on the command line.
     pub name: &'static str,
     pub doc: &'static str,
-    /// None for a sugar that stands for other switches and has no state of its own.
+    /// None for an alias, which sets other switches and has no state of its own.
     pub field: Option<Field>,
     pub class: Class,
-    /// Its values put other examples into an update, so that the losses of an update cannot be compared.
+    /// Other values put other examples into an update, so that losses of single updates cannot be compared.
     pub reorders: bool,
-    /// Its values read other tokens from the data: losses cannot be compared, and plans for the lengths there are say nothing
-    /// of it.
+    /// Other values read other tokens from the data, so that losses cannot be compared, and plans for the present lengths do not show
+    /// its effect.
     pub rereads: bool,
-    /// The value without the optimisation, to price it by; none for what is no optimisation.
+    /// The value without the optimisation, as the baseline of measurements; none if the switch is no optimisation.
     pub off: Option<&'static str>,
-    /// Why a value cannot run on a target, whatever the model: the end of a sentence that begins with switch and value.
+    /// Why a value cannot run on a target with any model: the end of a sentence that begins with switch and value.
     refusal: fn(&str, &Target) -> Option<String>,
     settle: Settle,
-    /// Reads its state from compiled plans and not from what was asked for.
-    active: fn(&Reading<'_>) -> &'static str,
-    /// Judges a state that is another than was settled.
+    /// Reads its state from compiled plans and not from the requested value.
+    active: fn(&CompiledView<'_>) -> &'static str,
+    /// Judges a state that differs from the resolved value.
     differs: fn(settled: &str, state: &str) -> Difference,
     /// Its name in optimisation guides.
     pub guides_word: &'static str,
     pub elsewhere: &'static [Elsewhere],
 }
 
-/// A state of plans that is another than was settled.
+/// The judgement on a state of plans that differs from the resolved value.
 pub enum Difference {
     Harmless,
-    /// The model has nothing for it, in a sentence for the user.
+    /// The model has nothing that the value applies to; an error for the user.
     Refused(&'static str),
+    /// A bug of flatout.
     Mistake,
 }
 
-/// The parts that most rows share.
+/// The defaults of a row.
 const ROW: Switch = Switch {
     name: "",
     doc: "",
@@ -109,14 +110,14 @@ const ROW: Switch = Switch {
     rereads: false,
     off: None,
     refusal: |_, _| None,
-    settle: Settle::Sugar,
-    active: |_| unreachable!("a sugar has no state"),
+    settle: Settle::Alias,
+    active: |_| unreachable!("an alias has no state"),
     differs: unless_nothing,
     guides_word: "",
     elsewhere: &[],
 };
 
-/// A switch that has nothing to act on says so, and that is no harm.
+/// A state that begins with `nothing` means that the switch has nothing to act on, which is harmless.
 fn unless_nothing(_settled: &str, state: &str) -> Difference {
     if state.starts_with("nothing ") { Difference::Harmless } else { Difference::Mistake }
 }
@@ -126,12 +127,12 @@ impl Switch {
         self.field.map_or(Compile::VALUES, |field| field.names)
     }
 
-    /// Its full path among all keys.
+    /// Its full path as a key.
     pub fn path(&self) -> String {
         format!("switches.{}", self.name)
     }
 
-    /// Its name of the value that was asked for; `None` for a sugar.
+    /// The name of its requested value; `None` for an alias.
     pub fn value(&self, switches: &Switches) -> Option<&'static str> {
         self.field.map(|field| (field.get)(switches))
     }
@@ -140,15 +141,15 @@ impl Switch {
         self.value(&Switches::default())
     }
 
-    /// Whether a value can run on a target, whatever the model; otherwise the sentence that says why not.
+    /// Checks that a value can run on a target with some model; the error says why not.
     pub fn available(&self, value: &str, target: &Target) -> Result<(), String> {
         let refusal = (self.refusal)(value, target);
         refusal.map_or(Ok(()), |why| Err(format!("`{}={value}` {why}", self.name)))
     }
 
-    /// Its state in compiled plans; `None` for a sugar.
+    /// Its state in compiled plans; `None` for an alias.
     pub fn active(&self, plans: &PlanSet, target: &Target, prepared: Prepared) -> Option<&'static str> {
-        self.field.map(|_| (self.active)(&Reading::new(plans, target, prepared)))
+        self.field.map(|_| (self.active)(&CompiledView::new(plans, target, prepared)))
     }
 
     fn key(&self) -> Key {
@@ -164,7 +165,7 @@ impl Switch {
 }
 
 impl Switches {
-    /// Every switch as a key of the config, the sugar too.
+    /// Every switch as a key of the config, the alias too.
     pub fn keys() -> Vec<Key> {
         TABLE.iter().map(Switch::key).collect()
     }
@@ -193,34 +194,34 @@ impl<'de> Deserialize<'de> for Switches {
     }
 }
 
-/// The promise a switch makes on numbers, relative to the backend's default precision.
+/// The largest change of numbers that a switch may cause, relative to the backend's default precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
     /// The same bits.
     Bitwise,
-    /// Rounding, within a bound that is tested.
+    /// Differences by rounding, within a bound that is tested.
     Bounded,
-    /// The same loss curve within noise. `auto` never crosses into it.
+    /// The same loss curve within noise. `auto` never chooses a value of this class.
     Statistical,
 }
 
 impl Class {
-    /// Largest relative difference of a loss that the class allows in a run of this precision. `tests/passes.rs` tests
-    /// it over the first updates of a small decoder: fifty in fp32, and twenty in bf16, whose roundings are larger and
-    /// whose bound serves tf32 too.
+    /// The largest relative difference of a loss that the class allows in a run of this precision. `tests/passes.rs` tests it over the
+    /// first updates of a small decoder: fifty in fp32, and twenty in bf16, whose roundings are larger and whose bound also holds for
+    /// tf32.
     pub fn bound(self, precision: Precision) -> f64 {
         match (self, precision) {
             (Class::Bitwise, _) => 0.0,
             (Class::Bounded, Precision::F32) => 1e-5,
             (Class::Bounded, Precision::Tf32 | Precision::BF16) => 1e-3,
-            // A last bit of bf16 may move a code by a whole step of 8-bit rounding.
+            // A difference in the last bit of bf16 may move a code by a whole step of 8-bit rounding.
             (Class::Bounded, Precision::FP8) | (Class::Statistical, _) => 1e-2,
         }
     }
 }
 
-/// A name in another tool, and what to write here instead.
+/// A name in another tool, with the setting here.
 #[derive(Clone, Copy, Debug)]
 pub struct Elsewhere {
     pub tool: &'static str,
@@ -249,7 +250,7 @@ mod tests {
             assert!(!switch.doc.is_empty() && !switch.guides_word.is_empty());
             assert!(
                 TABLE[..i].iter().all(|other| other.name != switch.name),
-                "{} is there twice",
+                "{} is listed twice",
                 switch.name
             );
             match switch.default() {
@@ -263,9 +264,9 @@ mod tests {
         assert_eq!(row("deterministic").default(), Some("off"));
     }
 
-    /// Each row reaches a field of its own: a value that is set is read by that row, and by no other.
+    /// Each row has a field of its own: a value that is set through one row changes no other row.
     #[test]
-    fn a_row_reaches_its_own_field() {
+    fn a_row_sets_only_its_own_field() {
         for switch in TABLE {
             let Some(field) = switch.field else { continue };
             let other = field.names.iter().find(|name| Some(**name) != switch.default()).expect("two values");

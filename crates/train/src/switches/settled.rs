@@ -9,7 +9,7 @@ use super::value::{AttentionKernel, Autotune, ProductKernel};
 use super::{Switches, TABLE};
 use crate::UserError;
 
-/// The value that `auto` came to for a switch or a key, and why.
+/// The value that `auto` of a switch or a key was resolved to, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Chosen {
     pub switch: &'static str,
@@ -17,33 +17,33 @@ pub struct Chosen {
     pub why: String,
 }
 
-/// Compiler options and the choices behind them.
+/// The resolved switches: compiler options, other settings, and the choices made for `auto`.
 #[derive(Clone, Debug)]
 pub struct Settled {
     pub options: Options,
     pub chosen: Vec<Chosen>,
     /// Plans are replayed as CUDA graphs.
     pub cuda_graphs: bool,
-    /// How many algorithms of products are timed.
+    /// Which algorithms of products are timed.
     pub autotune: Autotune,
     /// Only kernels that give the same bits every time.
     pub deterministic: bool,
     /// The arena is a window of NCCL's communicators.
     pub window: bool,
-    /// The only kernel attention may run on.
+    /// The only kernel that attention may run on.
     pub attention_kernel: AttentionKernel,
-    /// The kernel products run on where it is written for them.
+    /// The kernel that products run on where it supports them.
     pub product_kernel: ProductKernel,
-    /// The share of an image's tokens that a text is shown.
+    /// The share of an image's tokens that the text model sees.
     pub visual_tokens: VisualTokens,
-    /// How examples are laid out; none where rows of text are equally long.
+    /// How examples are laid out; none if rows of text are equally long.
     pub arrangement: Option<Arrangement>,
-    /// Images are known to lie decoded and to be of one size.
+    /// Images are known to be stored decoded and to have one size.
     pub decoded: bool,
 }
 
 impl Settled {
-    /// With the layout that the lengths of examples come to, and what `auto` chose by them.
+    /// Adds the layout that follows from the lengths of examples, and the choices of `auto` about it.
     pub(crate) fn with_lengths(mut self, arranged: Option<(Arrangement, Vec<Chosen>)>) -> Settled {
         if let Some((arrangement, chosen)) = arranged {
             self.arrangement = Some(arrangement);
@@ -52,12 +52,12 @@ impl Settled {
         self
     }
 
-    /// The choice for a switch or a key that was `auto`.
+    /// The choice made for a switch or a key that was `auto`.
     pub fn choice(&self, name: &str) -> Option<&Chosen> {
         self.chosen.iter().find(|chosen| chosen.switch == name)
     }
 
-    /// Records a choice, in place of an earlier one for the same switch.
+    /// Records a choice, and replaces an earlier one for the same switch.
     pub fn choose(&mut self, switch: &'static str, value: impl Into<String>, why: impl Into<String>) {
         let chosen = Chosen { switch, value: value.into(), why: why.into() };
         match self.chosen.iter_mut().find(|earlier| earlier.switch == switch) {
@@ -67,26 +67,26 @@ impl Settled {
     }
 }
 
-/// Settles one switch.
+/// Resolves one switch.
 pub type Step = fn(&mut Settling<'_>) -> Result<(), UserError>;
 
-/// The step that settles a switch. Those that the target decides come first; among the others the order is the table's.
+/// How a switch is resolved. Switches that depend on the target come first; otherwise the order is the table's.
 #[derive(Clone, Copy, Debug)]
 pub enum Settle {
     ByTarget(Step),
-    /// The model decides, or a switch that is settled already.
+    /// By the model, or by switches that are resolved already.
     ByModel(Step),
-    /// `resolve::arranged`, which knows the lengths of the examples.
+    /// By `resolve::arranged`, which knows the lengths of the examples.
     ByLengths,
-    /// `tasks::image_table`, which knows the images.
+    /// By `tasks::image_table`, which knows the images.
     ByImages,
-    /// Nobody: it stands for other switches.
-    Sugar,
+    /// Not at all: an alias sets other switches.
+    Alias,
 }
 
-/// A row's view while switches are settled.
+/// The arguments and results of a step that resolves a switch.
 pub struct Settling<'a> {
-    pub asked: &'a Switches,
+    pub requested: &'a Switches,
     pub model: &'a Model,
     pub target: &'a Target,
     pub settled: Settled,
@@ -98,16 +98,16 @@ impl Settling<'_> {
         self.target.name != "cpu"
     }
 
-    /// Records what `auto` comes to for the row's switch.
+    /// Records the value that `auto` resolves to for the row's switch.
     pub fn choose(&mut self, value: &str, why: impl Into<String>) {
         self.settled.choose(self.name, value, why);
     }
 }
 
-/// Settles every switch that needs neither data nor plans.
-pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settled, UserError> {
+/// Resolves every switch that depends on neither data nor plans.
+pub fn settle(requested: &Switches, model: &Model, target: &Target) -> Result<Settled, UserError> {
     for row in TABLE {
-        row.available(row.value(asked).unwrap_or_default(), target).map_err(UserError)?;
+        row.available(row.value(requested).unwrap_or_default(), target).map_err(UserError)?;
     }
     let settled = Settled {
         options: Options::default(),
@@ -122,7 +122,7 @@ pub fn settle(asked: &Switches, model: &Model, target: &Target) -> Result<Settle
         arrangement: None,
         decoded: false,
     };
-    let mut settling = Settling { asked, model, target, settled, name: "" };
+    let mut settling = Settling { requested, model, target, settled, name: "" };
     let by_target = |settle| if let Settle::ByTarget(step) = settle { Some(step) } else { None };
     let by_model = |settle| if let Settle::ByModel(step) = settle { Some(step) } else { None };
     for stage in [by_target, by_model] {

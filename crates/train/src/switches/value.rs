@@ -1,4 +1,4 @@
-//! Values of switches: names that users write, `auto`, and how a row reaches its field.
+//! Values of switches: their names, `auto`, and access to a switch's field by name.
 
 use flatout_ir::{Adjust, Moments, Precision, Recompute, Scaling, Shard, optimizers};
 pub use flatout_runtime::cuda::{AttentionKernel, Autotune, ProductKernel};
@@ -16,13 +16,13 @@ choice! {
 }
 
 choice! {
-    /// A switch that flatout settles where it is `auto`.
+    /// A switch that flatout resolves if it is `auto`.
     pub enum Choose { Auto = "auto", On = "on", Off = "off" }
 }
 
 /// An enum whose values users write by name. The enum itself belongs to the crate that acts on it.
 pub trait Named: Copy + 'static {
-    /// In the order of help and errors.
+    /// The names in the order of help and errors.
     const NAMES: &'static [&'static str];
     fn name(self) -> &'static str;
     fn named(text: &str) -> Option<Self>;
@@ -53,7 +53,7 @@ named!(Toggle, Choose, Backend, Wire, Attention, Base, HeadRows, VisualTokens);
 named!(Precision, Scaling, Recompute, Moments, Shard, Adjust, optimizers::Name, Autotune, AttentionKernel);
 named!(ProductKernel);
 
-/// A value that is given, or left to flatout.
+/// A given value, or `auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Auto<T> {
     #[default]
@@ -98,12 +98,12 @@ pub fn serialize<T: Named, S: serde::Serializer>(value: &T, to: S) -> Result<S::
     to.serialize_str(value.name())
 }
 
-/// Where a switch lies in [`Switches`], by names.
+/// Access to the field of a switch in [`Switches`], by the names of its values.
 #[derive(Clone, Copy, Debug)]
 pub struct Field {
     pub names: &'static [&'static str],
     pub get: fn(&Switches) -> &'static str,
-    /// Whether it is one of the names.
+    /// Sets the value with this name; returns whether there is one.
     pub set: fn(&mut Switches, &str) -> bool,
 }
 

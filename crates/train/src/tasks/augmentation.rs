@@ -1,10 +1,10 @@
-//! How training images are changed: the keys of RandAugment and random erasing as the loader of images takes them.
+//! Augmentation of training images: converts the keys of RandAugment and random erasing for the image loader.
 
 use flatout_data::images::{Changes, Erasing, RandAugment};
 
 use crate::config::{Augmentation, Config};
 
-/// The changes that a config asks for.
+/// The augmentation that a config asks for.
 pub fn changes(config: &Config) -> Changes {
     let data = &config.data;
     let [mean, deviation] = config.model.normalisation().unwrap_or_default();
@@ -30,7 +30,7 @@ pub fn changes(config: &Config) -> Changes {
     }
 }
 
-/// The changes in words, where there are any.
+/// The augmentation in words, if there is any.
 pub fn words(config: &Config) -> Option<String> {
     let Changes { rand_augment, erasing } = changes(config);
     let rand_augment = rand_augment.map(|rand| {

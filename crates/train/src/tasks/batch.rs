@@ -1,4 +1,4 @@
-//! A micro-batch as named host tensors, where batches come from, and how one is written into the inputs of a plan.
+//! A micro-batch as named host tensors, the source of batches, and writing a batch into the inputs of a plan.
 
 use std::collections::BTreeSet;
 
@@ -16,34 +16,34 @@ pub enum HostTensor {
     I32(Vec<i32>),
     F32(Vec<f32>),
     U8(Vec<u8>),
-    /// Elements in the input's own type as they lie in a file, little-endian.
+    /// Elements in the input's own type as stored in a file, little-endian.
     Stored(Vec<u8>),
 }
 
-/// The inputs of one run of a plan. The loop, evaluation and measurement see nothing else of a task.
+/// The inputs of one run of a plan. The training loop, evaluation and measurement see nothing else of a task.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Batch {
     /// The plan it is for.
     pub role: Role,
-    /// The number of its lane among those of the rank.
+    /// Index of its lane among those of the rank.
     pub lane: usize,
-    /// The plan's inputs by name, apart from `rng`, which the update knows.
+    /// The plan's inputs by name, except `rng`, which the update sets.
     pub tensors: Vec<(&'static str, HostTensor)>,
-    /// The global index of each sample, by which dropout draws.
+    /// The global index of each sample, which is part of the key of its dropout.
     pub samples: Vec<u64>,
-    /// The example of each target, where examples are evaluated by their answers; `None` where there is no target.
+    /// The example of each target, where answers are evaluated; `None` where there is no target.
     pub answers: Vec<Option<u32>>,
-    /// The plural of a sample, for sentences: rows, examples, images.
+    /// The plural noun for samples in messages: rows, examples, images.
     pub unit: &'static str,
-    /// Tokens that are learned from or read, padding apart.
+    /// Tokens that are learned from or read, without padding.
     pub real_tokens: usize,
-    /// Tokens that are computed.
+    /// Tokens that are computed, padding included.
     pub computed_tokens: usize,
-    /// How many times the data has been read, after this batch.
+    /// Epochs of the data read, this batch included.
     pub epoch: f64,
-    /// How long the batch was waited for.
+    /// Time spent waiting for the batch.
     pub waited: Waited,
-    /// Samples that could not be used, in words; they keep their place without a label.
+    /// Sentences about samples that could not be used; they keep their place without a label.
     pub left_out: Vec<String>,
 }
 
@@ -64,7 +64,7 @@ impl Batch {
     }
 }
 
-/// The seed and the step that dropout draws by, beside the samples.
+/// Seed and step of the random numbers of dropout.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Draw {
     pub seed: u64,
@@ -99,11 +99,11 @@ pub fn write_tensors(
     Ok(())
 }
 
-/// The inputs that the plans of one kind have by name. A task makes no tensor that no plan reads.
+/// The inputs of the plans of one kind, by name. A task makes no tensor that no plan reads.
 #[derive(Clone, Debug, Default)]
 pub struct Inputs {
     names: BTreeSet<String>,
-    /// Of a token: one, or time, height and width.
+    /// Axes of a token's position: one, or time, height and width.
     position_axes: usize,
 }
 
@@ -120,13 +120,13 @@ impl Inputs {
         }
     }
 
-    /// Positions on every axis that the plans have.
+    /// Positions on every axis of the plans.
     pub fn positions(&self, positions: &[[i32; 3]]) -> HostTensor {
         let axis = |axis: usize| positions.iter().map(move |position| position[axis]);
         HostTensor::I32((0..self.position_axes.max(1)).flat_map(axis).collect())
     }
 
-    /// Positions of text, which are the same on every axis that the plans have.
+    /// Positions of text, which are equal on every axis of the plans.
     pub fn text_positions(&self, positions: &[i32]) -> HostTensor {
         HostTensor::I32(positions.repeat(self.position_axes.max(1)))
     }
@@ -135,7 +135,7 @@ impl Inputs {
         self.names.contains(name)
     }
 
-    /// The tensors among these that the plans have; each is made only then.
+    /// Those of these tensors that the plans have; the others are not even made.
     pub fn only<'a>(
         &self,
         tensors: impl IntoIterator<Item = (&'static str, Box<dyn FnOnce() -> HostTensor + 'a>)>,
@@ -145,41 +145,41 @@ impl Inputs {
     }
 }
 
-/// Where the batches of a run's updates come from. Batches are made while the device works: an update is begun, then its
-/// batches are taken one by one.
+/// The source of batches for a run's updates. Batches are prepared while the device computes: the caller begins an update, then
+/// takes its batches one by one.
 pub trait BatchSource {
     /// Begins the next update.
     fn begin_update(&mut self);
 
-    /// The next batch of the update, or `None` behind its last.
+    /// The next batch of the update, or `None` after its last one.
     fn next_batch(&mut self) -> Result<Option<Batch>, Failure>;
 
-    /// The tokens of the update on all ranks, real ones and computed ones, where this rank's batches have `own`. Known without a
-    /// word of the other ranks: every source knows the order of all samples.
+    /// The real and the computed tokens of the update on all ranks, where this rank's batches have `own`. Needs no communication:
+    /// every source knows the order of all samples.
     fn of_all_ranks(&self, own: [usize; 2]) -> [usize; 2] {
         own
     }
 
-    /// The numbers of the examples of the update that was begun, of sources that have numbered examples.
+    /// The numbers of the examples in the present update, for sources with numbered examples.
     fn numbers(&self) -> Vec<usize> {
         vec![]
     }
 
-    /// Where the update after the last whole one begins, as a checkpoint keeps it. Null stands for what this rank does not know;
-    /// the ranks know all of it together.
+    /// Position at which the update after the last complete one begins, in the form of a checkpoint. Null marks what this rank
+    /// does not know; the cursors of all ranks together are complete.
     fn cursor(&self) -> Value;
 
-    /// The index of the next sample in the series of all.
+    /// The global index of the next sample.
     fn sample(&self) -> u64;
 
-    /// How long updates have waited for their data so far.
+    /// Time that updates have spent waiting for data so far.
     fn waited(&self) -> Waited;
 }
 
-/// A sample as people see it.
+/// A sample in a form that people can look at.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shown {
-    /// The batch that has its results, and its place there.
+    /// The batch with its results, and its position there.
     pub batch: usize,
     pub at: usize,
     pub shown: ShownAs,
@@ -188,29 +188,29 @@ pub struct Shown {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ShownAs {
     Tokens(Vec<u32>),
-    /// Rows and columns of an image, and three bytes a pixel.
+    /// Rows and columns of an image, and its pixels at three bytes each.
     Pixels {
         size: [usize; 2],
         rgb: Vec<u8>,
     },
 }
 
-/// Samples that are read once and in order: what is evaluated, or asked about.
+/// Samples that are read once and in order, for evaluation or prediction.
 pub trait EvalSet {
     fn samples(&self) -> usize;
 
-    /// Batches for a plan with room for `capacity` samples.
+    /// Number of batches for a plan with capacity for `capacity` samples.
     fn batches(&self, capacity: usize) -> usize;
 
     fn batch(&self, number: usize, capacity: usize, inputs: &Inputs) -> Result<Batch, Failure>;
 
-    /// A sample by its number as people see it, and where its results are among those of batches for `capacity` samples. `None`
-    /// where a sample is nothing to look at by itself.
+    /// A sample in a form that people can look at, and the position of its results among batches of `capacity` samples. `None` if
+    /// a sample cannot be shown by itself.
     fn shown(&self, _number: usize, _capacity: usize) -> Result<Option<Shown>, Failure> {
         Ok(None)
     }
 
-    /// The bytes of text that a predicted token stands for in the mean, where it is text and the vocabulary tells.
+    /// Mean bytes of text per predicted token, where tokens are text and the vocabulary is known.
     fn bytes_per_token(&self, _vocabulary: Option<&Vocabulary>) -> Option<f64> {
         None
     }

@@ -1,4 +1,4 @@
-//! Static capacities of a plan, and the forward graph that a model has at them.
+//! Static capacities of a plan, and the forward graph of a model at these capacities.
 
 use flatout_data::{ImageRoom, Layout, Shape, max_segments, patch_step};
 use flatout_ir::Graph;
@@ -10,16 +10,16 @@ pub use crate::config::resolved::Capacities;
 use crate::config::{Config, IMAGE_TOKENS, Sight, Task};
 use crate::switches::data::HeadRows;
 
-/// Tokens of an image before any is known: of one megapixel, about.
+/// Assumed tokens of an image before any is known: those of about one megapixel.
 const USUAL_IMAGE: usize = 1024;
-/// Frames of a video before any is known.
+/// Assumed frames of a video before any is known.
 const USUAL_FRAMES: usize = 8;
 
 impl Capacities {
-    /// Of rows of the model's whole context, or of images.
+    /// Capacities for rows of the model's whole context, or for images.
     pub fn of_rows(config: &Config, rows: usize) -> Capacities {
         let (model, len) = (&config.model, config.model.tokens());
-        // Before lengths are known every answer may be as long as the context.
+        // Before lengths are known, every answer may be as long as the context.
         let (rows, answers) = match config.data.task {
             Task::Preference => (rows * config.together(), rows * config.together()),
             _ => (rows, 0),
@@ -29,12 +29,12 @@ impl Capacities {
             return Capacities { tokens: rows * len, images: rows, ..Capacities::default() };
         }
         if model.class_head().is_some() {
-            // Before lengths are known every text may be as long as the context.
+            // Before lengths are known, every text may be as long as the context.
             return Capacities::of_shape(config, &Layout::new(vec![Shape::Padded { rows, len }]), 0);
         }
         match config.sight() {
             Some(Sight::Images) => {
-                // Before images are known every row has one.
+                // Before images are known, every row has one.
                 let block = model.as_qwen3_vl().map_or(1, Qwen3VlConfig::block);
                 let [least, most] = config.data.image_tokens.unwrap_or(IMAGE_TOKENS);
                 let tokens = USUAL_IMAGE.clamp(least, most).min(len);
@@ -42,7 +42,7 @@ impl Capacities {
                 Capacities { images: rows, patches: rows * largest_image, largest_image, ..of_text }
             }
             Some(Sight::Frames) => {
-                // Before samples are known every row is a video of its own frames.
+                // Before samples are known, every row is a video with frames of its own.
                 let (frames, repeats) = (rows * USUAL_FRAMES, config.data.still_frames);
                 let longest_video = USUAL_FRAMES;
                 Capacities { images: frames, frames, videos: rows, longest_video, repeats, ..of_text }
@@ -55,7 +55,7 @@ impl Capacities {
         }
     }
 
-    /// Of examples that are laid out in a shape of a layout.
+    /// Capacities for examples in one shape of a layout.
     pub fn of_shape(config: &Config, layout: &Layout, number: usize) -> Capacities {
         let shape = layout.shapes()[number];
         let (rows, longest) = match shape {
@@ -81,7 +81,7 @@ impl Capacities {
             ..Capacities::default()
         };
         match config.model.as_fovea() {
-            // A frame is a patch of its own to layouts, and a still image the only one that several frames are.
+            // To layouts a frame is a single patch, and a still image is the only one with several frames.
             Some(_) if images > 0 => Capacities {
                 frames: patches,
                 videos: shape.segments(),
@@ -94,7 +94,7 @@ impl Capacities {
     }
 }
 
-/// The forward graph over texts, with the loss of the next token, of classes or of preferences.
+/// The forward graph over texts, with the loss of next tokens, classes or preferences.
 pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph {
     let Capacities { rows, tokens, segments, trees, longest, read, answers, window, .. } = *capacities;
     let form = match config.model.class_head() {
@@ -111,10 +111,10 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
                 documents,
                 read,
                 trims_last,
-                // One as wide as a row is none, and costs what none costs.
+                // A window as wide as a row has no effect, and then costs nothing either.
                 window: (1..tokens / rows).contains(&window).then_some(window),
                 dropout: training,
-                seen: seen(capacities),
+                seen: image_extents(capacities),
                 features_given: config.data.vision_cache.is_some(),
                 scored: !training && (answers > 0 || config.data.task.has_answers()),
                 preference: (answers > 0).then(|| config.preference.form(answers)),
@@ -125,13 +125,13 @@ pub fn texts(config: &Config, capacities: &Capacities, training: bool) -> Graph 
     config.model.build(form)
 }
 
-/// Whether the last layer runs, behind its attention, on the rows that the head reads alone, where these are not all.
+/// Whether the last layer runs, after its attention, only on the rows that the head reads, where these are not all rows.
 pub fn trims_last_layer(config: &Config) -> bool {
     config.model.as_decoder().is_some() && config.switches.data.last_layer != HeadRows::All
 }
 
-/// The images among the tokens of a plan.
-fn seen(capacities: &Capacities) -> Option<ImageExtents> {
+/// Capacities for the images among a plan's tokens.
+fn image_extents(capacities: &Capacities) -> Option<ImageExtents> {
     let Capacities { images, patches, largest_image, frames, videos, longest_video, repeats, .. } =
         *capacities;
     match (patches, frames) {

@@ -1,5 +1,4 @@
-//! Examples that are learned from one by one, laid out by their lengths: the tasks `chat`, `classes`, `visual_chat`,
-//! `preference` and `foveated`.
+//! Separate examples, laid out by length: the tasks `chat`, `classes`, `visual_chat`, `preference` and `foveated`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs, Shown, ShownAs};
 use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updates};
-use super::preference::{Compared, Side};
+use super::preference::{AnswerSplit, Compared};
 use super::seen::{PatchImages, SeenImages};
 use super::text;
 use crate::config::resolved::Resolved;
@@ -29,20 +28,20 @@ use crate::run::{BESIDE, tokenizer_path};
 use crate::switches::Choose;
 use crate::{Failure, UserError, refuse};
 
-/// Examples of both sides, and the tokeniser they went through.
+/// Examples for training and evaluation, with their tokeniser.
 pub struct Examples {
     pub train: Arc<ExampleTable>,
     pub held_out: Arc<ExampleTable>,
     pub vocabulary: Vocabulary,
-    /// Their classes by name, in order, where they have classes that are named.
+    /// Names of their classes, in order, if classes are named.
     pub classes: Vec<String>,
-    /// The images among their tokens, where there are any.
+    /// The images among their tokens, if there are any.
     pub images: Option<SeenImages>,
-    /// How they are compared, where they are.
+    /// Their comparisons, if answers are compared.
     pub compared: Option<Compared>,
 }
 
-/// Synthetic examples that are drawn: enough that few meet twice in a measurement.
+/// Number of synthetic examples: enough that few repeat in a measurement.
 const DRAWN: usize = 8192;
 
 /// Opens the data of a task of examples.
@@ -54,7 +53,7 @@ pub fn open(
     Ok(Box::new(read(config, run, say)?))
 }
 
-/// The examples of a config, read, tokenised and split.
+/// Reads, tokenises and splits the examples of a config.
 pub fn read(
     config: &Config,
     run: Option<&Path>,
@@ -73,7 +72,7 @@ pub fn read(
     Ok(Examples { images, compared, ..examples })
 }
 
-/// Examples of the synthetic language whose lengths are drawn from these.
+/// Examples of the synthetic language with lengths drawn from these.
 pub fn drawn(config: &Config, lengths: &Lengths) -> Result<Examples, Failure> {
     let counts = [DRAWN, config.eval.rows];
     let drawn = drawn_examples(lengths, counts, config.train.seed, config.model.vocab().unwrap_or(0))?;
@@ -81,7 +80,7 @@ pub fn drawn(config: &Config, lengths: &Lengths) -> Result<Examples, Failure> {
 }
 
 impl Examples {
-    /// Of tables of training and evaluation.
+    /// From the tables of training and evaluation.
     fn new(
         config: &Config,
         mut tables: [ExampleTable; 2],
@@ -96,8 +95,8 @@ impl Examples {
     }
 }
 
-/// Whether examples that begin alike share the computation of their beginning. Where that is left open, the answers of a pair
-/// share their prompt: their order does not change by it.
+/// Whether examples share the computation of a common prefix. If this is left open, only the answers of a pair share their
+/// prompt, which does not change the order of examples.
 pub fn shares_prefixes(config: &Config) -> bool {
     let switches = &config.switches.data;
     let is_free = switches.packing != Choose::Off && switches.length_buckets != Choose::On;
@@ -117,10 +116,10 @@ impl Examples {
     }
 }
 
-/// Tokens and examples at once where examples with images are evaluated by themselves.
+/// Tokens and examples per batch when examples with images are evaluated by themselves.
 const AT_ONCE: usize = 4096;
 
-/// The lengths of the config's examples; `None` where it learns from rows of text, which are equally long.
+/// The lengths of the config's examples; `None` if it trains on rows of text, which are equally long.
 pub fn lengths(config: &Config) -> Option<Lengths> {
     let data = &config.data;
     let lengths = Lengths::given(&data.lengths, &data.learned, [&data.images, &data.patches])
@@ -129,8 +128,8 @@ pub fn lengths(config: &Config) -> Option<Lengths> {
     Some(lengths.with_trees(trees).with_largest_image(data.largest_image))
 }
 
-/// Opens the examples a config names. A run's own tokeniser, where there is one, is used again. `fold` holds out a part of
-/// several instead of a share. `say` is told what was left out.
+/// Opens the examples that a config names. Uses the run's own tokeniser if there is one. `fold` holds out one of several folds
+/// instead of a share. `say` receives notes about examples that were left out.
 pub fn example_sets(
     config: &Config,
     run: Option<&Path>,
@@ -140,13 +139,13 @@ pub fn example_sets(
     Ok(open_reporting(&ExampleSpec { fold, ..spec(config, run) }, say)?)
 }
 
-/// The config's data section as the reader of examples takes it. The task is not `text`.
+/// Converts the config's data section for the reader of examples. The task is not `text`.
 pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
     let (data, sight) = (&config.data, config.sight());
     let documents = text::spec(config, run);
     let kept = run.map(tokenizer_path).filter(|path| path.is_file());
     let tokenizer = kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from));
-    // The files that lay beside a model's weights are kept in a folder of the run that began from it.
+    // The files beside a model's initial weights are stored in a folder of the run.
     let beside = tokenizer.as_deref().and_then(Path::parent);
     let template_folders = run.into_iter().chain(beside).map(|folder| folder.join(BESIDE)).collect();
     ExampleSpec {
@@ -195,7 +194,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> ExampleSpec {
     }
 }
 
-/// How the frames of the config's samples are read. The model looks at frames.
+/// How the frames of the config's samples are read; the model must read frames.
 fn frame_spec(config: &Config, mix: Vec<MixPart>) -> FrameSpec {
     let data = &config.data;
     FrameSpec {
@@ -210,7 +209,7 @@ fn frame_spec(config: &Config, mix: Vec<MixPart>) -> FrameSpec {
     }
 }
 
-/// How the images of the config's rows are read. The model has a tower.
+/// How the images of the config's rows are read; the model must have a tower.
 fn vision_spec(config: &Config) -> VisionSpec {
     let data = &config.data;
     let tower = config.model.as_qwen3_vl().expect("validated: a model that sees images");
@@ -230,7 +229,7 @@ fn vision_spec(config: &Config) -> VisionSpec {
     }
 }
 
-/// The factor of each class's examples in the loss; nothing where no classes are learned.
+/// The factor of each class in the loss; empty if no classes are learned.
 fn class_weights(config: &Config, examples: &ExampleTable) -> Result<Vec<f32>, Failure> {
     match config.model.classes() {
         None => Ok(vec![]),
@@ -238,7 +237,7 @@ fn class_weights(config: &Config, examples: &ExampleTable) -> Result<Vec<f32>, F
     }
 }
 
-/// Refuses names of classes that are not as many as the model has.
+/// Refuses a number of class names other than the model's number of classes.
 pub fn check_names(names: &[String], classes: usize) -> Result<(), UserError> {
     if !names.is_empty() && names.len() != classes {
         let more = if names.len() > 5 { ", ..." } else { "" };
@@ -269,7 +268,7 @@ impl Dataset for Examples {
     }
 
     fn measure(&self, config: &Config, resolved: &mut Resolved) {
-        // The name of each output of the model is kept with the run, whatever files come later.
+        // The name of each output of the model is stored with the run, whatever files come later.
         resolved.classes = Some(self.classes.clone());
         if config.data.mean_tokens.is_some() || !config.data.lengths.is_empty() {
             return;
@@ -279,7 +278,7 @@ impl Dataset for Examples {
         let mut trees: Vec<Tree> = lengths.iter().flat_map(Lengths::trees).copied().collect();
         let has_images = shares.iter().any(|share| share.images > 0);
         let some = |numbers: Vec<usize>| Some(numbers).filter(|numbers| !numbers.is_empty());
-        // The examples of an evaluation must fit too.
+        // The held-out examples must fit too.
         if let (Some(last), Some(held_out)) = (shares.last_mut(), Lengths::of(&self.held_out)) {
             *last = last.most(held_out.most());
             if let Some(last) = trees.last_mut().filter(|_| self.train.together() > 1) {
@@ -362,15 +361,15 @@ impl Dataset for Examples {
         let updates = Updates::new(self.train.clone(), options, cursor)?.of_lanes(lanes);
         let plans = 0..arrangement.layout.shapes().len();
         let inputs = plans.map(|shape| Inputs::of(feeding.plans, Role::Grad(shape))).collect();
-        let supply = match &self.images {
-            None => Supply::Memory(Box::new(updates)),
+        let loader = match &self.images {
+            None => UpdateLoader::Memory(Box::new(updates)),
             Some(images) => {
                 let loader = ImageLoader::new(updates, images.rows(), loader_threads(config))?;
-                Supply::Threads(loader, images.clone())
+                UpdateLoader::Threads(loader, images.clone())
             }
         };
         Ok(Box::new(ExampleSource {
-            supply,
+            loader,
             next: vec![].into_iter(),
             numbers: vec![],
             tokens: [0; 2],
@@ -396,7 +395,7 @@ impl Dataset for Examples {
         let most: Extent = std::iter::repeat_n(lengths.most(), together).sum();
         let tokens = (rows * len).min(AT_ONCE).max(most.tokens).next_multiple_of(128);
         let block = config.model.as_qwen3_vl().map_or(1, Qwen3VlConfig::block);
-        // As many images as these tokens hold in the mean, and the largest example at least.
+        // The mean number of images in this many tokens, and at least those of the largest example.
         let mean = |count: fn(&Extent) -> usize| {
             let of = lengths.shares().iter().map(count).sum::<usize>() * tokens;
             of / lengths.shares().iter().map(|share| share.tokens).sum::<usize>()
@@ -422,8 +421,8 @@ impl Dataset for Examples {
             ))),
             Some(layout) => {
                 let (parts, images) = (once(table, most, layout, &[]), self.images.clone());
-                let side = if share == Share::All { Side::Train } else { Side::HeldOut };
-                let compared = self.compared.clone().map(|compared| (compared, side));
+                let split = if share == Share::All { AnswerSplit::Train } else { AnswerSplit::HeldOut };
+                let compared = self.compared.clone().map(|compared| (compared, split));
                 Ok(Box::new(LaidOut { parts, images, compared }))
             }
             None => Ok(Box::new(as_rows(table, most, config.model.tokens()))),
@@ -431,47 +430,47 @@ impl Dataset for Examples {
     }
 }
 
-/// Where updates come from: memory, or threads that make the rows of the images of the next ones.
-enum Supply {
+/// The source of updates: memory, or threads that decode the images of the next updates.
+enum UpdateLoader {
     Memory(Box<Updates>),
     Threads(ImageLoader, SeenImages),
 }
 
-impl Supply {
+impl UpdateLoader {
     fn cursor(&self) -> &ExampleCursor {
         match self {
-            Supply::Memory(updates) => updates.cursor(),
-            Supply::Threads(loader, _) => loader.cursor(),
+            UpdateLoader::Memory(updates) => updates.cursor(),
+            UpdateLoader::Threads(loader, _) => loader.cursor(),
         }
     }
 }
 
 /// Updates of examples.
 struct ExampleSource {
-    supply: Supply,
-    /// Micro-batches with the rows of their images.
+    loader: UpdateLoader,
+    /// Micro-batches with the pixels or features of their images.
     next: std::vec::IntoIter<(MicroBatch, Vec<u8>)>,
-    /// Of all examples of the update.
+    /// Numbers of all examples of the update.
     numbers: Vec<usize>,
     tokens: [usize; 2],
-    /// Why there is no next update.
+    /// The error that prevents the next update.
     failed: Option<DataError>,
     epoch: f64,
     waited: Waited,
-    /// Of the plan of every shape.
+    /// Inputs of the plan of every shape.
     inputs: Vec<Inputs>,
     compared: Option<Compared>,
 }
 
 impl BatchSource for ExampleSource {
     fn begin_update(&mut self) {
-        let seen = match &mut self.supply {
-            Supply::Memory(updates) => {
+        let seen = match &mut self.loader {
+            UpdateLoader::Memory(updates) => {
                 let update = updates.next_update();
                 let rows = vec![vec![]; update.parts.len()];
                 Ok(SeenUpdate { update, rows })
             }
-            Supply::Threads(loader, _) => loader.next_update(),
+            UpdateLoader::Threads(loader, _) => loader.next_update(),
         };
         match seen {
             Err(error) => self.failed = Some(error),
@@ -489,12 +488,12 @@ impl BatchSource for ExampleSource {
         }
         let Some((laid_out, rows)) = self.next.next() else { return Ok(None) };
         let (role, inputs) = (Role::Grad(laid_out.shape), &self.inputs[laid_out.shape]);
-        let images = match &self.supply {
-            Supply::Memory(_) => None,
-            Supply::Threads(_, images) => Some((images, rows)),
+        let images = match &self.loader {
+            UpdateLoader::Memory(_) => None,
+            UpdateLoader::Threads(_, images) => Some((images, rows)),
         };
-        let compared = self.compared.as_ref().map(|compared| (compared, Side::Train));
-        // The whole update was waited for at once.
+        let compared = self.compared.as_ref().map(|compared| (compared, AnswerSplit::Train));
+        // The wait for the whole update belongs to its first batch.
         let waited = std::mem::take(&mut self.waited);
         let batch = batch(role, laid_out, images, compared, inputs);
         Ok(Some(Batch { epoch: self.epoch, waited, ..batch }))
@@ -509,17 +508,17 @@ impl BatchSource for ExampleSource {
     }
 
     fn cursor(&self) -> Value {
-        serde_json::to_value(self.supply.cursor()).expect("a cursor has a JSON form")
+        serde_json::to_value(self.loader.cursor()).expect("a cursor has a JSON form")
     }
 
     fn sample(&self) -> u64 {
-        self.supply.cursor().sample
+        self.loader.cursor().sample
     }
 
     fn waited(&self) -> Waited {
-        match &self.supply {
-            Supply::Memory(updates) => updates.waited(),
-            Supply::Threads(loader, _) => loader.waited(),
+        match &self.loader {
+            UpdateLoader::Memory(updates) => updates.waited(),
+            UpdateLoader::Threads(loader, _) => loader.waited(),
         }
     }
 }
@@ -527,10 +526,10 @@ impl BatchSource for ExampleSource {
 /// Examples laid out for one plan, in order.
 pub struct LaidOut {
     pub parts: Vec<MicroBatch>,
-    /// The images among their tokens, where there are any.
+    /// The images among their tokens, if there are any.
     pub images: Option<SeenImages>,
-    /// How they are compared, where they are, and which side they are.
-    pub compared: Option<(Compared, Side)>,
+    /// Their comparisons and their split, if answers are compared.
+    pub compared: Option<(Compared, AnswerSplit)>,
 }
 
 impl EvalSet for LaidOut {
@@ -549,7 +548,7 @@ impl EvalSet for LaidOut {
             None => None,
             Some(images) => Some((images, images.rows().of(&mut laid_out)?)),
         };
-        let compared = self.compared.as_ref().map(|(compared, side)| (compared, *side));
+        let compared = self.compared.as_ref().map(|(compared, split)| (compared, *split));
         Ok(batch(Role::Eval, laid_out, images, compared, inputs))
     }
 
@@ -560,7 +559,7 @@ impl EvalSet for LaidOut {
                 at -= part.samples.len();
                 continue;
             }
-            // Where examples share what they begin with, a segment is several of them.
+            // Where examples share a prefix, a segment belongs to several of them.
             let Some(Segment { start, len }) =
                 part.segments.get(at).filter(|_| part.segments.len() == part.samples.len())
             else {
@@ -574,17 +573,17 @@ impl EvalSet for LaidOut {
     }
 }
 
-/// Examples that were laid out for the plan of a role, with the rows of their images, where there are some, and what answers
-/// are compared by, where they are.
+/// Examples laid out for the plan of a role, with the pixels or features of their images and the inputs of their comparison, if
+/// they have any.
 pub fn batch(
     role: Role,
     mut laid_out: MicroBatch,
     images: Option<(&SeenImages, Vec<u8>)>,
-    compared: Option<(&Compared, Side)>,
+    compared: Option<(&Compared, AnswerSplit)>,
     inputs: &Inputs,
 ) -> Batch {
     let images = images.map_or(vec![], |(images, rows)| images.tensors(&mut laid_out, rows, inputs));
-    let compared = compared.map_or(vec![], |(compared, side)| compared.tensors(side, &laid_out, inputs));
+    let compared = compared.map_or(vec![], |(compared, split)| compared.tensors(split, &laid_out, inputs));
     let (real_tokens, computed_tokens) = (laid_out.real_tokens(), laid_out.tokens.len());
     let keys = if inputs.has("rows") { laid_out.draw_keys() } else { vec![] };
     let intervals = if inputs.has("intervals") { laid_out.intervals() } else { vec![] };
@@ -642,7 +641,7 @@ pub fn batch(
     }
 }
 
-/// Examples as rows of `context` tokens each, filled up behind them: for commands that take rows.
+/// Examples as rows of `context` tokens each, padded at the end, for commands that take rows.
 pub fn as_rows(table: &ExampleTable, most: usize, context: usize) -> Rows {
     let layout = Layout::new(vec![Shape::Padded { rows: 1, len: context }]);
     let mut rows = Rows { context, ..Rows::default() };

@@ -1,4 +1,4 @@
-//! A small set of images on the device: what `image_table` comes to for a config, and how the table gets there.
+//! Keeps a small set of images on the device: resolves `image_table` for a config, and writes the table.
 
 use flatout_data::images::Filter;
 use flatout_ir::Target;
@@ -11,12 +11,12 @@ use crate::refuse;
 use crate::switches::data::IMAGE_TABLE;
 use crate::switches::{Choose, Chosen};
 
-/// `auto` keeps a table of at most this many bytes, and of at most this part of the device's memory.
+/// Limits of `auto`: a table takes at most this many bytes, and at most one part in this many of the device's memory.
 const AUTO_BYTES: u64 = 1 << 30;
 const AUTO_PART: u64 = 16;
 
-/// How many images training has, their rows and columns, where they lie decoded and are of one size. Of files that is known
-/// once they are opened. The device cuts them with the bilinear filter only.
+/// Number of training images, their rows and columns, if they are stored decoded and have one size. For files this is known only
+/// once they are open. The device resizes only with the bilinear filter.
 pub fn extents(config: &Config) -> Option<[usize; 3]> {
     let data = &config.data;
     if data.task != Task::Images {
@@ -33,12 +33,12 @@ pub fn extents(config: &Config) -> Option<[usize; 3]> {
     }
 }
 
-/// The table that training reads, where the switch is settled.
+/// The table that training reads, if the settled switch keeps one.
 pub fn kept(config: &Config) -> Option<[usize; 3]> {
     extents(config).filter(|_| config.switches.data.image_table == Choose::On)
 }
 
-/// The config with the switch settled for a target, and what `auto` chose.
+/// The config with the switch settled for a target, and the choice of `auto`.
 pub(crate) fn settle(config: &Config, target: &Target) -> Result<(Config, Option<Chosen>), UserError> {
     let mut settled = config.clone();
     let (mut chosen, changed) = (None, augmentation::words(config));
@@ -84,7 +84,7 @@ fn choice(extents: [usize; 3], target: &Target) -> (Choose, String) {
     (Choose::On, format!("{mib:.1} MiB of images stay on the device, and six numbers an image cross the bus"))
 }
 
-/// Refuses what was asked for and turns out not to be possible once images are open.
+/// Refuses a request that turns out to be impossible once the images are open.
 pub fn check(config: &Config) -> Result<(), UserError> {
     let is_asked = config.switches.data.image_table == Choose::On && config.data.task == Task::Images;
     if is_asked && extents(config).is_none() {
@@ -97,7 +97,7 @@ pub fn check(config: &Config) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Settles the switch where images are drawn at random instead of loaded, and there is nothing to keep.
+/// Settles the switch for measurements with random images, where there is nothing to keep.
 pub fn without(config: &mut Config) -> Result<(), UserError> {
     if config.switches.data.image_table == Choose::On {
         refuse!("`image_table=on` has nothing to keep: no data is named; give data.path, or leave it out");
@@ -144,7 +144,7 @@ mod tests {
         assert!(value == "off" && why.contains("random erasing (of 25% of images)"), "{why}");
         let refused = settle(&config(&["data.erase=0.1", "image_table=on"]), &gpu()).unwrap_err().to_string();
         assert!(refused.contains("leave one of them out"), "{refused}");
-        // Nothing is known of files that are not open.
+        // Nothing is known about files that are not open.
         let files = config(&["data.path=x", "image_table=on"]);
         assert_eq!(extents(&files), None);
         assert!(check(&files).unwrap_err().to_string().contains("lie encoded"));

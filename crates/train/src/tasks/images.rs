@@ -1,4 +1,4 @@
-//! Images with a class each: the task `images`.
+//! Images with one class each: the task `images`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -38,17 +38,17 @@ pub fn open(
     Ok(Box::new(sets(config, say)?))
 }
 
-/// A mark that tells the files of both sides from others of the same names.
+/// A fingerprint of the files of both sides.
 fn versions(sets: &ImageSets) -> String {
     format!("{:016x} {:016x}", sets.train.version(), sets.held_out.version())
 }
 
-/// The images of both sides.
+/// The images for training and those held out.
 pub fn sets(config: &Config, say: &mut dyn FnMut(OpenEvent)) -> Result<ImageSets, Failure> {
     Ok(images::open(&spec(config), say)?)
 }
 
-/// The config's data section as the reader of images takes it.
+/// Converts the config's data section for the reader of images.
 pub fn spec(config: &Config) -> ImageSpec {
     let data = &config.data;
     let [height, width] = config.model.image_sides().expect("validated: a model of images");
@@ -76,14 +76,14 @@ pub fn spec(config: &Config) -> ImageSpec {
     }
 }
 
-/// The part of an image that training sees, or evaluation.
+/// The view of an image in training or in evaluation.
 pub fn view(config: &Config, training: bool) -> View {
     let data = &config.data;
     let [height, width] = config.model.image_sides().expect("validated: a model of images");
     let pair = |[least, most]: [f64; 2]| (least, most);
     let augment = match training {
         true => {
-            // Parts of the view's own ratio are not stretched, whatever it is.
+            // Crops with the view's own aspect ratio are not stretched.
             let ratio = data.crop_ratio.map(|ratio| ratio * (width as f64 / height as f64));
             Augment::Train {
                 scale: pair(data.crop_scale),
@@ -101,14 +101,14 @@ pub fn view(config: &Config, training: bool) -> View {
     View { height, width, augment, filter: data.filter }
 }
 
-/// The part of a frame that a tower looks at: the shorter side is scaled to its size, and the middle cut out.
+/// The part of a frame that a tower reads: the shorter side is scaled to its size, and the centre is cropped.
 pub fn frame_view(config: &Config, tower: &FoveaConfig) -> View {
     let side = tower.image_size;
     let augment = Augment::Resized(Scaled::Shorter(side));
     View { height: side, width: side, augment, filter: config.data.filter }
 }
 
-/// The form of the graph that trains, or that is evaluated.
+/// The form of the graph for training or for evaluation.
 pub fn form(config: &Config, images: usize, training: bool) -> ImageForm {
     match training {
         true => ImageForm {
@@ -122,7 +122,7 @@ pub fn form(config: &Config, images: usize, training: bool) -> ImageForm {
     }
 }
 
-/// Training images of some lanes from a cursor on, made ahead by as many threads as the config says.
+/// Training images of some lanes from a cursor on, prefetched by as many threads as the config says.
 pub fn loader(
     config: &Config,
     set: &Arc<ImageSet>,
@@ -137,7 +137,7 @@ pub fn loader(
     Ok(ImageLoader::new(set.clone(), view, seed, cursor, options)?)
 }
 
-/// The same of images that lie on the device.
+/// The same for images that are stored on the device.
 pub fn part_loader(
     config: &Config,
     set: &Arc<ImageSet>,
@@ -195,7 +195,7 @@ impl Dataset for ImageSets {
         }
     }
 
-    /// Writes the images to their table, where the plans have one.
+    /// Writes the images to their table, if the plans have one.
     fn prepare(&self, session: &mut Session) -> Result<(), Failure> {
         if session.plans().slot(TABLE).is_none() {
             return Ok(());
@@ -217,7 +217,7 @@ impl Dataset for ImageSets {
         };
         Ok(Box::new(ImageBatches {
             loader,
-            maker: Maker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
+            maker: BatchMaker::training(config, feeding.micro_batch, &self.train, feeding.inputs())?,
             batches: LaneBatches::new(lanes, feeding.micro_batch),
         }))
     }
@@ -238,7 +238,7 @@ impl Dataset for ImageSets {
     }
 }
 
-/// Training images, decoded ahead of their update, or parts of those that lie on the device.
+/// Training images, decoded ahead of their update, or crops of images that are stored on the device.
 enum Images {
     Loaded(Box<ImageLoader>),
     OnDevice(Box<PartLoader>),
@@ -246,7 +246,7 @@ enum Images {
 
 struct ImageBatches {
     loader: Images,
-    maker: Maker,
+    maker: BatchMaker,
     batches: LaneBatches<ImageBatch>,
 }
 
@@ -302,33 +302,42 @@ impl BatchSource for ImageBatches {
 
 /// Makes batches of images for plans of one capacity.
 #[derive(Clone, Debug)]
-struct Maker {
-    /// Images the plan has room for.
+struct BatchMaker {
+    /// Images that the plan has capacity for.
     capacity: usize,
     /// Tokens of an image.
     tokens: usize,
     /// Bytes of an image's pixels.
     image_bytes: usize,
-    /// The factor of each class's images in the loss.
+    /// The factor of each class in the loss.
     class_weights: Vec<f32>,
     mixing: Option<Mixing>,
-    /// Of mixing.
+    /// Seed of the mixing.
     seed: u64,
     inputs: Inputs,
 }
 
-impl Maker {
-    /// For training, on images of which each class has its share.
-    fn training(config: &Config, capacity: usize, set: &ImageSet, inputs: Inputs) -> Result<Maker, Failure> {
+impl BatchMaker {
+    /// For training: with mixing, and with class weights, which may depend on the counts of classes in the set.
+    fn training(
+        config: &Config,
+        capacity: usize,
+        set: &ImageSet,
+        inputs: Inputs,
+    ) -> Result<BatchMaker, Failure> {
         let classes = config.model.classes().expect("a model of images has classes");
         let class_weights = config.train.class_weights.of_counts(&set.balance(classes))?;
-        Ok(Maker { mixing: Mixing::of(config), class_weights, ..Maker::plain(config, capacity, inputs) })
+        Ok(BatchMaker {
+            mixing: Mixing::of(config),
+            class_weights,
+            ..BatchMaker::plain(config, capacity, inputs)
+        })
     }
 
-    /// Every image as it is, and each counts 1.
-    fn plain(config: &Config, capacity: usize, inputs: Inputs) -> Maker {
+    /// Unmixed images, each with weight 1.
+    fn plain(config: &Config, capacity: usize, inputs: Inputs) -> BatchMaker {
         let classes = config.model.classes().unwrap_or(0);
-        Maker {
+        BatchMaker {
             capacity,
             tokens: config.model.tokens(),
             image_bytes: config.model.image_sides().map_or(0, |[height, width]| height * width * CHANNELS),
@@ -339,7 +348,7 @@ impl Maker {
         }
     }
 
-    /// Images that are missing at the end of the batch have weight 0.
+    /// Images missing at the end of the batch have weight 0.
     fn batch(&self, role: Role, images: ImageBatch) -> Batch {
         let (count, capacity) = (images.count(), self.capacity);
         let ImageBatch { mut pixels, parts, labels, samples, epoch, waited, left_out, .. } = images;
@@ -387,7 +396,7 @@ impl Maker {
     }
 }
 
-/// Noise with a class each, for measurements without data.
+/// Random images with random classes, for measurements without data.
 pub fn drawn(config: &Config, count: usize, part: usize, inputs: Inputs) -> Batch {
     let [height, width] = config.model.image_sides().expect("a model of images");
     let classes = config.model.classes().unwrap_or(1) as u32;
@@ -399,22 +408,23 @@ pub fn drawn(config: &Config, count: usize, part: usize, inputs: Inputs) -> Batc
     let label = |sample: &u64| (philox([*sample as u32, 0, 2, 0], seed)[0] % classes) as i32;
     let labels = samples.iter().map(label).collect();
     let images = ImageBatch { pixels, labels, samples, ..ImageBatch::default() };
-    Maker { mixing: Mixing::of(config), ..Maker::plain(config, count, inputs) }.batch(Role::GRAD, images)
+    BatchMaker { mixing: Mixing::of(config), ..BatchMaker::plain(config, count, inputs) }
+        .batch(Role::GRAD, images)
 }
 
-/// Images in their order, seen as evaluation sees them.
+/// Images in order, in the view of evaluation.
 pub struct OrderedImages {
     set: Arc<ImageSet>,
     view: View,
     count: u64,
-    maker: Maker,
+    maker: BatchMaker,
 }
 
 impl OrderedImages {
-    /// The first of a set, as many as are asked for and there are.
+    /// The first images of a set, at most `most`.
     pub fn new(config: &Config, set: Arc<ImageSet>, most: usize) -> OrderedImages {
         let count = set.count().min(most as u64);
-        let maker = Maker::plain(config, 0, Inputs::default());
+        let maker = BatchMaker::plain(config, 0, Inputs::default());
         OrderedImages { set, view: view(config, false), count, maker }
     }
 }
@@ -432,7 +442,7 @@ impl EvalSet for OrderedImages {
         let first = (number * capacity) as u64;
         let range = first..(first + capacity as u64).min(self.count);
         let images = images::ordered(&self.set, &self.view, range)?;
-        let maker = Maker { capacity, inputs: inputs.clone(), ..self.maker.clone() };
+        let maker = BatchMaker { capacity, inputs: inputs.clone(), ..self.maker.clone() };
         Ok(maker.batch(Role::Eval, images))
     }
 

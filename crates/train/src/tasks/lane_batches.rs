@@ -1,4 +1,4 @@
-//! The micro-batches of an update out of a loader that gives samples one after another, lane by lane where there are several.
+//! Splits the samples of a loader into the micro-batches of an update, lane by lane if there are several.
 
 use std::vec::IntoIter;
 
@@ -7,13 +7,13 @@ use flatout_data::{Lanes, Rows};
 
 use crate::Failure;
 
-/// Samples of a loader that can be dealt to lanes.
+/// Samples of a loader that can be distributed to lanes.
 pub trait Samples: Sized {
-    /// The places of the samples in the series of all.
+    /// The global indices of the samples.
     fn numbers(&self) -> &[u64];
-    /// Those at some places.
+    /// The samples at these positions.
     fn picked(&self, places: &[usize]) -> Self;
-    /// Takes over what is said once of an update: how long it was waited for, and the samples left out.
+    /// Takes over the facts that belong to the whole update: the time spent waiting and the samples left out.
     fn take_facts(&mut self, whole: &Self);
 }
 
@@ -45,14 +45,14 @@ impl Samples for ImageBatch {
     }
 }
 
-/// Where a source stands within an update.
+/// Progress of a source within an update.
 pub struct LaneBatches<S> {
     lanes: Lanes,
-    /// Samples of a micro-batch at most.
+    /// The most samples of a micro-batch.
     most: usize,
-    /// Samples of the update that are still to come from the loader, where there is one lane.
+    /// Samples of the update that the loader has not delivered yet, with one lane.
     left: usize,
-    /// The micro-batches of the update that are still to be given, where there are several.
+    /// The remaining micro-batches of the update, with several lanes.
     portions: Option<IntoIter<(usize, S)>>,
 }
 
@@ -61,7 +61,7 @@ impl<S: Samples> LaneBatches<S> {
         LaneBatches { lanes, most, left: 0, portions: None }
     }
 
-    /// The tokens of an update on all ranks, where a sample has this number and this rank's have `own`, real and computed.
+    /// The tokens of an update on all ranks, with `of_sample` tokens per sample and `own` real and computed tokens on this rank.
     pub fn tokens(&self, of_sample: usize, own: [usize; 2]) -> [usize; 2] {
         if self.lanes.of == 1 { own } else { [self.lanes.batch * of_sample; 2] }
     }
@@ -70,8 +70,8 @@ impl<S: Samples> LaneBatches<S> {
         (self.left, self.portions) = (self.lanes.batch, None);
     }
 
-    /// The next samples of the update with the number of their lane. `read` gives this rank's samples among the next ones of the
-    /// series. One lane is read as it is computed; several need the whole update before the first of them is complete.
+    /// The next samples of the update with the number of their lane. `read` returns this rank's samples among the next ones of
+    /// all. One lane is read as it is computed; with several, the whole update must be read before the first lane is complete.
     pub fn next(
         &mut self,
         mut read: impl FnMut(usize) -> Result<S, Failure>,

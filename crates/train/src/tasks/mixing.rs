@@ -1,7 +1,7 @@
-//! Mixup and cutmix: which images of a micro-batch are mixed, and how much. The model mixes them, and their classes.
+//! Mixup and cutmix: draws which images of a micro-batch are mixed, and in what ratio. The model mixes them and their classes.
 //!
-//! An image is mixed with the next one of its micro-batch, so pairs, unlike all else, depend on how a batch is split. How
-//! much is drawn by the seed and the image's place in the series of all samples.
+//! An image is mixed with the next one of its micro-batch, so the pairs, unlike everything else, depend on how a batch is split.
+//! The ratio is drawn with the seed and the global index of the image.
 
 use flatout_ir::random::philox;
 
@@ -10,22 +10,22 @@ use crate::config::Config;
 /// The mixing that `train.mixup` and `train.cutmix` ask for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Mixing {
-    /// Parameters of the beta distributions that shares are drawn from; 0 where there is none of a kind.
+    /// Parameters of the beta distributions from which ratios are drawn; 0 disables a kind.
     mixup: f64,
     cutmix: f64,
     /// Rows and columns of an image.
     sides: [usize; 2],
 }
 
-/// How the images of a micro-batch are mixed.
+/// The mixing of the images of a micro-batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Mixed {
-    /// The place of the other one.
+    /// Index of the other image.
     pub with: Vec<i32>,
     /// The share that an image keeps of itself.
     pub share: Vec<f32>,
-    /// Four bounds an image: rows from, to, columns from, to, of the part that is the other's; empty where values are
-    /// blended.
+    /// Four bounds per image (start and end of rows, start and end of columns) of the box taken from the other image; an empty
+    /// box where values are blended.
     pub cut: Vec<i32>,
 }
 
@@ -53,7 +53,7 @@ impl Mixing {
         mixed
     }
 
-    /// A box of about the area that is not kept, around any point of the image, and the share that is left outside it.
+    /// A box of about the area that is replaced, centred anywhere in the image, and the share that is left outside it.
     fn cut(&self, share: f64, uniform: &mut Uniform) -> (f64, [i32; 4]) {
         let mut bounds = |side: f64| {
             let half = 0.5 * side * (1.0 - share).sqrt();
@@ -70,14 +70,14 @@ impl Mixing {
     }
 }
 
-/// Numbers between 0 and 1 by a counter.
+/// Uniform numbers between 0 and 1 from a counter-based generator.
 struct Uniform {
     key: [u32; 2],
     counter: [u32; 4],
 }
 
 impl Uniform {
-    /// A stream of its own a sample, apart from those of dropout and initial weights.
+    /// Every sample has a stream of its own, separate from those of dropout and initial weights.
     fn new(seed: u64, sample: u64) -> Uniform {
         let counter = [0, sample as u32, (sample >> 32) as u32, 0x6d69_7865];
         Uniform { key: [seed as u32, (seed >> 32) as u32], counter }
@@ -89,14 +89,15 @@ impl Uniform {
         ((((high as u64) << 32 | low as u64) >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
-    /// From the beta distribution with both parameters alpha: x / (x + y) of two gamma draws.
+    /// Draws from the beta distribution with both parameters alpha: x / (x + y) of two gamma draws.
     fn beta(&mut self, alpha: f64) -> f64 {
         let (x, y) = (self.log_gamma_draw(alpha), self.log_gamma_draw(alpha));
         // In logarithms, because draws of a small alpha are smaller than any f64.
         1.0 / (1.0 + (y - x).exp())
     }
 
-    /// The logarithm of a draw from the gamma distribution, by Marsaglia and Tsang: below 1 from that of alpha + 1.
+    /// The logarithm of a draw from the gamma distribution, by the method of Marsaglia and Tsang; for alpha below 1, from a draw
+    /// with alpha + 1.
     fn log_gamma_draw(&mut self, alpha: f64) -> f64 {
         let boost = if alpha < 1.0 { self.draw().ln() / alpha } else { 0.0 };
         let d = if alpha < 1.0 { alpha + 1.0 } else { alpha } - 1.0 / 3.0;
@@ -144,7 +145,11 @@ mod tests {
         }
         assert_eq!(mixed.with[..2], [1, 2]);
         assert_eq!(mixed.with[199], 0);
-        assert_eq!(mixing.draw(&samples[50..60], 7).share, mixed.share[50..60], "by the sample alone");
+        assert_eq!(
+            mixing.draw(&samples[50..60], 7).share,
+            mixed.share[50..60],
+            "depends on the sample alone"
+        );
         let both = Mixing { mixup: 0.4, ..mixing }.draw(&samples, 7);
         let boxes = both.cut.chunks_exact(4).filter(|cut| cut[1] > cut[0]).count();
         assert!((60..140).contains(&boxes), "{boxes} of 200");

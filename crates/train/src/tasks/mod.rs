@@ -1,6 +1,7 @@
-//! The tasks: a row for each, with the data it opens and the graphs it trains.
+//! The tasks: one row for each, with the data it opens and the graphs it trains.
 //!
-//! The loop, evaluation and measurement know batches of named tensors and no kinds of data: a task is its file and its row.
+//! The training loop, evaluation and measurement use batches of named tensors and know no kinds of data: a task is its file and
+//! its row.
 
 pub mod augmentation;
 pub mod batch;
@@ -26,7 +27,7 @@ use crate::config::{Config, Task};
 use capacities::Capacities;
 use dataset::Dataset;
 
-/// Opens the data of a config; the listener is told of what takes long and what was left out.
+/// Opens the data of a config; the listener receives notes about slow work and about samples that were left out.
 type Open = fn(&Config, Option<&Path>, &mut dyn FnMut(OpenEvent)) -> Result<Box<dyn Dataset>, Failure>;
 
 /// A task.
@@ -34,11 +35,11 @@ pub struct TaskRow {
     /// The value of `data.task`.
     pub task: Task,
     pub open: Open,
-    /// The forward graph with its loss at some capacities; the flag says whether it is trained or evaluated.
+    /// The forward graph with its loss at given capacities; the flag is true for training and false for evaluation.
     pub graph: fn(&Config, &Capacities, bool) -> Graph,
 }
 
-/// One row a task.
+/// One row per task.
 pub static TABLE: &[TaskRow] = &[
     TaskRow { task: Task::Text, open: text::open, graph: capacities::texts },
     TaskRow { task: Task::Chat, open: examples::open, graph: capacities::texts },
@@ -63,7 +64,7 @@ pub fn open(
     (of(config).open)(config, run, say)
 }
 
-/// How many classes the data of a config has, where it can be looked at more than once.
+/// Number of classes in the data of a config, where the data can be read more than once.
 pub fn classes(config: &Config) -> Result<Option<usize>, Failure> {
     let data = &config.data;
     let is_stream = data.path.as_ref().is_some_and(|paths| paths.0.iter().any(|path| path == "-"));
@@ -76,7 +77,7 @@ pub fn classes(config: &Config) -> Result<Option<usize>, Failure> {
     }
 }
 
-/// The forward graph of a config at some capacities, with its loss.
+/// The forward graph of a config at given capacities, with its loss.
 pub fn graph(config: &Config, capacities: &Capacities, training: bool) -> Graph {
     (of(config).graph)(config, capacities, training)
 }

@@ -1,4 +1,4 @@
-//! Answers that are compared, as plans take them, and what a reference makes of each: the task `preference`.
+//! Answers that are compared, in the form in which plans take them, with their reference scores: the task `preference`.
 
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -12,74 +12,79 @@ use super::examples;
 use super::seen::SeenImages;
 use crate::Failure;
 
-/// The answers of a set, and the reference's sums of their log-probabilities, once these are known.
+/// The answers of a set, and the reference's sums of their log-probabilities once these are known.
 #[derive(Clone)]
 pub struct Compared {
-    /// In the order of [`Side`]: two of pairs, four of judged answers.
-    sides: Vec<Arc<ExampleTable>>,
-    /// The images among their tokens, where there are any.
+    /// Indexed by [`AnswerSplit`]: two tables for pairs, four for judged answers.
+    splits: Vec<Arc<ExampleTable>>,
+    /// The images among their tokens, if there are any.
     images: Option<SeenImages>,
     scores: Arc<OnceLock<Scores>>,
     /// The baseline that judged answers are compared with.
     baseline: Arc<Mutex<f32>>,
-    /// Another one where answers, tokeniser or sides are other ones.
+    /// A fingerprint of answers, tokeniser and splits.
     pub mark: String,
 }
 
-/// The sum of the log-probabilities of every answer's tokens under the reference, by side and by the number of the example.
+/// The sum of the log-probabilities of every answer's tokens under the reference, by split and number of the example.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scores(pub Vec<Vec<f32>>);
 
-/// The side that answers are on.
+/// The split that answers belong to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub enum AnswerSplit {
     Train,
     HeldOut,
-    /// Prompts of the first two with the answers of others, by which the baseline of judged answers is known.
+    /// Prompts of the first two splits with mismatched answers, from which the baseline of judged answers is computed.
     TrainMismatched,
     HeldOutMismatched,
 }
 
-impl Side {
-    pub const ALL: [Side; 4] = [Side::Train, Side::HeldOut, Side::TrainMismatched, Side::HeldOutMismatched];
+impl AnswerSplit {
+    pub const ALL: [AnswerSplit; 4] = [
+        AnswerSplit::Train,
+        AnswerSplit::HeldOut,
+        AnswerSplit::TrainMismatched,
+        AnswerSplit::HeldOutMismatched,
+    ];
 
-    /// The side whose prompts are the same and whose answers are others'.
-    pub fn mismatched(self) -> Side {
-        Side::ALL[self as usize % 2 + 2]
+    /// The split with the same prompts and mismatched answers.
+    pub fn mismatched(self) -> AnswerSplit {
+        AnswerSplit::ALL[self as usize % 2 + 2]
     }
 }
 
-/// Pairs or judged answers that are laid out at once where all of them are scored: first fit over more takes long.
+/// Pairs or judged answers that are laid out together for scoring: first fit over more of them takes long.
 const LAID_OUT_AT_ONCE: usize = 1024;
 
 impl Compared {
-    /// Of the answers that are trained on and those that are held out.
-    pub fn new(sides: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> Compared {
+    /// From the answers for training and those held out.
+    pub fn new(splits: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> Compared {
         let longest =
             |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
-        let most = sides.iter().map(longest).max().unwrap_or(0);
-        let is_judged = sides[0].together() == 1;
-        let mismatched = sides.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));
-        let sides = sides.iter().cloned().chain(mismatched).collect();
-        Compared { sides, images, scores: Arc::default(), baseline: Arc::default(), mark }
+        let most = splits.iter().map(longest).max().unwrap_or(0);
+        let is_judged = splits[0].together() == 1;
+        let mismatched = splits.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));
+        let splits = splits.iter().cloned().chain(mismatched).collect();
+        Compared { splits, images, scores: Arc::default(), baseline: Arc::default(), mark }
     }
 
-    /// Answers that one loss compares: 2 of pairs.
+    /// Number of answers that one loss compares: 2 for pairs.
     pub fn together(&self) -> usize {
-        self.sides[0].together()
+        self.splits[0].together()
     }
 
     /// Whether answers are judged one by one.
     pub fn is_judged(&self) -> bool {
-        self.sides.len() > 2
+        self.splits.len() > 2
     }
 
-    /// Answers of each side there is.
+    /// Number of answers on each split.
     pub fn counts(&self) -> Vec<usize> {
-        self.sides.iter().map(|table| table.count()).collect()
+        self.splits.iter().map(|table| table.count()).collect()
     }
 
-    /// Takes the reference's scores. They are given once, before the first update.
+    /// Sets the reference's scores, once, before the first update.
     pub fn give(&self, scores: Scores) {
         self.scores.set(scores).expect("the reference is known once");
     }
@@ -88,41 +93,41 @@ impl Compared {
         self.scores.get()
     }
 
-    /// Lays out all answers for a plan that scores them, a part of a side at a time.
-    pub fn parts(&self, layout: &Layout) -> impl Iterator<Item = (Side, Vec<MicroBatch>)> {
-        let of_side = move |(side, table): (Side, &'_ Arc<ExampleTable>)| {
+    /// Lays out all answers for a plan that scores them, a part of a split at a time.
+    pub fn parts(&self, layout: &Layout) -> impl Iterator<Item = (AnswerSplit, Vec<MicroBatch>)> {
+        let of_split = move |(split, table): (AnswerSplit, &'_ Arc<ExampleTable>)| {
             let (table, layout) = (table.clone(), layout.clone());
             let starts = (0..table.units()).step_by(LAID_OUT_AT_ONCE);
             starts.map(move |start| {
                 let end = (start + LAID_OUT_AT_ONCE).min(table.units());
-                (side, some(&table, start..end, &layout, &[]))
+                (split, some(&table, start..end, &layout, &[]))
             })
         };
-        Side::ALL.into_iter().zip(&self.sides).flat_map(of_side)
+        AnswerSplit::ALL.into_iter().zip(&self.splits).flat_map(of_split)
     }
 
-    /// Takes the baseline of the update or evaluation that comes next.
+    /// Sets the baseline of the next update or evaluation.
     pub fn give_baseline(&self, baseline: f32) {
         *self.baseline.lock().unwrap_or_else(PoisonError::into_inner) = baseline;
     }
 
-    /// Lays out some examples of a side for a plan that scores them.
-    pub fn laid_out(&self, side: Side, numbers: &[usize], layout: &Layout) -> Vec<MicroBatch> {
-        some(&self.sides[side as usize], numbers.iter().copied(), layout, &[])
+    /// Lays out some examples of a split for a plan that scores them.
+    pub fn laid_out(&self, split: AnswerSplit, numbers: &[usize], layout: &Layout) -> Vec<MicroBatch> {
+        some(&self.splits[split as usize], numbers.iter().copied(), layout, &[])
     }
 
-    /// The sums of log-probabilities that the plan `eval` gives of a micro-batch, by answer.
+    /// The sums of log-probabilities that the plan `eval` computes for a micro-batch, by answer.
     pub fn sums(&self, session: &mut Session, batch: Batch) -> Result<Vec<f32>, Failure> {
         batch::write(session, &batch, Draw::default())?;
         session.run(Role::Eval)?;
         Ok(session.result(Role::Eval, ANSWER_LOGP)?)
     }
 
-    /// A micro-batch of a side as the plan of a role takes it, its images decoded.
+    /// A micro-batch of a split in the form that the plan of a role takes, with its images decoded.
     pub fn batch(
         &self,
         role: Role,
-        side: Side,
+        split: AnswerSplit,
         mut laid_out: MicroBatch,
         inputs: &Inputs,
     ) -> Result<Batch, Failure> {
@@ -130,13 +135,13 @@ impl Compared {
             None => None,
             Some(images) => Some((images, images.rows().of(&mut laid_out)?)),
         };
-        Ok(examples::batch(role, laid_out, images, Some((self, side)), inputs))
+        Ok(examples::batch(role, laid_out, images, Some((self, split)), inputs))
     }
 
-    /// The inputs of the loss that compares, of those that a plan has.
+    /// Those inputs of the preference loss that a plan has.
     pub fn tensors(
         &self,
-        side: Side,
+        split: AnswerSplit,
         laid_out: &MicroBatch,
         inputs: &Inputs,
     ) -> Vec<(&'static str, HostTensor)> {
@@ -155,13 +160,13 @@ impl Compared {
             (0..count).for_each(|number| values[slots[number]] = value(number));
             values
         };
-        // Where the scores are not known yet, they are what is being computed.
-        let scores = self.scores.get().map(|Scores(sides)| &sides[side as usize]);
+        // The scores are absent while they are being computed.
+        let scores = self.scores.get().map(|Scores(splits)| &splits[split as usize]);
         let score = |number: usize| scores.map_or(0.0, |scores| scores[laid_out.numbers[number]]);
         let wanted = |number: usize| f32::from(laid_out.labels[number] == 1);
         let baseline = *self.baseline.lock().unwrap_or_else(PoisonError::into_inner);
         let units = room / together;
-        // Nothing is asked of answers about a frame that cannot be decoded, and they count nothing.
+        // Answers about a frame that cannot be decoded count nothing.
         let mut present = vec![0.0; units];
         answers.iter().flatten().for_each(|number| present[*number as usize / together] = 1.0);
         inputs.only([
@@ -173,16 +178,16 @@ impl Compared {
         ])
     }
 
-    /// Writes the scores of a micro-batch, which a plan gave by answer, to their examples.
-    pub fn take(&self, side: Side, laid_out: &MicroBatch, by_answer: &[f32], scores: &mut Scores) {
+    /// Stores the scores of a micro-batch, which a plan returned by answer, under their examples.
+    pub fn take(&self, split: AnswerSplit, laid_out: &MicroBatch, by_answer: &[f32], scores: &mut Scores) {
         let together = self.together();
         for (number, example) in laid_out.numbers.iter().enumerate() {
-            scores.0[side as usize][*example] = by_answer[slot(number, together, laid_out.labels.len())];
+            scores.0[split as usize][*example] = by_answer[slot(number, together, laid_out.labels.len())];
         }
     }
 }
 
-/// Where the answer of a micro-batch's example lies among `room`: of pairs the chosen ones come first.
+/// Position of an example's answer in a plan with capacity for `room` answers: for pairs the chosen ones come first.
 fn slot(number: usize, together: usize, room: usize) -> usize {
     match together {
         1 => number,

@@ -1,4 +1,4 @@
-//! Images among the tokens of examples, as plans take them.
+//! Images among the tokens of examples, in the form in which plans take them.
 
 use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
@@ -15,7 +15,7 @@ use super::batch::{HostTensor, Inputs};
 use crate::config::Config;
 use crate::{UserError, refuse};
 
-/// The images of a set, and what the tower that sees them must be told of each.
+/// The images of a set, with the properties of the tower that reads them.
 #[derive(Clone)]
 pub enum SeenImages {
     Patches(PatchImages),
@@ -23,7 +23,7 @@ pub enum SeenImages {
 }
 
 impl SeenImages {
-    /// `None` where no example has an image; refuses images with more patches a side than the model has positions.
+    /// `None` if no example has an image; refuses images with more patches per side than the model has positions.
     pub fn of(
         config: &Config,
         store: ImageStore,
@@ -40,7 +40,7 @@ impl SeenImages {
         Ok(PatchImages::of(config, store)?.map(SeenImages::Patches))
     }
 
-    /// The rows that the images enter plans as.
+    /// The form in which the images enter plans.
     pub fn rows(&self) -> ImageRows {
         match self {
             SeenImages::Patches(images) => images.rows(),
@@ -48,8 +48,8 @@ impl SeenImages {
         }
     }
 
-    /// The inputs of the tower, or features in its place, of those that a plan has. Where tokens are frames, the micro-batch is
-    /// told which look each is.
+    /// Those inputs of the tower, or features in its place, that a plan has. If tokens are frames, also the look that each of
+    /// them belongs to.
     pub fn tensors(
         &self,
         laid_out: &mut MicroBatch,
@@ -67,17 +67,17 @@ impl SeenImages {
 #[derive(Clone)]
 pub struct PatchImages {
     pub store: Arc<ImageStore>,
-    /// Features that a tower made of them, once it has: plans that read these have no tower.
+    /// Features that a tower computed, once it has: plans that read these contain no tower.
     features: Arc<OnceLock<Arc<StoredFeatures>>>,
-    /// Images that an epoch of the training shows a tower.
+    /// Images per epoch that training passes through a tower.
     pub sightings: u64,
-    /// Learned positions of the tower a side.
+    /// Learned positions of the tower per side.
     positions: usize,
     merge: usize,
 }
 
 impl PatchImages {
-    /// `None` where no example has an image; refuses images with more patches a side than the model has positions.
+    /// `None` if no example has an image; refuses images with more patches per side than the model has positions.
     pub fn of(config: &Config, store: ImageStore) -> Result<Option<PatchImages>, UserError> {
         let Some(vision) = config.model.as_qwen3_vl() else { return Ok(None) };
         let context = config.model.tokens();
@@ -94,8 +94,8 @@ impl PatchImages {
         Ok(is_any.then_some(PatchImages { store, features: Arc::default(), sightings: 0, positions, merge }))
     }
 
-    /// Counts the images that an epoch over these examples shows a tower: all that examples have or, where those of an image
-    /// share its computation, each once; the answers of a pair share it with no other pair.
+    /// Counts the images per epoch that these examples pass through a tower: all of them, or each image once where examples share
+    /// its computation; the answers of a pair share it only with each other.
     pub fn count_sightings(&mut self, table: &ExampleTable, shares_prefixes: bool) {
         let shown = || table.iter().flat_map(|example| example.images.iter().map(|image| image.image));
         let sightings = match (shares_prefixes, table.together()) {
@@ -106,17 +106,17 @@ impl PatchImages {
         self.sightings = sightings as u64;
     }
 
-    /// Takes the features of all images, once. Whoever holds a copy of this reads them from then on.
+    /// Sets the features of all images, once. All clones of this read them from then on.
     pub fn give_features(&self, features: StoredFeatures) {
         assert!(self.features.set(Arc::new(features)).is_ok(), "features are made once");
     }
 
-    /// Patches that become one token.
+    /// Patches that are merged into one token.
     pub fn block(&self) -> usize {
         self.merge * self.merge
     }
 
-    /// Patches, or features where those were made.
+    /// Patches, or features if they were computed.
     fn rows(&self) -> ImageRows {
         match self.features.get() {
             None => ImageRows::Patches(self.store.clone()),
@@ -139,7 +139,7 @@ impl PatchImages {
         self.tower_tensors(laid_out.images.iter().map(|image| image.grid), laid_out.image_room, rows, inputs)
     }
 
-    /// The inputs of a tower with some room, of those that a plan has, over images of these grids and their patches.
+    /// Those inputs of a tower that a plan has, over images of these grids and their patches.
     pub fn tower_tensors(
         &self,
         grids: impl Iterator<Item = Grid>,
@@ -160,7 +160,7 @@ impl PatchImages {
     }
 }
 
-/// Frames of one size, and which look at them the text reads.
+/// Frames of one size, and the way in which the text reads looks at them.
 #[derive(Clone)]
 pub struct FrameImages {
     store: Arc<FrameStore>,
@@ -189,7 +189,7 @@ impl FrameImages {
     }
 }
 
-/// Where the frames of a micro-batch lie.
+/// Positions of the frames of a micro-batch.
 fn looks(laid_out: &MicroBatch, read: LookRead) -> FrameInputs {
     let (videos, _) = laid_out.videos();
     let videos: Vec<Video<'_>> =

@@ -1,4 +1,4 @@
-//! Documents, trained on from end to end as rows of one length: the task `text`.
+//! Documents in rows of one length, trained on end to end: the task `text`.
 
 use std::path::{Path, PathBuf};
 
@@ -22,7 +22,7 @@ use crate::{Failure, UserError, refuse};
 /// A token of a row with its target and its weight.
 const ROW_TOKEN_BYTES: usize = 4 * 3;
 
-/// Opens the data of the task. Where lengths are given, examples of the synthetic language stand for documents.
+/// Opens the data of the task. If lengths are given, examples of the synthetic language stand for documents.
 pub fn open(
     config: &Config,
     run: Option<&Path>,
@@ -34,12 +34,12 @@ pub fn open(
     })
 }
 
-/// Opens the documents a config names. A run's own tokeniser, where there is one, is used again.
+/// Opens the documents that a config names. Uses the run's own tokeniser if there is one.
 pub fn corpus(config: &Config, run: Option<&Path>) -> Result<Corpus, Failure> {
     corpus_saying(config, run, &mut |_| {})
 }
 
-/// As [`corpus`]; `say` is told what takes long and what was left out.
+/// The same as [`corpus`]; `say` receives notes about slow work and about documents that were left out.
 pub fn corpus_saying(
     config: &Config,
     run: Option<&Path>,
@@ -47,14 +47,14 @@ pub fn corpus_saying(
 ) -> Result<Corpus, Failure> {
     if config.data.task != Task::Text {
         return Err(Failure::User(UserError(format!(
-            "`data.task` is {}, and what is asked for reads documents only: give data.task=text",
+            "`data.task` is {}, and this command reads documents only: give data.task=text",
             config.data.task
         ))));
     }
     Ok(open_reporting(&spec(config, run), say)?)
 }
 
-/// The config's data section as the reader of data takes it.
+/// Converts the config's data section for the reader of data.
 pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
     let data = &config.data;
     let kept =
@@ -73,7 +73,7 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
         },
         token_bytes: data.format.token_bytes(),
         eos: data.eos.map(|eos| eos as u32),
-        // The tokeniser that a run kept has them.
+        // The tokeniser stored with the run contains them already.
         new_tokens: if kept.is_some() { vec![] } else { data.new_tokens.clone() },
         tokenizer: kept.or_else(|| data.tokenizer.as_ref().map(PathBuf::from)),
         vocab: config.model.vocab().unwrap_or(0),
@@ -91,8 +91,8 @@ pub fn spec(config: &Config, run: Option<&Path>) -> Spec {
     }
 }
 
-/// Training rows of some lanes from a cursor on, made ahead by as many threads as the config says. Of the batches that are made
-/// ahead, a rank has the rows of its streams.
+/// Training rows of some lanes from a cursor on, prefetched by as many threads as the config says. Of the prefetched batches, a
+/// rank receives the rows of its streams.
 pub fn train_loader(
     config: &Config,
     corpus: &Corpus,
@@ -139,8 +139,8 @@ impl Dataset for Corpus {
         Ok(())
     }
 
-    /// Where the tokens of an epoch are estimated, so is the number of updates: it is fixed when the run begins, and the
-    /// epochs that the run reports are counted in documents.
+    /// If the tokens of an epoch are estimated, so is the number of updates: it is fixed when the run begins, and the epochs that
+    /// the run reports are counted in documents.
     fn steps_of_epochs(&self, config: &Config, epochs: u64) -> Result<u64, Failure> {
         let Some(tokens) = self.describe().tokens else {
             return Err(Failure::User(UserError(
@@ -177,7 +177,7 @@ impl Dataset for Corpus {
         _: Option<&Layout>,
     ) -> Result<Box<dyn EvalSet>, Failure> {
         let bytes = (ROW_TOKEN_BYTES * config.model.tokens()).saturating_mul(most) as u64;
-        // Data with an end is read to its end; the synthetic language has as many rows as are asked for.
+        // Finite data is read to its end; the synthetic language has as many rows as requested.
         if self.describe().documents.is_none() && bytes > machine::memory_bytes() {
             return Err(Failure::User(UserError(format!(
                 "`eval.rows` is {most}, and so many rows of the synthetic language do not fit this machine's memory: lower it"
@@ -190,7 +190,7 @@ impl Dataset for Corpus {
     }
 }
 
-/// Rows made ahead by a loader.
+/// Rows that a loader prefetches.
 struct RowSource {
     loader: Loader,
     micro_batch: usize,
@@ -255,7 +255,7 @@ impl EvalSet for Rows {
     }
 }
 
-/// Rows `from..` for a plan of `capacity` rows. Those that are missing at the end get weight 0.
+/// Rows from `from` on, for a plan of `capacity` rows. Rows missing at the end get weight 0.
 pub fn batch(role: Role, rows: &Rows, from: usize, capacity: usize, inputs: &Inputs) -> Batch {
     let context = rows.context;
     let count = capacity.min(rows.count() - from);
@@ -271,7 +271,7 @@ pub fn batch(role: Role, rows: &Rows, from: usize, capacity: usize, inputs: &Inp
         weights.resize(capacity * context, 0.0);
         HostTensor::F32(weights)
     };
-    // Room for as many segments as documents may begin in a row; those that are missing have length 0.
+    // Capacity for the most documents that may begin in a row; missing segments have length 0.
     let segments = |of: fn(usize, &Segment) -> usize| {
         let all = rows.segments[from..from + count].iter().enumerate();
         let all = all.flat_map(|(row, segments)| segments.iter().map(move |s| of(row * context, s) as i32));

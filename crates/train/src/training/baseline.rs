@@ -1,4 +1,4 @@
-//! The baseline that judged answers are compared with: what the prompts of an update gained with the answers of others.
+//! The baseline that judged answers are compared with: the mean gain of an update's prompts with mismatched answers.
 
 use flatout_data::{Layout, MicroBatch};
 use flatout_ir::Role;
@@ -7,39 +7,39 @@ use flatout_runtime::Session;
 use crate::Failure;
 use crate::ranks::Ranks;
 use crate::tasks::batch::Inputs;
-use crate::tasks::preference::{Compared, Scores, Side};
+use crate::tasks::preference::{AnswerSplit, Compared, Scores};
 use crate::training::shared_eval::run_for_others;
 
-/// Runs the plan `eval` over the prompts of some judged answers with the answers of others, and takes the mean of what
-/// these gained over the reference for the baseline, or 0 where that is less. It is that of the whole update or evaluation,
-/// however it is split. Nothing is done where answers are compared in pairs.
+/// Runs the plan `eval` over the prompts of judged answers, each with the answer of another prompt. The baseline is the mean gain
+/// of these pairs over the reference, or 0 where that is negative. It covers the whole update or evaluation, however it is split.
+/// Does nothing where answers are compared in pairs.
 pub fn take(
     session: &mut Session,
     compared: &Compared,
-    side: Side,
+    split: AnswerSplit,
     numbers: &[usize],
     layout: Option<&Layout>,
 ) -> Result<(), Failure> {
-    take_among(&Ranks::alone(), session, compared, (side, numbers), layout)
+    take_among(&Ranks::alone(), session, compared, (split, numbers), layout)
 }
 
-/// The same by several ranks: each scores its share of the micro-batches, and all add the gains up in one order, so that the
-/// bits do not depend on how many ranks there are. How many gains a rank has follows from the layout.
+/// The same as [`take`] on several ranks: each scores its share of the micro-batches, and all add the gains up in one order, so
+/// that the bits do not depend on the number of ranks. The number of gains of a rank follows from the layout.
 pub fn take_among(
     ranks: &Ranks,
     session: &mut Session,
     compared: &Compared,
-    (side, numbers): (Side, &[usize]),
+    (split, numbers): (AnswerSplit, &[usize]),
     layout: Option<&Layout>,
 ) -> Result<(), Failure> {
     let Some(layout) = layout.filter(|_| compared.is_judged() && !numbers.is_empty()) else { return Ok(()) };
-    let side = side.mismatched();
-    let parts = compared.laid_out(side, numbers, layout);
+    let split = split.mismatched();
+    let parts = compared.laid_out(split, numbers, layout);
     let of_rank = |rank: usize| parts.iter().skip(rank).step_by(ranks.count());
     let inputs = Inputs::of(session.plans(), Role::Eval);
     let mut own = vec![];
     for part in of_rank(ranks.rank()) {
-        own.extend(gained(session, compared, side, part, &inputs)?);
+        own.extend(gained(session, compared, split, part, &inputs)?);
     }
     if of_rank(ranks.rank()).count() < parts.len().div_ceil(ranks.count()) {
         run_for_others(session)?;
@@ -59,16 +59,16 @@ pub fn take_among(
     Ok(())
 }
 
-/// How much likelier each answer of a micro-batch is than under the reference.
+/// Log-probability of each answer of a micro-batch minus that under the reference.
 fn gained(
     session: &mut Session,
     compared: &Compared,
-    side: Side,
+    split: AnswerSplit,
     part: &MicroBatch,
     inputs: &Inputs,
 ) -> Result<Vec<f32>, Failure> {
-    let sums = compared.sums(session, compared.batch(Role::Eval, side, part.clone(), inputs)?)?;
-    let known = compared.scores().map(|Scores(sides)| &sides[side as usize]);
+    let sums = compared.sums(session, compared.batch(Role::Eval, split, part.clone(), inputs)?)?;
+    let known = compared.scores().map(|Scores(splits)| &splits[split as usize]);
     let gain = |(number, example): (usize, &usize)| sums[number] - known.map_or(0.0, |known| known[*example]);
     Ok(part.numbers.iter().enumerate().map(gain).collect())
 }

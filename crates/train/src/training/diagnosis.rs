@@ -1,13 +1,13 @@
-//! Which tensor made an update not finite.
+//! Finds the tensor that made an update non-finite.
 //!
-//! `apply` leaves such an update out on the device and clears the gradient sums with it, and the host learns of it late,
-//! so nothing is kept for this in steps that are well. Instead the step's rows are kept until it is reported, and the
-//! first of a row of bad steps is computed again: micro-batch by micro-batch into the cleared sums, which are then read.
-//! On the CPU that is with the same weights. On a GPU one more update may have been made by then, and where the rows give
-//! finite gradients with the weights there are now, this says so.
+//! `apply` leaves such an update out on the device and clears the gradient sums with it. The host learns of it late, so finite
+//! steps keep no extra state for this. Instead the step's rows are kept until it is reported, and the first of a row of bad steps
+//! is computed again: micro-batch by micro-batch into the cleared sums, which are then read. On the CPU this uses the same
+//! weights. On a GPU one more update may have been made by then; if the rows give finite gradients with the present weights, the
+//! diagnosis says so.
 //!
-//! Where ranks exchange in every micro-batch, each computes all of its own, whatever it found. If they add gradients there, it
-//! sees sums of these ranks' samples.
+//! Where ranks exchange in every micro-batch, each rank computes all of its own, whatever it found. If they add gradients there,
+//! the sums it reads include these ranks' samples.
 
 use std::ops::Range;
 
@@ -20,8 +20,8 @@ use crate::run::state::{held, leaves};
 use crate::tasks::batch::{Batch, Draw};
 use crate::training::update::accumulate;
 
-/// The diagnosis, as the end of a sentence. Call it between updates: the gradient sums must be clear, and are so
-/// afterwards.
+/// The diagnosis, as the end of a sentence. It must be called between updates: it expects clear gradient sums and leaves them
+/// clear.
 pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<String, RuntimeError> {
     let pieces = held(session, |class| class == Class::Weight);
     let mut found = None;
@@ -47,22 +47,22 @@ pub fn diagnose(session: &mut Session, parts: &[Batch], draw: Draw) -> Result<St
     Ok(found.unwrap_or_else(|| ALL_FINITE.into()))
 }
 
-/// Whether ranks add gradients in a plan; what else they exchange in it are weights.
+/// Whether ranks add gradients in a plan. Other exchanges in it carry weights.
 fn adds_over_ranks(plan: &Plan) -> bool {
     let adds = |kind: OpKind| matches!(kind, OpKind::ReduceScatter | OpKind::AllReduce);
     plan.launches.iter().any(|launch| adds(launch.op.kind()))
 }
 
-/// The words about sums that are not finite behind a micro-batch, where there are some; of sums of several ranks, where these add
-/// them in it.
+/// Describes the first non-finite tensor after a micro-batch, if there is one. Where ranks add gradients inside the plan, the
+/// sums are those of several ranks.
 fn blame(
     session: &Session,
     batch: &Batch,
     weights: &[TensorRange],
     adds: bool,
 ) -> Result<Option<String>, RuntimeError> {
-    // The backward pass goes from the last parameter to the first, and what is not finite goes on with it: the one it reached
-    // first is where to look.
+    // The backward pass goes from the last parameter to the first and carries non-finite values along, so the first parameter it
+    // reached is the one to report.
     let mut bad = vec![];
     for piece in weights.iter().rev() {
         let (slot, range) = layout::gradient_of(session.plans(), piece);
@@ -106,7 +106,7 @@ fn is_finite(session: &Session, slot: &str, range: Range<usize>) -> Result<bool,
     Ok(session.read_range_f32(slot, range)?.iter().all(|value| value.is_finite()))
 }
 
-/// Everything that crosses the micro-batches of a step: sums, and the largest magnitudes of 8-bit tensors.
+/// Clears everything that is carried across the micro-batches of a step: sums, and the largest magnitudes of 8-bit tensors.
 fn clear(session: &mut Session) -> Result<(), RuntimeError> {
     for slot in leaves(session.plans(), |class| class == Class::Carry) {
         session.write_slot(&slot.path, &vec![0; slot.ty.bytes()])?;
@@ -125,9 +125,9 @@ mod tests {
     use flatout_data::LoaderOptions;
     use flatout_ir::Role;
 
-    /// Whatever it finds, the next step finds what it would have found without it.
+    /// The step after a diagnosis gives the bits it would have given without it.
     #[test]
-    fn looking_changes_no_state_and_leaves_clear_sums() {
+    fn a_diagnosis_changes_no_state_and_clears_the_sums() {
         let small = ["model.width=16", "model.layers=1", "model.heads=2", "model.kv_heads=1", "model.ffn=24"];
         let more = ["model.context=16", "train.batch=4", "train.micro_batch=2", "eval.rows=0"];
         let words: Vec<String> = small.iter().chain(&more).map(|word| word.to_string()).collect();

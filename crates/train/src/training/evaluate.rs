@@ -1,4 +1,4 @@
-//! Evaluation: the plan `eval` over a set that is read once and in order.
+//! Evaluation: runs the plan `eval` over a set that is read once and in order.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use crate::tasks::batch::{self, Batch, Draw, EvalSet, Inputs};
 use crate::training::update;
 use flatout_waits::{self as waits, Unit};
 
-/// The result of `eval` that holds the logits of classes, where a model has classes.
+/// The result of `eval` that holds the class logits, where a model has classes.
 const CLASS_LOGITS: &str = "class_logits";
 
 /// Sums over an evaluation.
@@ -34,24 +34,25 @@ impl Sums {
     }
 }
 
-/// The results of an evaluated batch beside its loss; empty where the plan has none.
+/// Results of an evaluated batch besides its loss; empty where the plan has none.
 #[derive(Clone, Debug, Default)]
 pub struct EvalResults {
-    /// Of every sample.
+    /// Logits of every sample.
     pub class_logits: Vec<f32>,
-    /// Of every token that is read: its log-probability, and the largest there is.
+    /// Log-probability of every target token that is read, and the largest log-probability at its position.
     pub logp: Vec<f32>,
     pub best_logp: Vec<f32>,
-    /// Sums over samples beside the loss, by name, and the weight that they and the loss are of.
+    /// Sums over samples besides the loss, by name; `weight` is the sum of weights that they and the loss belong to.
     pub sums: Vec<(String, f32)>,
     pub loss: f32,
     pub weight: f32,
-    /// The class of every sample, and the example of every token that is read, as the batch has them.
+    /// The class of every sample, and the example of every token that is read, as in the batch.
     pub labels: Vec<i32>,
     pub answers: Vec<Option<u32>>,
 }
 
-/// Runs `eval` on a set in batches of `capacity` samples. `see` is shown each batch with its results. `before_each` may end it between two batches with a reason, which is given back then.
+/// Runs `eval` on a set in batches of `capacity` samples and passes each batch's results to `see`. `before_each` may end the
+/// evaluation between two batches with a reason, which is returned.
 pub fn evaluate<Reason>(
     session: &mut Session,
     set: &dyn EvalSet,
@@ -75,10 +76,10 @@ pub fn evaluate<Reason>(
     Ok(Ok(sums))
 }
 
-/// Runs `eval` batch by batch.
+/// Runs `eval` one batch at a time.
 pub struct Evaluator {
     inputs: Inputs,
-    /// Which of the results beside the loss the plan has.
+    /// Whether the plan has class logits, log-probabilities and largest log-probabilities.
     has: [bool; 3],
     sums: Vec<String>,
 }
@@ -127,7 +128,7 @@ impl Evaluator {
     }
 }
 
-/// The same to its end.
+/// Evaluates the whole set, without a stop.
 pub fn evaluate_all(
     session: &mut Session,
     set: &dyn EvalSet,
@@ -139,11 +140,11 @@ pub fn evaluate_all(
     Ok(sums)
 }
 
-/// Counts on the way to the metrics of an evaluation.
+/// Running counts from which the metrics of an evaluation are computed.
 pub struct Counted {
     classes: Option<Tally>,
     answers: AnswerTally,
-    /// Sums by name, and the weight that they are of.
+    /// Sums by name, and their total weight.
     sums: BTreeMap<String, f64>,
     weight: f64,
     loss: f64,
@@ -151,7 +152,7 @@ pub struct Counted {
 }
 
 impl Counted {
-    /// Of a model of classes, or of one that predicts tokens, which stand for this many bytes of text in the mean.
+    /// For a model of `classes`, or for one that predicts tokens of this mean number of bytes of text.
     pub fn new(classes: Option<usize>, bytes_per_token: Option<f64>) -> Counted {
         let (answers, sums) = (AnswerTally::default(), BTreeMap::new());
         Counted { classes: classes.map(Tally::new), answers, sums, weight: 0.0, loss: 0.0, bytes_per_token }
@@ -169,7 +170,7 @@ impl Counted {
         self.loss += results.loss as f64;
     }
 
-    /// `None` where there is nothing but a loss.
+    /// `None` if the loss is the only metric.
     pub fn metrics(&self) -> Option<Metrics> {
         match &self.classes {
             Some(tally) => Some(Metrics::Classes(tally.metrics())),

@@ -1,5 +1,5 @@
-//! Memory that a run takes on the host beside the arena: the copy of the state that checkpoints are written from, and
-//! batches that are made ahead.
+//! Host memory of a run besides the arena: the copy of the state that checkpoints are written from, and batches that are
+//! prefetched.
 
 use flatout_ir::passes::input_path;
 use flatout_models::vision::qwen3_vl::features::FEATURES;
@@ -12,18 +12,18 @@ use crate::resolve::compile::Compiled;
 use crate::resolve::prediction;
 use crate::run::state::copied_bytes;
 
-/// A token as it waits for its turn: itself, its target and its weight.
+/// A queued token: its number, its target and its weight.
 const TOKEN_BYTES: u64 = 12;
 const PIXEL_BYTES: u64 = 3;
-/// Updates whose features are in memory: two ahead, the next, the one under way and the one before it.
+/// Updates whose features are in memory: two prefetched, the next one, the one under way and the previous one.
 const FEATURES_AHEAD: u64 = 5;
 
-/// Bytes beside the arena.
+/// Bytes of host memory besides the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Beside {
     /// The copy of the state, while a checkpoint is written.
     pub copy: u64,
-    /// Batches made ahead, the one under way and the one before it.
+    /// Prefetched batches, the one under way and the previous one.
     pub batches: u64,
 }
 
@@ -47,20 +47,20 @@ impl Beside {
     }
 }
 
-/// Features that an update reads, where those of images are kept.
+/// Bytes of the cached image features that an update reads.
 fn feature_bytes(config: &Config, compiled: &Compiled) -> u64 {
     let of = |role| compiled.plans.slot(&input_path(role, FEATURES)).map_or(0, |slot| slot.ty.bytes() as u64);
     let runs = prediction::typical_runs(compiled, config.train.batch).into_iter();
     runs.map(|(role, times)| times.saturating_mul(of(role))).sum()
 }
 
-/// Refuses what this machine has no memory for, before any of it is taken.
+/// Refuses a run that needs more memory than this machine has, before any is allocated.
 pub fn check(config: &Config, compiled: &Compiled) -> Result<(), UserError> {
     let arena = if compiled.target.name == "cpu" { compiled.plans.arena_bytes as u64 } else { 0 };
-    within(config, compiled, machine::memory_bytes().saturating_sub(arena))
+    check_free(config, compiled, machine::memory_bytes().saturating_sub(arena))
 }
 
-fn within(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserError> {
+fn check_free(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserError> {
     let beside = Beside::of(config, compiled);
     if beside.total() <= free {
         return Ok(());
@@ -72,7 +72,7 @@ fn within(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserErr
             "the copy of the state that a checkpoint is written from",
             "lower train.micro_batch, or use a smaller model",
         ),
-        (beside.batches, "batches made ahead", "lower loader.prefetch or train.batch"),
+        (beside.batches, "prefetched batches", "lower loader.prefetch or train.batch"),
     ];
     let (most, what, advice) = parts.into_iter().max_by_key(|(bytes, ..)| *bytes).expect("two parts");
     refuse!(
@@ -96,15 +96,15 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             let config = resolve("tiny", &[], &words).unwrap();
             let compiled = compile::compile(&config, &compile::target()).unwrap();
-            (Beside::of(&config, &compiled), within(&config, &compiled, free))
+            (Beside::of(&config, &compiled), check_free(&config, &compiled, free))
         };
         let (beside, fits) = asked(&[], 1 << 30);
         assert_eq!(fits, Ok(()));
-        // Weights and two moments of 610K parameters, and the count of updates.
+        // Weights, two moments of 610K parameters, and the update counter.
         assert_eq!(beside.copy / 1000, 12 * 610_368 / 1000);
         assert_eq!(beside.batches, 6 * 8 * 128 * 12);
         let sentence = asked(&["train.batch=8388608"], 1 << 30).1.unwrap_err().0;
-        let part = "for batches made ahead, and 1.0 GiB are free: lower loader.prefetch or train.batch";
+        let part = "for prefetched batches, and 1.0 GiB are free: lower loader.prefetch or train.batch";
         assert!(sentence.contains(part), "{sentence}");
         let sentence = asked(&[], 1 << 20).1.unwrap_err().0;
         assert!(

@@ -1,4 +1,4 @@
-//! The loop and what it consists of.
+//! The training loop and its parts.
 
 pub mod baseline;
 mod diagnosis;

@@ -1,4 +1,4 @@
-//! The description of a run before its first step: the `start` event, from which lists and reports are made.
+//! The description of a run before its first step: the `start` event, which lists and reports are made from.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +80,7 @@ pub fn opening(
     }
 }
 
-/// The ranks of the run, and how they share it.
+/// The ranks of the run, and what they exchange over.
 fn world(ranks: &Ranks, compiled: &Compiled, session: &Session) -> Option<WorldFacts> {
     let options = &compiled.settled.options;
     let nccl = session.as_cuda().and_then(|cuda| cuda.wire());
@@ -96,7 +96,7 @@ fn world(ranks: &Ranks, compiled: &Compiled, session: &Session) -> Option<WorldF
     })
 }
 
-/// The variables that NCCL reads and somebody set, sorted.
+/// Environment variables of NCCL that are set, sorted.
 fn nccl_variables() -> Vec<String> {
     let all = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value)));
     let of_nccl = all.filter(|(name, _)| name.starts_with("NCCL_"));
@@ -106,7 +106,7 @@ fn nccl_variables() -> Vec<String> {
     words
 }
 
-/// The update rule: how it runs, as read from the plans, and by which numbers.
+/// The update rule in words: how it is compiled, as read from the plans, and its hyperparameters.
 fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -> String {
     let (Optimizer { name, betas: [first, second], weight_decay, clip, .. }, schedule) =
         (&config.optimizer, &config.schedule);
@@ -127,7 +127,7 @@ fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -
     )
 }
 
-/// The peaks of all learning rates, and the shape they have over time.
+/// The peak of every learning rate, and the schedule they follow.
 fn rates(config: &Config) -> String {
     let (rates, schedule) = (config.rates(), &config.schedule);
     let mut words = format!("{} {}", rates[0].peak, schedule.name);
@@ -143,7 +143,7 @@ fn rates(config: &Config) -> String {
     words
 }
 
-/// Those that were opened.
+/// The libraries that were opened.
 fn libraries() -> BTreeMap<String, String> {
     let opened = cuda::library::libraries();
     let version = |kind: cuda::library::LibraryKind| {

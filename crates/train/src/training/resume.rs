@@ -1,4 +1,4 @@
-//! Starting a run again with the command that began it: the one line for batch systems that requeue.
+//! Continues a run with the command that began it, so that a batch system can requeue that one line.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use crate::run::{Run, asked_and_resolved};
 use crate::weights::pretrained;
 use crate::{Failure, UserError};
 
-/// Keys whose values earlier versions wrote into a run's config when they were found out or chosen.
+/// Keys whose resolved values earlier versions wrote into a run's config.
 const ONCE_PINNED: [&str; 7] = [
     "data.classes",
     "data.lengths",
@@ -22,11 +22,11 @@ const ONCE_PINNED: [&str; 7] = [
     "train.recompute_layers",
 ];
 
-/// The key of the evaluation at which a run ends.
+/// The key of the target at which a run ends.
 const GOAL: &str = "eval.goal";
 
-/// Trains a run that was entered, new or not, by `train`, which takes its config and the plans that were made of it already.
-/// A new one that is refused is gone again.
+/// Trains an entered run, new or existing, by calling `train` with its config and the plans that were compiled from it. A new run
+/// that is refused is removed again.
 pub fn begin_or_continue<T>(
     run: &Run,
     is_fresh: bool,
@@ -45,22 +45,22 @@ pub fn begin_or_continue<T>(
     result
 }
 
-/// The config a run goes on with when `asked` is given anew: its `own`, with what may change taken from `asked`. The
-/// request is compared with the request of then; a value that the run has `resolved` may be spelled out, too.
+/// The config with which a run continues when `asked` is given again: the run's `own` config, with the keys that may change taken
+/// from `asked`. The request is compared with the original request; a value that the run has `resolved` may also be spelled out.
 pub fn requeued(own: &Config, resolved: &Resolved, asked: &Config) -> Result<Config, UserError> {
     check_begun(own, resolved, asked, "steps, eval, checkpoint and log may differ", may_change)?;
     Ok(with_changes(own, asked))
 }
 
-/// Refuses to take a run for one of `asked`, which is compared with others by when it reaches `eval.goal`: the goal may differ, and
-/// what else its updates and evaluations come to may not.
+/// Refuses an existing run for `asked` where runs are compared by when they reach `eval.goal`: only the goal may differ, not what
+/// its updates and evaluations compute.
 pub fn check_compared(own: &Config, resolved: &Resolved, asked: &Config) -> Result<(), UserError> {
     let is_measured = |key: &str| key.starts_with("train.") || key.starts_with("eval.");
     let may_change = |key: &str| key == GOAL || (may_change(key) && !is_measured(key));
     check_begun(own, resolved, asked, "the goal, checkpoint and log may differ", may_change)
 }
 
-/// Refuses a run that was begun with other settings than those asked for, but for keys that `may_change`; `but` says which in words.
+/// Refuses an existing run with other settings than those asked for, except keys that `may_change`; `but` names these in words.
 fn check_begun(
     own: &Config,
     resolved: &Resolved,
@@ -91,7 +91,7 @@ fn check_begun(
         "model.from" | "data.tokenizer" => is_same_model,
         "model.vision.from" => is_same_tower,
         "schedule.warmup_steps" | "schedule.warmup_share" => is_same_warmup(&pinned, asked),
-        // A recipe may say what a plan counts with; what the data comes to is found when it is opened.
+        // A recipe may give the value that plans assume; the actual value is found when the data is opened.
         "data.decoded" => true,
         _ => may_change(key) || (ONCE_PINNED.contains(&key) && is_open(key)),
     };
@@ -100,7 +100,8 @@ fn check_begun(
         if then == value || (value.is_some() && came_to.get(key) == value) || may_differ(key) {
             continue;
         }
-        // A recipe's warm-up is shorter in a run that has no room for it, so that more steps ask for another.
+        // A recipe shortens its warm-up in a run that has no room for it, so a larger number of steps resolves to another
+        // warm-up.
         let is_span = ["schedule.warmup_steps", "schedule.decay_steps"].contains(&key.as_str());
         let is_longer = is_span && own.train.steps != asked.train.steps;
         let but = if is_longer { "flatout resume RUN train.steps=N gives a run more steps" } else { but };
@@ -115,14 +116,14 @@ fn check_begun(
     Ok(())
 }
 
-/// Whether the updates that the run warms up over are those of the share that is asked for.
+/// Whether the run's warm-up has the number of updates that the requested share gives.
 fn is_same_warmup(pinned: &Config, asked: &Config) -> bool {
     let horizon = pinned.schedule.horizon_steps.or(pinned.train.steps);
     let warmup = horizon.and_then(|horizon| asked.schedule.resolved_warmup(horizon));
     warmup == Some(pinned.schedule.warmup_steps)
 }
 
-/// A run's config with what may change taken from what is asked now.
+/// A run's config with the keys that may change taken from the new request.
 fn with_changes(own: &Config, asked: &Config) -> Config {
     let mut config = own.clone();
     (config.train.steps, config.train.epochs) = (asked.train.steps, asked.train.epochs);
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_command_goes_on_and_another_does_not() {
+    fn the_same_command_continues_and_another_is_refused() {
         let mut own = tiny(&["lr=1e-3"]);
         own.schedule.horizon_steps = own.train.steps;
         own.train.micro_batch = crate::config::Count::Given(8);
@@ -163,7 +164,7 @@ mod tests {
                 .0
                 .contains("other settings")
         );
-        // The same where what was asked for and what it came to lie apart.
+        // The same where the request and the resolved values are kept apart.
         let asked = tiny(&["lr=1e-3"]);
         let resolved = Resolved {
             horizon_steps: asked.train.steps,
@@ -197,9 +198,9 @@ mod tests {
         }
     }
 
-    /// Earlier versions wrote what the data and the horizon came to into the run's config.
+    /// Earlier versions wrote values resolved from the data and the horizon into the run's config.
     #[test]
-    fn runs_that_have_everything_in_their_config_go_on_with_the_command_that_began_them() {
+    fn runs_with_resolved_values_in_their_config_continue_with_the_same_command() {
         let pairs = |words: &[&str]| {
             resolve("gemma3-1b-pairs", &[], &words.iter().map(|w| w.to_string()).collect::<Vec<_>>()).unwrap()
         };

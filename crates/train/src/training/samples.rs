@@ -1,7 +1,7 @@
-//! Samples of a run at its evaluations: what the model writes behind some prompts, or which classes it sees in some held-out texts or
-//! images.
+//! Samples of a run at its evaluations: texts that the model writes after some prompts, or the classes it predicts for some
+//! held-out texts or images.
 //!
-//! Nothing here touches what training depends on: tokens are drawn by counters of their own, plans write to a cache that nothing else
+//! Nothing here affects training: tokens are drawn with their own random counters, the plans write to a cache that nothing else
 //! reads, and predictions are those that the evaluation made anyway.
 
 use std::fs;
@@ -26,9 +26,9 @@ use crate::tasks::examples;
 use crate::training::evaluate::EvalResults;
 use crate::{Failure, UserError};
 
-/// Bytes of a text that an example is logged with.
+/// The most bytes of an example's text that are logged.
 const TEXT_BYTES: usize = 1000;
-/// Bytes of a picture that lies beside the log.
+/// The most bytes of a picture that is stored beside the log.
 const IMAGE_BYTES: usize = 4096;
 
 /// The samples that a run takes.
@@ -37,11 +37,11 @@ pub struct Samples {
     writer: Option<Writer>,
     examples: Vec<Example>,
     classes: Vec<String>,
-    /// Batches of the evaluation so far.
+    /// Batches of the evaluation seen so far.
     batches: usize,
 }
 
-/// A held-out text or image, and what was predicted for it.
+/// A held-out text or image, and its prediction.
 struct Example {
     batch: usize,
     at: usize,
@@ -50,14 +50,14 @@ struct Example {
     seen: Option<Prediction>,
 }
 
-/// The model of a run as it writes texts.
+/// Generates the text samples of a run.
 struct Writer {
     prompts: Vec<(String, Vec<u32>)>,
     vocabulary: Vocabulary,
-    /// The model's, which may be larger than the tokeniser's.
+    /// The model's vocabulary, which may be larger than the tokeniser's.
     vocab: usize,
     stops: Vec<u32>,
-    /// Prompts are questions in a template, and not beginnings of texts.
+    /// Prompts are questions that a template wraps, not beginnings of texts.
     is_answer: bool,
     room: Room,
     position_axes: usize,
@@ -65,8 +65,8 @@ struct Writer {
 }
 
 impl Samples {
-    /// Prepares what a config asks for, of what is held out with the capacity of the plan `eval`. Whoever `writes` the run writes
-    /// pictures.
+    /// Prepares the samples that a config asks for; held-out examples come from batches of the capacity of the plan `eval`.
+    /// Pictures are written only where `writes` is set.
     pub fn open(
         config: &Config,
         data: &dyn Dataset,
@@ -99,13 +99,13 @@ impl Samples {
         Ok(samples)
     }
 
-    /// An evaluation begins.
+    /// Starts an evaluation.
     pub fn begin(&mut self) {
         self.batches = 0;
         self.examples.iter_mut().for_each(|example| example.seen = None);
     }
 
-    /// Sees the next batch of the evaluation.
+    /// Takes the next batch of the evaluation.
     pub fn see(&mut self, results: &EvalResults) {
         let (batch, labels) = (self.batches, &results.labels);
         self.batches += 1;
@@ -126,8 +126,8 @@ impl Samples {
         }
     }
 
-    /// The samples after update `step`: predictions of the evaluation that was seen, and texts that the model writes now, unless
-    /// `stop` says between two of them that there is no time.
+    /// The samples after update `step`: predictions of the evaluation just made, and texts that the model generates now, unless
+    /// `stop` says between two of them that the time is up.
     pub fn take(
         &mut self,
         session: &mut Session,
@@ -154,7 +154,7 @@ impl Samples {
 }
 
 impl Writer {
-    /// Nobody where no samples of text are asked for.
+    /// `None` where no samples of text are asked for.
     fn open(config: &Config, data: &dyn Dataset, run: &Path) -> Result<Option<Writer>, Failure> {
         let Some(room) = room(config) else { return Ok(None) };
         let wanted = &config.samples;
@@ -203,7 +203,7 @@ impl Writer {
         }))
     }
 
-    /// The text that the model writes behind a prompt.
+    /// Generates the text that follows a prompt.
     fn write(
         &self,
         session: &mut Session,
@@ -234,13 +234,13 @@ impl Writer {
         if self.is_answer {
             return Ok(self.vocabulary.decode(&written).trim().to_string());
         }
-        // The pieces of a text may be joined by what stands before them.
+        // How the first pieces of a text are joined may depend on the prompt, so both are decoded together.
         let whole = self.vocabulary.decode(&[prompt, &written].concat());
         let own = whole.strip_prefix(&self.vocabulary.decode(prompt)).map(String::from);
         Ok(own.unwrap_or_else(|| self.vocabulary.decode(&written)))
     }
 
-    /// Reads tokens behind those that the cache has, and gives the logits of what follows.
+    /// Feeds tokens after those in the cache, and returns the logits of the next token.
     fn read(
         &self,
         session: &mut Session,
@@ -274,7 +274,7 @@ impl Writer {
     }
 }
 
-/// The template that conversations of the run are written with.
+/// The chat template of the run.
 fn questions(config: &Config, vocabulary: &Vocabulary, run: &Path) -> Result<Questions, Failure> {
     let spec = examples::spec(config, Some(run));
     let mut folders = spec.template_folders;
@@ -283,7 +283,7 @@ fn questions(config: &Config, vocabulary: &Vocabulary, run: &Path) -> Result<Que
     Ok(Questions::open(vocabulary, config.data.template.as_deref(), &folders, date)?)
 }
 
-/// Writes a small picture of an image beside the log.
+/// Stores a small picture of an image beside the log.
 fn keep_image(run: &Path, name: &str, [height, width]: [usize; 2], rgb: &[u8]) -> Result<(), Failure> {
     let folder = run.join(IMAGES);
     fs::create_dir_all(&folder).map_err(Failure::io(folder.display()))?;

@@ -1,15 +1,15 @@
-//! Learning rates as functions of the host's step, over a horizon fixed when the run starts.
+//! Learning rates as functions of the step number, over a horizon that is fixed when the run starts.
 
 use crate::config::{Config, Rate, Schedule, ScheduleName};
 
-/// Every rate of `Config::rates` at update number `step`, as the device multiplies by them.
+/// Every rate of `Config::rates` at update `step`, in the precision of the device.
 pub fn learning_rates(config: &Config, horizon: u64, step: u64) -> Vec<f32> {
     config.rates().iter().map(|rate| learning_rate(&config.schedule, rate, horizon, step) as f32).collect()
 }
 
-/// Learning rate of update number `step`, counted from 1, of a schedule that spans `horizon` updates. It rises in
-/// a line to reach its peak at update `warmup_steps`, is at its end, by itself or `final_ratio` of the peak, at update
-/// `horizon`, and stays there. An end above the peak is approached along the same curve from below.
+/// Learning rate of update `step`, counted from 1, of a schedule that spans `horizon` updates. It rises linearly to its peak at
+/// update `warmup_steps`, reaches its end value (the rate's own, or `final_ratio` of the peak) at update `horizon`, and stays
+/// there. An end value above the peak is approached along the same curve from below.
 pub fn learning_rate(schedule: &Schedule, rate: &Rate, horizon: u64, step: u64) -> f64 {
     let (peak, warmup) = (rate.peak, schedule.warmup_steps);
     if step < warmup {
@@ -33,13 +33,13 @@ pub fn learning_rate(schedule: &Schedule, rate: &Rate, horizon: u64, step: u64) 
 }
 
 impl Schedule {
-    /// The updates of a warm-up that was given as a share of the horizon.
+    /// Number of warm-up updates, where it was given as a share of the horizon.
     pub fn resolved_warmup(&self, horizon: u64) -> Option<u64> {
         self.warmup_share.map(|share| (share * horizon as f64).round() as u64)
     }
 }
 
-/// How far `step` is on the way from `start` to `end`, from 0 to 1.
+/// Position of `step` between `start` and `end`, from 0 to 1.
 fn share(step: u64, start: u64, end: u64) -> f64 {
     match step {
         _ if step >= end => 1.0,
@@ -109,8 +109,8 @@ mod tests {
         assert_eq!((at(&fifth, 88), at(&fifth, 89) < 2.0), (2.0, true), "a fifth of 110 is 22");
     }
 
-    /// The rates of the alignment stage, by the formula as it is written: a connector that falls, towers that rise, and one
-    /// that stays.
+    /// The rates of the alignment stage, by the published formula: a connector's rate falls, the towers' rate rises, and one
+    /// stays constant.
     #[test]
     fn groups_converge_from_above_and_from_below() {
         let (w, n, target) = (10, 110, 3e-5);
@@ -132,9 +132,9 @@ mod tests {
         }
     }
 
-    /// A group's own end, under every schedule that has one.
+    /// A group's own end value takes precedence under every schedule that has one.
     #[test]
-    fn an_end_of_its_own_takes_the_place_of_the_ratio() {
+    fn a_groups_own_end_value_overrides_the_ratio() {
         for &name in ScheduleName::ALL {
             let own = learning_rate(&schedule(name), &rate(2.0, Some(0.5)), 110, 110);
             assert!(close(own, if name == ScheduleName::Constant { 2.0 } else { 0.5 }), "{name}");

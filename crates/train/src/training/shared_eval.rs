@@ -1,4 +1,4 @@
-//! Evaluation by several ranks: each runs `eval` on some batches, and every rank counts the results of all in order.
+//! Evaluation on several ranks: each runs `eval` on its share of the batches, and every rank counts the results of all in order.
 
 use flatout_ir::{Plan, Role};
 use flatout_runtime::Session;
@@ -11,9 +11,9 @@ use crate::run::signal;
 use crate::tasks::batch::{Draw, EvalSet};
 use crate::training::evaluate::{EvalResults, Evaluator, Sums, evaluate};
 
-/// Runs `eval` on a set in batches of a capacity. Batch `b` is that of rank `b` modulo their number; sums are made batch by
-/// batch in f64 on every rank, so that their bits do not depend on how many ranks there are. A reason to stop on any rank
-/// ends it on all. Where layers gather what they read, all ranks run the plan equally often.
+/// Runs `eval` on a set in batches of a capacity. Rank r evaluates the batches b with b mod ranks = r. Every rank sums batch by
+/// batch in f64, so that the bits do not depend on the number of ranks. A reason to stop on any rank ends the evaluation on all.
+/// Where layers gather what they read, all ranks run the plan equally often.
 pub fn evaluate_among(
     ranks: &Ranks,
     session: &mut Session,
@@ -40,13 +40,15 @@ pub fn evaluate_among(
                     None
                 }
             };
-            let asked = stop().and_then(signal::number_of);
-            let told = Told { asked, part: results.as_ref().map(BatchResults::of) };
-            let all: Vec<Told> = message::read_all(&ranks.gather_bytes(&message::write(&told))?)?;
-            if let Some(reason) = all.iter().find_map(|told| told.asked.and_then(signal::of_number)) {
+            let stop_reason = stop().and_then(signal::number_of);
+            let message = RankMessage { stop_reason, part: results.as_ref().map(BatchResults::of) };
+            let all: Vec<RankMessage> = message::read_all(&ranks.gather_bytes(&message::write(&message))?)?;
+            if let Some(reason) =
+                all.iter().find_map(|message| message.stop_reason.and_then(signal::of_number))
+            {
                 return Ok(Err(reason));
             }
-            for part in all.into_iter().filter_map(|told| told.part) {
+            for part in all.into_iter().filter_map(|message| message.part) {
                 let results = part.results();
                 sums.add(&results);
                 see(&results);
@@ -57,8 +59,8 @@ pub fn evaluate_among(
     })
 }
 
-/// Runs `eval` where other ranks do and this one has no batch, if ranks exchange in it: on the inputs that are there, and nobody reads
-/// the results.
+/// Runs `eval` on a rank that has no batch while others do, if the plan exchanges. It runs on stale inputs, and its results are
+/// ignored.
 pub fn run_for_others(session: &mut Session) -> Result<(), Failure> {
     let exchanges = session.plans().plan(Role::Eval).is_some_and(Plan::has_exchanges);
     if exchanges {
@@ -67,8 +69,8 @@ pub fn run_for_others(session: &mut Session) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Does something that runs `eval`. Averages that ranks have shares of are gathered to where `eval` reads weights, and the
-/// weights brought back afterwards. Every rank calls this.
+/// Runs a closure that runs `eval`, with the averaged weights in place. Where ranks hold shards of the averages, these are
+/// gathered to where `eval` reads weights, and the weights are restored afterwards. Every rank calls this.
 fn with_averages<T>(
     ranks: &Ranks,
     session: &mut Session,
@@ -85,15 +87,15 @@ fn with_averages<T>(
     Ok(done)
 }
 
-/// A rank's word between batches.
+/// A rank's message after a batch.
 #[derive(Serialize, Deserialize)]
-struct Told {
-    /// The number of the reason to stop, where it has one.
-    asked: Option<usize>,
+struct RankMessage {
+    /// The number of its reason to stop, if it has one.
+    stop_reason: Option<usize>,
     part: Option<BatchResults>,
 }
 
-/// The results of a batch. Floats are sent as their bits: some are not finite, and all arrive as they were.
+/// The results of a batch. Floats are sent as bits, so that non-finite values arrive unchanged.
 #[derive(Serialize, Deserialize)]
 struct BatchResults {
     loss: u32,

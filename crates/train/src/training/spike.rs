@@ -1,15 +1,16 @@
-//! Losses that stand out: a step whose loss lies far above what the steps before it had.
+//! Detects loss spikes: a step whose loss lies far above the losses of the steps before it.
 
 use std::collections::VecDeque;
 
-/// Losses that are looked back on.
+/// Losses in the sliding window.
 const WINDOW: usize = 128;
-/// Fewer say nothing about how losses scatter.
-const LEAST: usize = 32;
-/// From the median absolute deviation to the standard deviation of a normal distribution.
-const NORMAL: f64 = 1.4826;
-/// Losses that hardly scatter would make every tenth of a percent a spike: the least deviation, as a share of the median.
-const LEAST_SHARE: f64 = 0.005;
+/// With fewer losses their scatter cannot be estimated.
+const MIN_LOSSES: usize = 32;
+/// Ratio of the standard deviation of a normal distribution to its median absolute deviation.
+const MAD_TO_STD: f64 = 1.4826;
+/// Lower bound of the deviation as a share of the median: where losses hardly scatter, every tenth of a percent would be a spike
+/// otherwise.
+const MIN_DEVIATION_SHARE: f64 = 0.005;
 
 /// The losses of the last steps.
 #[derive(Clone, Debug, Default)]
@@ -20,14 +21,14 @@ pub struct Spikes {
 /// A loss that stands out.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spike {
-    /// Of the losses before it.
+    /// Median of the losses before it.
     pub median: f32,
-    /// How many robust deviations it lies above the median.
+    /// Distance above the median in robust deviations.
     pub deviations: f64,
 }
 
 impl Spikes {
-    /// Takes the next loss; says whether it stands out by more than `limit` deviations. A limit of 0 looks for nothing.
+    /// Takes the next loss and returns a spike if it stands out by more than `limit` deviations. A limit of 0 disables the check.
     pub fn see(&mut self, loss: f32, limit: f64) -> Option<Spike> {
         let found = self.judge(loss).filter(|spike| limit > 0.0 && spike.deviations > limit);
         if loss.is_finite() {
@@ -40,19 +41,19 @@ impl Spikes {
     }
 
     fn judge(&self, loss: f32) -> Option<Spike> {
-        if self.losses.len() < LEAST || !loss.is_finite() {
+        if self.losses.len() < MIN_LOSSES || !loss.is_finite() {
             return None;
         }
         let mut losses: Vec<f64> = self.losses.iter().map(|loss| f64::from(*loss)).collect();
         let median = median(&mut losses);
         let mut distances: Vec<f64> = losses.iter().map(|loss| (loss - median).abs()).collect();
-        let deviation = (NORMAL * self::median(&mut distances)).max(LEAST_SHARE * median.abs());
+        let deviation = (MAD_TO_STD * self::median(&mut distances)).max(MIN_DEVIATION_SHARE * median.abs());
         let deviations = (f64::from(loss) - median) / deviation;
         deviations.is_finite().then_some(Spike { median: median as f32, deviations })
     }
 }
 
-/// The middle value, or the upper of the two.
+/// The median; for an even count the upper of the two middle values.
 fn median(values: &mut [f64]) -> f64 {
     let middle = values.len() / 2;
     *values.select_nth_unstable_by(middle, f64::total_cmp).1
@@ -76,9 +77,9 @@ mod tests {
         }
         let spike = spikes.clone().see(3.0, 6.0).expect("a jump of twenty deviations");
         assert!((spike.median - 2.0).abs() < 0.05 && (10.0..40.0).contains(&spike.deviations), "{spike:?}");
-        assert_eq!(spikes.clone().see(3.0, 0.0), None, "0 looks for nothing");
+        assert_eq!(spikes.clone().see(3.0, 0.0), None, "0 disables the check");
         assert_eq!(spikes.clone().see(1.0, 6.0), None, "a fall is no spike");
-        assert_eq!(spikes.see(f32::NAN, 6.0), None, "what is not finite is another matter");
+        assert_eq!(spikes.see(f32::NAN, 6.0), None, "non-finite losses are handled elsewhere");
         assert_eq!(spikes.losses.len(), WINDOW);
     }
 
@@ -93,9 +94,9 @@ mod tests {
     }
 
     #[test]
-    fn a_beginning_and_a_constant_are_judged_gently() {
+    fn few_and_constant_losses_are_not_spikes() {
         let mut spikes = Spikes::default();
-        for step in 0..LEAST {
+        for step in 0..MIN_LOSSES {
             assert_eq!(spikes.see(if step == 5 { 1e9 } else { 1.0 }, 6.0), None);
         }
         assert_eq!(spikes.see(1.02, 6.0), None);

@@ -1,4 +1,4 @@
-//! Ranks that are slow: the times of all ranks put together step by step, and a warning about one that stays behind.
+//! Detects slow ranks: collects the times of all ranks step by step, and warns of a rank that stays behind.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use serde::{Deserialize, Serialize};
 
 use crate::run::events::{GpuSample, RankTimes};
 
-/// A rank is slow where its own computing takes this much longer than the median rank's,
-const BEHIND: f64 = 1.1;
-/// in each of this number of steps; and it has recovered where it does not in as many.
+/// Ratio of a rank's own computing time to that of the median rank from which it counts as slow in a step.
+const SLOW_RATIO: f64 = 1.1;
+/// Consecutive steps after which a slow rank is reported, or a reported one has recovered.
 const STEPS: usize = 20;
 
 /// The times of one rank in one update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepTimes {
     pub step: u64,
-    /// Its own micro-batches, without the wait for their data.
+    /// Time of its own micro-batches, without the wait for their data.
     pub compute_ms: f64,
-    /// The wait for data.
+    /// Time spent waiting for data.
     pub data_ms: f64,
-    /// Exchanges with other ranks, which contain the wait for those that are slower.
+    /// Time spent in exchanges with other ranks, including the wait for slower ones.
     pub wire_ms: f64,
 }
 
 impl StepTimes {
-    /// The times of an update on a GPU, by the device's own clock: its plans, less what they waited for exchanges.
+    /// The times of an update on a GPU, by the device's clock: its plans, minus their waits for exchanges.
     pub fn on_device(step: u64, plans: PlanTimes, data: Duration) -> StepTimes {
         let ms = |time: Duration| 1e3 * time.as_secs_f64();
         StepTimes {
@@ -38,27 +38,27 @@ impl StepTimes {
     }
 }
 
-/// The times that rank 0 knows of all ranks.
+/// Times of all ranks, kept on rank 0.
 pub struct Stragglers {
-    /// Of every rank, those of steps that not all ranks have told yet.
-    untold: Vec<VecDeque<StepTimes>>,
-    ranks: Vec<Behind>,
+    /// For every rank, the times of steps that not all ranks have reported yet.
+    unmatched: Vec<VecDeque<StepTimes>>,
+    ranks: Vec<RankState>,
 }
 
-/// How one rank has fared.
+/// State of one rank.
 #[derive(Clone, Copy, Debug, Default)]
-struct Behind {
-    /// Steps one after another in which it was behind, or was not.
+struct RankState {
+    /// Consecutive steps in which it was behind, or was not.
     in_a_row: usize,
     is_behind: bool,
-    /// Sums over the steps in a row.
+    /// Sums over these steps.
     own_ms: f64,
     median_ms: f64,
-    /// It was warned of, and has not recovered since.
-    is_known: bool,
+    /// A warning was given, and the rank has not recovered since.
+    is_reported: bool,
 }
 
-/// A rank that stays behind, with the mean times of the steps in which it did.
+/// A rank that stays behind, with its mean times over those steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slow {
     pub rank: usize,
@@ -67,7 +67,7 @@ pub struct Slow {
 }
 
 impl Slow {
-    /// The warning; `named` is the rank with its host, and `gpu` the newest sample of its GPU, where it has one.
+    /// The warning text; `named` is the rank with its host, and `gpu` the newest sample of its GPU, if it has one.
     pub fn sentence(&self, named: &str, gpu: Option<&GpuSample>) -> String {
         let clock = gpu.and_then(|gpu| {
             let held = match &gpu.throttled[..] {
@@ -88,19 +88,22 @@ impl Slow {
 
 impl Stragglers {
     pub fn new(ranks: usize) -> Stragglers {
-        Stragglers { untold: vec![VecDeque::new(); ranks], ranks: vec![Behind::default(); ranks] }
+        Stragglers { unmatched: vec![VecDeque::new(); ranks], ranks: vec![RankState::default(); ranks] }
     }
 
-    /// Takes times of a rank, its steps in order.
+    /// Takes the times of a rank, in order of steps.
     pub fn take(&mut self, rank: usize, times: &[StepTimes]) {
-        self.untold[rank].extend(times);
+        self.unmatched[rank].extend(times);
     }
 
-    /// The next step that all ranks have told of, and whoever is found to be slow by it.
+    /// The next step that all ranks have reported, and the ranks it reveals as slow.
     pub fn next(&mut self) -> Option<(RankTimes, Vec<Slow>)> {
-        let is_told = self.untold.iter().all(|times| !times.is_empty());
-        let times: Vec<StepTimes> =
-            if is_told { self.untold.iter_mut().filter_map(VecDeque::pop_front).collect() } else { vec![] };
+        let is_complete = self.unmatched.iter().all(|times| !times.is_empty());
+        let times: Vec<StepTimes> = if is_complete {
+            self.unmatched.iter_mut().filter_map(VecDeque::pop_front).collect()
+        } else {
+            vec![]
+        };
         let step = times.first()?.step;
         let most = |of: fn(&StepTimes) -> f64| times.iter().map(of).fold(0.0, f64::max);
         let least = |of: fn(&StepTimes) -> f64| times.iter().map(of).fold(f64::INFINITY, f64::min);
@@ -118,15 +121,15 @@ impl Stragglers {
     fn slow(&mut self, compute_ms: &[f64], median_ms: f64) -> Vec<Slow> {
         let mut found = vec![];
         for (rank, (state, own_ms)) in self.ranks.iter_mut().zip(compute_ms).enumerate() {
-            let is_behind = *own_ms >= BEHIND * median_ms;
+            let is_behind = *own_ms >= SLOW_RATIO * median_ms;
             if is_behind != state.is_behind || state.in_a_row == STEPS {
-                *state = Behind { is_behind, is_known: state.is_known, ..Behind::default() };
+                *state = RankState { is_behind, is_reported: state.is_reported, ..RankState::default() };
             }
             state.in_a_row += 1;
             state.own_ms += own_ms;
             state.median_ms += median_ms;
-            if state.in_a_row == STEPS && is_behind != state.is_known {
-                state.is_known = is_behind;
+            if state.in_a_row == STEPS && is_behind != state.is_reported {
+                state.is_reported = is_behind;
                 let mean = |sum: f64| sum / STEPS as f64;
                 if is_behind {
                     found.push(Slow { rank, own_ms: mean(state.own_ms), median_ms: mean(state.median_ms) });
@@ -141,7 +144,7 @@ impl Stragglers {
 mod tests {
     use super::*;
 
-    /// Steps of four ranks in which rank 2 takes `own` and the others 100 ms.
+    /// Reports of four ranks: rank 2 takes `own` ms, the others 100 ms.
     fn warned(stragglers: &mut Stragglers, own: &[f64]) -> Vec<(u64, Slow)> {
         let mut found = vec![];
         for (step, own) in (1..).zip(own) {
@@ -150,7 +153,7 @@ mod tests {
                 let times = StepTimes { step, compute_ms, data_ms: rank as f64, wire_ms: 4.0 - rank as f64 };
                 stragglers.take(rank, &[times]);
             }
-            let (all, slow) = stragglers.next().expect("all have told");
+            let (all, slow) = stragglers.next().expect("all have reported");
             assert_eq!((all.step, all.median_ms), (Some(step), 100.0));
             assert_eq!((all.data_wait_ms, all.wire_ms), (Some(3.0), Some(1.0)));
             found.extend(slow.into_iter().map(|slow| (step, slow)));
@@ -159,13 +162,13 @@ mod tests {
     }
 
     #[test]
-    fn a_rank_that_stays_behind_is_one_warning_until_it_has_recovered() {
+    fn a_slow_rank_gives_one_warning_until_it_recovers() {
         let mut stragglers = Stragglers::new(4);
         let long: Vec<f64> = std::iter::repeat_n(120.0, 100).collect();
         let slow = Slow { rank: 2, own_ms: 120.0, median_ms: 100.0 };
         assert_eq!(warned(&mut stragglers, &long), [(20, slow)], "once, after twenty steps");
         assert_eq!(warned(&mut stragglers, &[105.0; 10]), [], "ten steps are no recovery");
-        assert_eq!(warned(&mut stragglers, &long), [], "so it is not said again");
+        assert_eq!(warned(&mut stragglers, &long), [], "so it is not reported again");
         assert_eq!(warned(&mut stragglers, &[105.0; 20]), []);
         assert_eq!(warned(&mut stragglers, &long), [(20, slow)], "it had recovered");
         let words = slow.sentence("rank 2 (gpu-b, process 7)", None);
@@ -186,10 +189,10 @@ mod tests {
         let now_and_then: Vec<f64> =
             (0..200).map(|step| if step % 19 == 0 { 101.0 } else { 500.0 }).collect();
         assert_eq!(warned(&mut stragglers, &now_and_then), []);
-        assert_eq!(warned(&mut stragglers, &[50.0; 100]), [], "a fast rank makes nobody slow");
+        assert_eq!(warned(&mut stragglers, &[50.0; 100]), [], "a fast rank makes no other rank slow");
     }
 
-    /// A slow device waits least for the others, and is told by that.
+    /// The slow device waits least for the others, which identifies it.
     #[test]
     fn a_device_computes_while_its_plans_run_and_do_not_wait() {
         let ms = Duration::from_millis;
@@ -204,13 +207,13 @@ mod tests {
         let mut stragglers = Stragglers::new(2);
         stragglers.take(0, &[fast]);
         stragglers.take(1, &[slow]);
-        let (all, _) = stragglers.next().expect("both have told");
+        let (all, _) = stragglers.next().expect("both have reported");
         assert_eq!((all.slowest, all.slowest_ms, all.median_ms), (1, 100.0, 80.0));
         assert_eq!((all.wire_ms, all.data_wait_ms), (Some(5.0), Some(3.0)));
     }
 
     #[test]
-    fn a_step_is_known_when_all_ranks_have_told_of_it() {
+    fn a_step_is_complete_when_all_ranks_have_reported_it() {
         let mut stragglers = Stragglers::new(2);
         let times = |step, compute_ms| StepTimes { step, compute_ms, ..StepTimes::default() };
         stragglers.take(0, &[times(1, 10.0), times(2, 10.0)]);

@@ -1,4 +1,5 @@
-//! The loop: micro-batches into `grad`, then `apply`; evaluation, checkpoints, events, signals.
+//! The training loop: micro-batches run `grad`, then `apply` updates the weights; it also drives evaluation, checkpoints, events
+//! and stop signals.
 
 mod begin;
 mod recovery;
@@ -30,7 +31,7 @@ use crate::run::signal::StopFlag;
 use crate::switches::active;
 use crate::tasks::batch::{Batch, BatchSource, Draw, EvalSet};
 use crate::tasks::dataset::Dataset;
-use crate::tasks::preference::Side;
+use crate::tasks::preference::AnswerSplit;
 use crate::training::baseline;
 use crate::training::evaluate::Counted;
 use crate::training::opening;
@@ -46,15 +47,15 @@ use recovery::Skips;
 use saving::Saving;
 use sharing::Sharing;
 
-/// Notices that the command line shows while a run goes on.
+/// Progress that the command line shows while a run is under way.
 pub enum Notice<'a> {
-    /// The result of opening the data, or how far it is.
+    /// Progress and outcome of opening the data.
     Data(String),
-    /// Everything is ready; nothing has run yet.
+    /// Everything is prepared, and the first step is about to run.
     Ready(&'a Ready<'a>),
     /// A line of the event log.
     Event(&'a Event),
-    /// A stop was asked for, by a signal or `--max-time`, and the state is being saved.
+    /// A signal or `--max-time` asked the run to stop, and the state is being saved.
     Saving { step: u64, bytes: u64, signal: &'static str },
 }
 
@@ -66,40 +67,40 @@ pub struct Ready<'a> {
     pub run: &'a Path,
     /// Updates of the whole run.
     pub steps: u64,
-    /// The last update made already.
+    /// The last update that was made already.
     pub done: u64,
-    /// Where time went until now.
+    /// Time spent on each part of the start so far.
     pub laps: &'a Laps,
 }
 
-/// Somebody beside the log who is told every event of a run, such as TensorBoard's file or the report.
+/// Receives every event of a run in addition to the log, such as TensorBoard's file or the report.
 pub trait Sink {
-    /// The run is about to start, or to go on after `step` updates.
+    /// Called when the run is about to start, or to continue after `step` updates.
     fn open(&mut self, run: &Path, step: u64, config: &Config);
 
-    /// Records an event, after the log has it. Gives a sentence to warn with where that did not work: no sink ends a run.
+    /// Records an event once the log has it. Returns a warning if that failed: no sink ends a run.
     fn record(&mut self, event: &Event) -> Option<String>;
 }
 
-/// How a run ended.
+/// The result of a run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub status: Status,
     pub steps: u64,
-    /// Held-out where there is an evaluation, otherwise of the last step.
+    /// Held-out loss where the run evaluates, otherwise the loss of the last step.
     pub loss: f32,
     pub is_held_out: bool,
-    /// Of the last evaluation, where classes, answers or preferences are learned.
+    /// Metrics of the last evaluation, where classes, answers or preferences are learned.
     pub metrics: Option<Metrics>,
-    /// Why it ended before its last step, where nobody stopped it.
+    /// Reason for ending before the last step, where nobody stopped the run.
     pub early: Option<String>,
     pub checkpoint: Option<PathBuf>,
 }
 
-/// Before a save has been timed, how long it is taken to last whatever its size, and how fast its bytes to go.
+/// Estimate until a save has been timed: a fixed time, and the rate at which bytes are written.
 const GUESSED_SECONDS: f64 = 1.0;
 const GUESSED_BYTES_PER_SECOND: f64 = 1e8;
-/// Time kept beside what was measured when `--max-time` is near: the end of the process itself.
+/// Time reserved on top of the measured times when `--max-time` is near, for the process itself to end.
 const STOP_MARGIN: Duration = Duration::from_secs(1);
 
 /// The progress of a run.
@@ -126,24 +127,25 @@ fn patience(state: &State) -> Patience {
     Patience::read(|name| state.counters.get(name).copied())
 }
 
-/// An update whose results are on their way.
+/// An update whose results are still in flight.
 struct Pending {
     progress: Progress,
     epoch: f64,
     waited: Waited,
-    /// Of `Config::rates`.
+    /// One rate for each of `Config::rates`.
     rates: Vec<f32>,
     posted: Posted,
-    /// The end of the update before, or the beginning of this one where something else ran between them; and its end.
+    /// Start and end of the update. It starts at the end of the previous update, or at its own beginning if something else ran in
+    /// between.
     span: [Rc<Mark>; 2],
-    /// Tokens of this update, and the share of what it computed that is padding, where lengths vary.
+    /// Tokens of this update, and the share of the computed tokens that is padding, where lengths vary.
     real_tokens: usize,
     padding: Option<f64>,
-    /// Tokens of this rank.
+    /// Tokens that this rank computed.
     own_tokens: usize,
-    /// The plan of gradients that its micro-batches ran, where all have the same extents.
+    /// The gradient plan that its micro-batches ran, where all have the same extents.
     grad: Role,
-    /// The step's micro-batches, until it is known to be finite.
+    /// The step's micro-batches, kept until the step is known to be finite.
     batches: Vec<Batch>,
 }
 
@@ -157,9 +159,9 @@ struct Trainer<'a, 'n, 's> {
     source: Box<dyn BatchSource>,
     held_out: Option<Box<dyn EvalSet>>,
     samples: Samples,
-    /// How the plan `eval` is laid out, where examples have lengths.
+    /// Layout of the plan `eval`, where examples have lengths.
     layout: Option<Layout>,
-    /// Of rank 0.
+    /// Present on rank 0 only.
     log: Option<EventLog>,
     sinks: &'n mut [&'s mut dyn Sink],
     watch: Watch,
@@ -172,27 +174,27 @@ struct Trainer<'a, 'n, 's> {
     saving: Saving,
     skips: Skips,
     spikes: Spikes,
-    /// The log's disk does not take what is said: it waits in memory.
+    /// The disk refuses the log's lines, which wait in memory.
     is_log_behind: bool,
-    /// Of the last steps.
+    /// Decaying maximum of the step times.
     slowest_step: Duration,
     last_loss: f32,
-    /// The update that was enqueued last, until it is reported.
+    /// The update that was enqueued last and is not reported yet.
     pending: Option<Pending>,
-    /// A step was reported that no device can make.
+    /// The warning about a step faster than the device's peak was given.
     is_past_peak: bool,
-    /// Samples of which nothing was learned since this process began.
+    /// Samples since this process began that contributed nothing to training.
     samples_left_out: u64,
-    /// Why all ranks stop, where there are several and one was asked to.
+    /// The reason why all ranks stop, where there are several ranks and one was asked to stop.
     agreed_stop: Option<&'static str>,
     sharing: Sharing,
-    /// The end of the newest update, as long as nothing but updates was run behind it.
+    /// The end of the newest update, as long as only updates have run since.
     ended: Option<Rc<Mark>>,
-    /// The newest evaluation.
+    /// Step and loss of the newest evaluation.
     evaluated: Option<(u64, f32)>,
-    /// Its value of `eval.metric`.
+    /// Value of `eval.metric` in the newest evaluation.
     score: Option<f64>,
-    /// And, where classes are learned, in all metrics.
+    /// All metrics of the newest evaluation, where it has any.
     metrics: Option<Metrics>,
     patience: Patience,
     began: Instant,
@@ -200,19 +202,19 @@ struct Trainer<'a, 'n, 's> {
 }
 
 impl Trainer<'_, '_, '_> {
-    fn say(&mut self, event: Event) -> Result<(), Failure> {
+    fn emit(&mut self, event: Event) -> Result<(), Failure> {
         let Some(log) = &mut self.log else { return Ok(()) };
         let written = log.write(&event);
         (self.notice)(Notice::Event(&event));
         let warnings: Vec<String> = self.sinks.iter_mut().filter_map(|sink| sink.record(&event)).collect();
         for message in warnings {
-            self.say(Event::Warning { message })?;
+            self.emit(Event::Warning { message })?;
         }
         let was_behind = std::mem::replace(&mut self.is_log_behind, written.is_err());
         match written {
             Err(error) if !was_behind => {
                 let message = format!("events.jsonl: {error}; the run goes on, and its lines wait in memory");
-                self.say(Event::Warning { message })
+                self.emit(Event::Warning { message })
             }
             _ => Ok(()),
         }
@@ -220,16 +222,16 @@ impl Trainer<'_, '_, '_> {
 
     fn start(&mut self, is_resumed: bool, laps: &Laps) -> Result<(), Failure> {
         let Trainer { ranks, config, compiled, data, ref session, steps, .. } = *self;
-        self.say(Event::Start(opening::opening(ranks, config, compiled, data, session, steps, laps)))?;
+        self.emit(Event::Start(opening::opening(ranks, config, compiled, data, session, steps, laps)))?;
         let notes: Vec<String> = self.session.notes().iter().chain(self.watch.note()).cloned().collect();
         for message in notes {
-            self.say(Event::Warning { message })?;
+            self.emit(Event::Warning { message })?;
         }
         if is_resumed {
-            self.say(Event::Resume { step: self.progress.step })?;
+            self.emit(Event::Resume { step: self.progress.step })?;
             let autotune = active::Prepared::session(self.session, &self.compiled.settled).autotune;
             if let Some(message) = active::resumed(&self.not_deterministic(), autotune) {
-                self.say(Event::Warning { message })?;
+                self.emit(Event::Warning { message })?;
             }
         }
         Ok(())
@@ -249,9 +251,9 @@ impl Trainer<'_, '_, '_> {
         }
     }
 
-    /// Trains to the end of the run, or to a reason to stop.
+    /// Trains to the end of the run, or until there is a reason to stop.
     fn train(&mut self) -> Result<Option<&'static str>, Failure> {
-        // A run that was stopped in an evaluation has it still to do.
+        // A run that was stopped during an evaluation still has to make it.
         let mut reason = if self.progress.step > 0 { self.evaluate_if_due()? } else { None };
         loop {
             while reason.is_none() && self.progress.step < self.steps && self.early().is_none() {
@@ -279,7 +281,7 @@ impl Trainer<'_, '_, '_> {
         }
     }
 
-    /// Why to stop, if there is a reason: a signal, or so little time left that it is what a step and a save may take.
+    /// The reason to stop, if there is one: a signal, or the time left is no more than a step and a save may take.
     fn stop_asked(&self) -> Option<&'static str> {
         match self.ranks.are_many() {
             true => self.agreed_stop,
@@ -287,14 +289,14 @@ impl Trainer<'_, '_, '_> {
         }
     }
 
-    /// The time that a step and a save may take.
+    /// Upper estimate of the time that a step and a save take.
     fn time_to_stop(&self) -> Duration {
         let guessed = GUESSED_SECONDS + self.saving.bytes as f64 / GUESSED_BYTES_PER_SECOND;
         let save = self.saving.slowest_seconds.unwrap_or(guessed);
         STOP_MARGIN + 2 * self.slowest_step + Duration::from_secs_f64(2.0 * save)
     }
 
-    /// One update. On a GPU it is only enqueued: what it gave is reported while the next one runs.
+    /// Makes one update. On a GPU it is only enqueued: its results are reported while the next one runs.
     fn step(&mut self) -> Result<(), Failure> {
         let began = match self.ended.take() {
             Some(mark) => mark,
@@ -307,7 +309,7 @@ impl Trainer<'_, '_, '_> {
         self.ranks.take_wire_time();
         self.source.begin_update();
         if let Some(compared) = self.data.compared() {
-            let (of, layout) = ((Side::Train, &*self.source.numbers()), self.layout.as_ref());
+            let (of, layout) = ((AnswerSplit::Train, &*self.source.numbers()), self.layout.as_ref());
             baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
         let grad = windows::role(&self.config.schedule, self.horizon, self.progress.step + 1);
@@ -333,7 +335,7 @@ impl Trainer<'_, '_, '_> {
         let own_tokens = real_tokens;
         let [real_tokens, computed_tokens] = self.source.of_all_ranks([real_tokens, computed_tokens]);
         let (spent, data) = (since.elapsed(), waited.total);
-        // Exchanges inside `grad` are no work of this rank's either.
+        // Exchanges inside `grad` are not compute time of this rank either.
         let wire = wire + self.ranks.take_wire_time();
         self.pass_on_stop()?;
         let has_lengths = self.compiled.settled.arrangement.is_some();
@@ -350,7 +352,7 @@ impl Trainer<'_, '_, '_> {
             data_ms: ms(data),
             wire_ms: ms(wire + self.ranks.take_wire_time()),
         };
-        // On a GPU the host has only enqueued, and the device's own clock tells when the update is reported.
+        // On a GPU the host has only enqueued the work; the device's clock gives the times when the update is reported.
         let times = self.session.as_cuda().is_none().then_some(times);
         self.share(times, warnings)?;
         let ended = Rc::new(self.session.mark()?);
@@ -378,7 +380,7 @@ impl Trainer<'_, '_, '_> {
         Ok(())
     }
 
-    /// Reports the update that is still on its way, if one is.
+    /// Reports the update that is still in flight, if there is one.
     fn flush(&mut self) -> Result<(), Failure> {
         self.pending.take().map_or(Ok(()), |pending| self.report(pending))
     }
@@ -394,7 +396,7 @@ impl Trainer<'_, '_, '_> {
         if let Some(times) = self.session.plan_times(began, ended)? {
             self.sharing.take(StepTimes::on_device(step, times, waited.total));
         }
-        // Slow steps are forgotten by and by.
+        // The maximum decays, so that a single slow step is forgotten in time.
         self.slowest_step = self.slowest_step.mul_f64(0.95).max(Duration::from_secs_f64(seconds));
         self.last_loss = loss;
         if !is_applied {
@@ -404,7 +406,7 @@ impl Trainer<'_, '_, '_> {
         }
         if let Some(spike) = self.spikes.see(loss, self.config.log.spike) {
             let Spike { median, deviations } = spike;
-            self.say(Event::Spike { step, loss, median, deviations })?;
+            self.emit(Event::Spike { step, loss, median, deviations })?;
         }
         if !step.is_multiple_of(self.config.log.every) && step != self.steps {
             return Ok(());
@@ -413,7 +415,7 @@ impl Trainer<'_, '_, '_> {
         let seen = self.watch.see(own_tokens, update.grad, seconds);
         self.sharing.see(seen.gpu.as_ref().filter(|_| self.ranks.are_many()));
         if let Some(message) = self.watch.doubt(&seen, waited.total.as_secs_f64() / seconds) {
-            self.say(Event::Warning { message })?;
+            self.emit(Event::Warning { message })?;
         }
         if let Some(mfu) =
             seen.mfu.filter(|mfu| *mfu > 1.0 && !std::mem::replace(&mut self.is_past_peak, true))
@@ -423,9 +425,9 @@ impl Trainer<'_, '_, '_> {
                  please report it",
                 100.0 * mfu
             );
-            self.say(Event::Warning { message })?;
+            self.emit(Event::Warning { message })?;
         }
-        self.say(Event::Step(Step {
+        self.emit(Event::Step(Step {
             step,
             epoch,
             loss,
@@ -450,13 +452,13 @@ impl Trainer<'_, '_, '_> {
         }))
     }
 
-    /// Learning rates by the names of their groups, where there are several.
+    /// Learning rates by the names of their groups, where there are several groups.
     fn rates_by_name(&self, rates: &[f32]) -> BTreeMap<String, f32> {
         let names = self.config.rates().into_iter().map(|rate| rate.name);
         if rates.len() == 1 { BTreeMap::new() } else { names.zip(rates.iter().copied()).collect() }
     }
 
-    /// Evaluates where the config says so.
+    /// Evaluates if the config asks for it at this step.
     fn evaluate_if_due(&mut self) -> Result<Option<&'static str>, Failure> {
         if self.progress.step < self.steps && self.is_eval_due() { self.evaluate() } else { Ok(None) }
     }
@@ -466,7 +468,8 @@ impl Trainer<'_, '_, '_> {
         every > 0 && self.progress.step.is_multiple_of(every)
     }
 
-    /// The mean loss on held-out rows; or the reason to stop that came between two batches, and nothing is said then.
+    /// Evaluates the held-out rows and logs the result. Returns the reason to stop if one came between two batches; nothing is
+    /// logged then.
     fn evaluate(&mut self) -> Result<Option<&'static str>, Failure> {
         self.flush()?;
         let Some(held_out) = &self.held_out else { return Ok(None) };
@@ -476,7 +479,7 @@ impl Trainer<'_, '_, '_> {
         self.ended = None;
         if let Some(compared) = self.data.compared() {
             let numbers: Vec<usize> = (0..held_out.samples()).collect();
-            let (of, layout) = ((Side::HeldOut, &*numbers), self.layout.as_ref());
+            let (of, layout) = ((AnswerSplit::HeldOut, &*numbers), self.layout.as_ref());
             baseline::take_among(self.ranks, self.session, compared, of, layout)?;
         }
         let mut counted =
@@ -502,18 +505,18 @@ impl Trainer<'_, '_, '_> {
         self.evaluated = Some((self.progress.step, loss));
         let (metric, metrics) = (self.config.eval.metric, counted.metrics());
         self.score = metric.of(loss, metrics.as_ref());
-        // Not where a run that may go on has its end.
+        // The evaluation at the end of a run that may be extended does not count.
         if self.is_eval_due() {
             self.patience.see(metric, self.score.unwrap_or(f64::NAN));
         }
         self.metrics.clone_from(&metrics);
         let averaged = self.config.train.ema > 0.0;
-        self.say(Event::Eval { step: self.progress.step, loss, metrics, averaged })?;
+        self.emit(Event::Eval { step: self.progress.step, loss, metrics, averaged })?;
         self.take_samples()?;
         Ok(None)
     }
 
-    /// Logs the samples of an evaluation. Every rank takes them, so that none waits for another.
+    /// Logs the samples of an evaluation. Every rank takes them, so that no rank waits for another.
     fn take_samples(&mut self) -> Result<(), Failure> {
         let (ranks, step, within, stop) = (self.ranks, self.progress.step, self.time_to_stop(), self.stop);
         let mut is_over = |number: usize| {
@@ -521,12 +524,12 @@ impl Trainer<'_, '_, '_> {
             stop.asked(within).is_some()
         };
         for sample in self.samples.take(self.session, step, &mut is_over)? {
-            self.say(Event::Sample(sample))?;
+            self.emit(Event::Sample(sample))?;
         }
         Ok(())
     }
 
-    /// Why the run ends before its last step, where it does.
+    /// The reason why the run ends before its last step, if there is one.
     fn early(&self) -> Option<String> {
         let (metric, eval) = (self.config.eval.metric, &self.config.eval);
         let reached = self.patience.reached(metric, eval.goal);
@@ -535,7 +538,7 @@ impl Trainer<'_, '_, '_> {
 
     fn end(&mut self, status: Status) -> Result<Outcome, Failure> {
         if status != Status::Failed {
-            self.hear_the_rest()?;
+            self.receive_remaining_reports()?;
         }
         let evaluated = self.evaluated.filter(|(step, _)| *step == self.progress.step);
         let loss = evaluated.map_or(self.last_loss, |(_, loss)| loss);
@@ -552,7 +555,7 @@ impl Trainer<'_, '_, '_> {
             data_wait: Some(DataWait::new(self.source.waited(), seconds)),
             early: early.clone(),
         };
-        self.say(Event::End(end))?;
+        self.emit(Event::End(end))?;
         if self.is_log_behind {
             let path = self.run.events_path();
             let sentence =

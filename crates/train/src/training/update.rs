@@ -1,5 +1,5 @@
-//! One update on a session: micro-batches into `grad`, then `apply`. The loop and every measurement take it from here, so
-//! that what is measured is what trains.
+//! One update in a session: micro-batches run `grad`, then `apply`. The training loop and every measurement use these functions,
+//! so that what is measured is what trains.
 
 use std::ops::Range;
 
@@ -19,11 +19,11 @@ use crate::tasks::batch::{self, Batch, Draw};
 pub struct Results {
     pub loss: f32,
     pub grad_norm: f32,
-    /// False where the loss or the norm is not finite: the weights are what they were.
+    /// False where the loss or the norm is not finite; the weights are unchanged then.
     pub is_applied: bool,
-    /// Where answers are compared.
+    /// Present where preferences are learned.
     pub rewards: Option<RewardMetrics>,
-    /// Why all ranks stop after this update, where one of several was asked to.
+    /// The reason why all ranks stop after this update, where one of several ranks was asked to stop.
     pub stop: Option<&'static str>,
 }
 
@@ -33,21 +33,21 @@ pub fn accumulate(session: &mut Session, batch: &Batch, draw: Draw) -> Result<()
     session.run(batch.role)
 }
 
-/// Adds the sums of lanes that are done, of `each` that a rank has, to those of the lanes before them.
+/// Adds the sums of finished lanes to those of the lanes before them; `each` is the number of lanes per rank.
 pub fn end_lanes(session: &mut Session, lanes: Range<usize>, each: usize) -> Result<(), RuntimeError> {
     let roles = lanes.flat_map(|lane| roles_after(lane, each));
     roles.into_iter().try_for_each(|role| session.run(role))
 }
 
-/// Tells the other ranks by the next update why this one is asked to stop, or that it is not.
+/// Sends the reason to stop to the other ranks with the next update; `None` says that there is none.
 pub fn ask_to_stop(session: &mut Session, reason: Option<&str>) -> Result<(), RuntimeError> {
     let mut flags = [0.0; STOP_FLAGS.len()];
     reason.and_then(signal::number_of).into_iter().for_each(|number| flags[number] = 1.0);
     session.write_f32(&input_path(Role::Apply, STOP), &flags)
 }
 
-/// Makes the update of what was accumulated by the learning rates of `Config::rates`, and asks for its results without
-/// waiting for them.
+/// Applies the accumulated gradients with the learning rates of `Config::rates`, and requests the results without waiting for
+/// them.
 pub fn apply(session: &mut Session, rates: &[f32]) -> Result<Posted, RuntimeError> {
     session.write_f32(&input_path(Role::Apply, update::LR), rates)?;
     session.run(Role::Apply)?;
@@ -56,7 +56,7 @@ pub fn apply(session: &mut Session, rates: &[f32]) -> Result<Posted, RuntimeErro
 
 const ALWAYS: [&str; 3] = ["loss", "grad_norm", "is_finite"];
 
-/// Asks for the results of the update that was made last.
+/// Requests the results of the update that was made last.
 pub fn post(session: &mut Session) -> Result<Posted, RuntimeError> {
     let sums = sums(session.plans(), Role::Apply);
     let stops = stops(session.plans());
@@ -65,19 +65,19 @@ pub fn post(session: &mut Session) -> Result<Posted, RuntimeError> {
     session.post(Role::Apply, &names)
 }
 
-/// The results of `apply` that say why ranks were asked to stop; none where there is one rank.
+/// Names of the results of `apply` that carry stop reasons; empty where there is one rank.
 fn stops(plans: &PlanSet) -> Vec<String> {
     let has = |name: &String| plans.plan(Role::Apply).is_some_and(|plan| plan.result(name).is_some());
     STOP_FLAGS.iter().map(|flag| stop_path(flag)).filter(has).collect()
 }
 
-/// The names of a plan's results that are sums over samples beside the loss.
+/// Names of a plan's results, besides the loss, that are sums over samples.
 pub fn sums(plans: &PlanSet, role: Role) -> Vec<String> {
     let results = plans.plan(role).into_iter().flat_map(|plan| &plan.results);
     results.map(|(name, _)| name).filter(|name| name.starts_with(SUM)).cloned().collect()
 }
 
-/// The results of an update, waiting for them where they are still on their way.
+/// The results of an update; waits for them if they are still in flight.
 pub fn collect(session: &mut Session, posted: Posted) -> Result<Results, RuntimeError> {
     let values = session.collect(posted)?;
     let sums = sums(session.plans(), Role::Apply);

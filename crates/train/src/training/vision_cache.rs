@@ -1,7 +1,7 @@
-//! Features of images that are made once, before the first step, and kept in a folder: `data.vision_cache`.
+//! Image features that are computed once, before the first step, and stored in a folder: `data.vision_cache`.
 //!
-//! The tower runs in a session of its own, which is gone before the session of the training is there. It makes what a training
-//! plan with a tower would compute.
+//! The tower runs in its own session, which is dropped before the training session is opened. It computes the features that a
+//! training plan with a tower would compute.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -30,14 +30,14 @@ use crate::tasks::seen::PatchImages;
 use crate::weights::initial;
 use crate::weights::pretrained::{self, Weights};
 
-/// The tower that made the features of a run.
+/// The tower that computed the features of a run.
 pub struct FrozenTower {
-    /// Hashes of its tensors by path, as a run keeps them of what it does not train.
+    /// Hashes of its tensors by path, in the form in which a run records frozen weights.
     pub hashes: BTreeMap<String, String>,
 }
 
-/// Makes the features that are missing, and lets the data read them from then on. `None` where nothing is kept, or the data has
-/// no images. `say` is told what it takes and saves.
+/// Computes the missing features, and makes the data read them from then on. Returns `None` where no cache is configured or the
+/// data has no images. `say` receives the cost and the savings in words.
 pub fn prepare(
     config: &Config,
     data: &mut dyn Dataset,
@@ -66,16 +66,16 @@ pub fn prepare(
         say(format!("features of {} images go to {}: {}", missing.len(), folder.display(), economy.words()));
         say(economy.decision());
         let mut writer = CacheWriter::enter(folder, &format, PartSize::default(), &mut || {
-            say(format!("another process writes features to {}, and is waited for", folder.display()))
+            say(format!("another process writes features to {}; waiting for it", folder.display()))
         })?;
-        // Whoever had the folder may have made them.
+        // The process that held the folder may have computed them.
         let missing = writer.cache().missing(&wanted)?;
         if !missing.is_empty() {
             let sizes = missing.iter().filter_map(|number| format.bytes(wanted[*number].tokens));
             writer.check_room(sizes.sum())?;
             let session = session(&tower, &weights, device)?;
             let mut filling =
-                Filling { images, wanted: &wanted, tower: &tower, session, spent: Spent::default() };
+                CacheFill { images, wanted: &wanted, tower: &tower, session, spent: FillTimes::default() };
             filling.fill(&missing, &mut writer)?;
             say(filling.spent.words(missing.len(), &economy));
         }
@@ -85,7 +85,7 @@ pub fn prepare(
     Ok(Some(FrozenTower { hashes }))
 }
 
-/// The cost of filling the cache with the missing images, and the time that it saves.
+/// The cost of computing the features of the missing images, and the time that this saves.
 fn economy(config: &Config, images: &PatchImages, tower: &Tower, epochs: f64, missing: usize) -> Economy {
     let count = images.store.count();
     let patches: usize = (0..count as u32).map(|number| images.store.get(number).grid.patches()).sum();
@@ -101,18 +101,18 @@ fn economy(config: &Config, images: &PatchImages, tower: &Tower, epochs: f64, mi
     }
 }
 
-/// How often the training reads its data.
+/// Number of times that training reads its data.
 fn epochs(config: &Config, data: &dyn Dataset) -> Result<f64, Failure> {
     let samples = data.total_steps(config)? * config.train.batch as u64;
     let of_steps = samples as f64 / data.describe().documents.unwrap_or(0).max(1) as f64;
     Ok(config.train.epochs.map_or(of_steps, |epochs| epochs as f64))
 }
 
-/// How features of this run are made.
+/// The format of this run's features: everything that decides their values.
 fn format(config: &Config, tower: &Tower, tower_hash: String) -> FeatureFormat {
     let decoder = config.model.decoder();
     let of_tower = format!("model.{SCOPE}.");
-    // Which tokens stand for images is no matter of the tower.
+    // Features do not depend on which tokens stand for images.
     let is_built_by = |key: &str| key.starts_with(&of_tower) && !key.ends_with("_token");
     let mut made_with = config.values();
     made_with.retain(|key, _| is_built_by(key));
@@ -128,7 +128,7 @@ fn format(config: &Config, tower: &Tower, tower_hash: String) -> FeatureFormat {
     ] {
         made_with.insert(name.to_string(), value);
     }
-    // Features of earlier versions say nothing of it.
+    // Features of earlier versions do not record this key.
     if let Some(codes) = config.switches.memory.codes() {
         made_with.insert("base".into(), Base::of(codes).name().into());
     }
@@ -160,15 +160,15 @@ fn session(tower: &Tower, weights: &Weights, device: &Device) -> Result<Session,
     Ok(session)
 }
 
-/// Where the time of a filling went.
+/// Time spent on each part of filling the cache.
 #[derive(Clone, Copy, Debug, Default)]
-struct Spent {
+struct FillTimes {
     tower: Duration,
     writing: Duration,
     bytes: u64,
 }
 
-impl Spent {
+impl FillTimes {
     fn words(&self, images: usize, economy: &Economy) -> String {
         let seconds_per_image = self.tower.as_secs_f64() / images as f64;
         let measured = Economy { seconds_per_image, is_at_best: false, ..economy.clone() };
@@ -184,21 +184,21 @@ impl Spent {
     }
 }
 
-/// A cache on its way.
-struct Filling<'a> {
+/// State while the cache is being filled.
+struct CacheFill<'a> {
     images: &'a PatchImages,
     /// All images of the set.
     wanted: &'a [CachedImage],
     tower: &'a Tower,
     session: Session,
-    spent: Spent,
+    spent: FillTimes,
 }
 
-/// Some images with their patches, as many bytes as the plan takes.
+/// Image numbers with their patches, as the bytes that the plan takes.
 type Decoded = (Vec<usize>, Vec<u8>);
 
-impl Filling<'_> {
-    /// Makes the features of images given by number, some at a time. The next are decoded meanwhile.
+impl CacheFill<'_> {
+    /// Computes the features of images given by number, in groups. The next group is decoded meanwhile.
     fn fill(&mut self, missing: &[usize], writer: &mut CacheWriter) -> Result<(), Failure> {
         let (images, room) = (self.images, self.tower.room);
         let groups = self.groups(missing);
@@ -225,7 +225,7 @@ impl Filling<'_> {
         })
     }
 
-    /// Images in their order, as many together as the plan has room for.
+    /// Images in order, grouped by what the plan has room for.
     fn groups(&self, missing: &[usize]) -> Vec<Vec<usize>> {
         let room = self.tower.room;
         let mut groups: Vec<Vec<usize>> = vec![];
@@ -244,7 +244,7 @@ impl Filling<'_> {
         groups
     }
 
-    /// The features of some images, each as its levels one behind another.
+    /// The features of some images, each with its levels concatenated.
     fn compute(&mut self, numbers: &[usize], patches: Vec<u8>) -> Result<Vec<Vec<u8>>, Failure> {
         let room = self.tower.room;
         let inputs = Inputs::of(self.session.plans(), Role::Eval);
@@ -279,7 +279,7 @@ impl Filling<'_> {
     }
 }
 
-/// Decodes groups of images until nobody takes them, or one fails.
+/// Decodes groups of images until the receiver is dropped or one fails.
 fn decode(
     images: &PatchImages,
     groups: &[Vec<usize>],
@@ -303,7 +303,7 @@ fn decode(
     }
 }
 
-/// Values as they are kept. Those of bf16 come out of the plan as f32, which holds them exactly.
+/// Values in the stored element type. Those of bf16 leave the plan as f32, which holds them exactly.
 fn stored(values: &[f32], dtype: DType) -> Vec<u8> {
     match dtype {
         DType::BF16 => values.iter().flat_map(|x| bf16_from_f32(*x).to_le_bytes()).collect(),

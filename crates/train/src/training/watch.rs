@@ -1,5 +1,4 @@
-//! Observations of a run beside its numbers: how near it comes to the machine's peak and to what was predicted, and how the
-//! GPU fares.
+//! Monitors a run: how its speed compares with the machine's peak and with the prediction, and the state of the GPU.
 
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,28 +12,29 @@ use flatout_runtime::cuda::nvml::Reading;
 use crate::device::Device;
 use crate::resolve::compile::Compiled;
 use crate::resolve::prediction;
-use crate::resolve::windows::OfWindow;
+use crate::resolve::windows::WindowPlan;
 use crate::run::events::GpuSample;
 
-/// Between two samples of the GPU. A sample takes milliseconds in the driver, on a thread of its own.
+/// Interval between two samples of the GPU. A sample takes milliseconds in the driver, on a thread of its own.
 const SAMPLE_EVERY: Duration = Duration::from_secs(1);
 
-/// Updates whose median is held against the prediction, and how much less of it is still near.
-const UPDATES_IN_DOUBT: usize = 16;
-const LEAST_SHARE: f64 = 0.6;
-/// The share of an update's time that it may wait for rows and still count.
-const MOST_WAITED: f64 = 0.1;
+/// Updates whose median speed is compared with the prediction, and the smallest ratio of the two (or its inverse) without a
+/// warning.
+const UPDATES_COMPARED: usize = 16;
+const MIN_RATIO: f64 = 0.6;
+/// The largest share of an update's time spent waiting for rows with which the update still counts.
+const MAX_WAIT_SHARE: f64 = 0.1;
 
 pub struct Watch {
-    /// Arithmetic and predicted time of an update, by its plan of gradients where windows have several; one for all otherwise.
+    /// Arithmetic and predicted time of an update: one entry per gradient plan where windows have several, otherwise one for all.
     expected: Vec<Expected>,
     peak_flops: Option<f64>,
-    /// Whether the prediction adds up measured times of kernels, and not peak rates.
+    /// Whether the prediction adds up measured times of kernels instead of using peak rates.
     is_calibrated: bool,
-    /// Shares of the predicted speed so far, until they are held against it.
+    /// Shares of the predicted speed, collected until they are compared with it.
     shares: Vec<f64>,
     gpu: Option<Sampler>,
-    /// Why the GPU is not watched.
+    /// Reason for which the GPU is not sampled.
     note: Option<String>,
 }
 
@@ -51,7 +51,7 @@ impl Expected {
             flops_per_token: flops as f64,
             predicted_seconds: cost.predicted_seconds,
         };
-        let of_window = |(index, window): (usize, &OfWindow)| {
+        let of_window = |(index, window): (usize, &WindowPlan)| {
             of(window.flops_per_token, prediction::step_cost_by(compiled, batch, Role::Grad(index)))
         };
         match &compiled.windows[..] {
@@ -61,7 +61,7 @@ impl Expected {
     }
 }
 
-/// One update, as progress shows it.
+/// Speed of one update, as progress lines show it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct UpdateStats {
     pub mfu: Option<f64>,
@@ -100,20 +100,20 @@ impl Watch {
         self.note.as_ref()
     }
 
-    /// After some updates, a sentence where they take quite another time than the machine's calibration predicts. Updates
-    /// that waited for their rows do not count.
+    /// Once enough updates were seen, a warning if their times differ much from the machine's calibration. Updates that waited
+    /// for their rows do not count.
     pub fn doubt(&mut self, seen: &UpdateStats, waited: f64) -> Option<String> {
-        let share = seen.of_predicted.filter(|_| waited < MOST_WAITED)?;
-        if self.shares.len() == UPDATES_IN_DOUBT {
+        let share = seen.of_predicted.filter(|_| waited < MAX_WAIT_SHARE)?;
+        if self.shares.len() == UPDATES_COMPARED {
             return None;
         }
         self.shares.push(share);
-        if self.shares.len() < UPDATES_IN_DOUBT {
+        if self.shares.len() < UPDATES_COMPARED {
             return None;
         }
         self.shares.sort_by(f64::total_cmp);
-        let median = self.shares[UPDATES_IN_DOUBT / 2];
-        let is_near = (LEAST_SHARE..=1.0 / LEAST_SHARE).contains(&median);
+        let median = self.shares[UPDATES_COMPARED / 2];
+        let is_near = (MIN_RATIO..=1.0 / MIN_RATIO).contains(&median);
         (!is_near).then(|| {
             let (times, why) = match median < 1.0 {
                 true => (format!("{:.1} times as long as", 1.0 / median), "something else runs here now, or did not then"),
@@ -126,7 +126,7 @@ impl Watch {
         })
     }
 
-    /// Observes an update of `tokens` tokens by a plan of gradients that took `seconds`. Waits for nothing.
+    /// Statistics of an update of `tokens` tokens by the gradient plan `by` that took `seconds`. Never blocks.
     pub fn see(&self, tokens: usize, by: Role, seconds: f64) -> UpdateStats {
         let index = if let Role::Grad(index) = by { index } else { 0 };
         let Expected { flops_per_token, predicted_seconds } =
@@ -136,7 +136,7 @@ impl Watch {
         UpdateStats {
             mfu: self.peak_flops.map(|peak| rate / peak),
             of_predicted: share.filter(|_| self.is_calibrated),
-            // The CPU's rates are no peaks of this CPU.
+            // The CPU's rates are not the peak rates of this particular CPU.
             of_roofline: share.filter(|_| !self.is_calibrated && self.peak_flops.is_some()),
             gpu: self.gpu.as_ref().and_then(Sampler::latest),
         }
@@ -146,7 +146,7 @@ impl Watch {
 /// A thread that reads the GPU once a second until it is dropped.
 struct Sampler {
     latest: Arc<Mutex<Option<GpuSample>>>,
-    /// Taken to end the thread.
+    /// Dropped to end the thread.
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!((seen.of_predicted, seen.of_roofline), (Some(0.5), None));
         let mut watch = watch;
         let doubts: Vec<String> = (0..40).filter_map(|_| watch.doubt(&seen, 0.0)).collect();
-        assert_eq!(doubts.len(), 1, "it is said once: {doubts:?}");
+        assert_eq!(doubts.len(), 1, "the warning is given once: {doubts:?}");
         assert!(doubts[0].contains("2.0 times as long as the calibration"), "{doubts:?}");
         let mut quick = Watch { shares: vec![], ..watch };
         assert_eq!((0..40).find_map(|_| quick.doubt(&seen, 0.5)), None, "it waits for its rows");

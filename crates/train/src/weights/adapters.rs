@@ -1,5 +1,4 @@
-//! Which weights of a model get which adapters: the patterns of section `adapter`, applied to its linear weights; and a
-//! weight made one with its adapters.
+//! Selects the weights of a model that have adapters, by the patterns of section `adapter`, and merges adapters into weights.
 
 use flatout_ir::passes::adapter::{is_end, slot_beside};
 use flatout_ir::passes::adapters::adaptable;
@@ -13,8 +12,8 @@ use crate::config::{AdapterGroup, AdapterKind, Config, nearest};
 use crate::refuse;
 use crate::weights::peft;
 
-/// The adapters a config asks for beside the weights of a model, in the order of the model. Of several groups of one
-/// name that match a weight the later one wins; groups of different names each add theirs.
+/// The adapters that a config asks for, in the order of the model's weights. Of several groups with one name that match a weight
+/// the last one wins; groups with different names each add an adapter.
 pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
     let asked = &config.adapter;
     if asked.kind == AdapterKind::None {
@@ -62,8 +61,8 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
         }
         if asked.kind == AdapterKind::Dora && is_end(weight) {
             refuse!(
-                "`adapter.paths` names {weight}, and `adapter.kind` is dora: beside the embedding and the head adapters are \
-                 LoRA's, give adapter.kind=lora or leave it out"
+                "`adapter.paths` names {weight}, and `adapter.kind` is dora: the embedding and the head can only have LoRA \
+                 adapters: give adapter.kind=lora, or leave it out"
             );
         }
         let slot = &slot_beside(model, weight).expect("a weight of the model").path;
@@ -77,15 +76,14 @@ pub fn of(config: &Config, model: &Graph) -> Result<Vec<Adapter>, UserError> {
     Ok(adapters)
 }
 
-/// Whether a pattern asks for an adapter of a weight. The embedding and the head are asked for by their own names: a star
-/// stands for what is in layers.
+/// Whether a pattern selects a weight. The embedding and the head must be named explicitly: a wildcard matches only weights in
+/// layers.
 fn names_weight(pattern: &str, weight: &str) -> bool {
     let first = |path: &str| path.split('.').next().map(String::from);
     matches(pattern, weight) && (!is_end(weight) || first(pattern) == first(weight))
 }
 
-/// Refuses to make one of a model and its adapters where the embedding is also the head and one of the two has an adapter: merged,
-/// they would no longer be one.
+/// Refuses to merge adapters of the embedding or the head if these are one tied table: after merging they would differ.
 pub fn check_merge(model: &Model, adapters: &[Adapter], instead: &str) -> Result<(), UserError> {
     let is_tied = model.as_decoder().is_some_and(|decoder| decoder.tied && decoder.head == Head::Tokens);
     match adapters.iter().find(|adapter| is_tied && is_end(&adapter.weight)) {
@@ -97,14 +95,14 @@ pub fn check_merge(model: &Model, adapters: &[Adapter], instead: &str) -> Result
     }
 }
 
-/// Whether a parameter of the model is trained beside its adapters: what `adapter.also_train` names, and a head of classes,
-/// which nobody else has trained.
+/// Whether a parameter of the model is trained along with adapters: those that `adapter.also_train` names, and a class head,
+/// which is new.
 pub fn also_trains(config: &Config, path: &str) -> bool {
     let is_named = config.adapter.also_train.iter().any(|pattern| matches(pattern, path));
     is_named || config.model.class_head().is_some_and(|head| matches(head, path))
 }
 
-/// Every tensor of the adapters of a model.
+/// Every tensor of a model's adapters.
 pub fn parameters(model: &Graph, adapters: &[Adapter]) -> Vec<Slot> {
     let weights = adaptable(model);
     let of = |adapter: &Adapter| {
@@ -114,7 +112,7 @@ pub fn parameters(model: &Graph, adapters: &[Adapter]) -> Vec<Slot> {
     adapters.iter().flat_map(of).collect()
 }
 
-/// Makes a weight what its adapter makes of it: (m / ||W + s B A|| by rows) (W + s B A), without m as it stands.
+/// Merges an adapter into a weight: (m / ||W + s B A|| by rows) (W + s B A), or W + s B A without a magnitude m.
 pub fn merge(weight: &mut [f32], adapter: &Adapter, a: &[f32], b: &[f32], magnitude: Option<&[f32]>) {
     let (rank, inner) = (adapter.rank, a.len() / adapter.rank);
     weight.par_chunks_mut(inner).enumerate().for_each(|(row, weight)| {
@@ -129,7 +127,7 @@ pub fn merge(weight: &mut [f32], adapter: &Adapter, a: &[f32], b: &[f32], magnit
     });
 }
 
-/// A pattern that matches no weight is an error, because what it was meant to do would silently not happen.
+/// Refuses a pattern that matches no weight, because it would otherwise be ignored silently.
 fn check_pattern(
     pattern: &str,
     config: &Config,
@@ -216,7 +214,7 @@ mod tests {
         );
     }
 
-    /// `tiny` has one table for both, and each place is asked for by its name.
+    /// In `tiny` embedding and head are one tied table, and each of the two is selected by its own name.
     #[test]
     fn the_embedding_and_the_head_are_asked_for_by_name() {
         let weights = |paths: &str| -> Vec<String> {
@@ -230,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_adapted_is_refused() {
+    fn unsupported_adapters_are_refused() {
         let sentence = |overrides: &[&str]| adapters(overrides).unwrap_err().0;
         let typo = sentence(&["adapter.paths=layers.0.attn.qw"]);
         assert!(

@@ -1,8 +1,7 @@
-//! A run in the Hugging Face layout: `config.json`, safetensors in shards with their index, the tokeniser and its
-//! configs, the generation config, and the chat template of a model that came with one. Other tools load the folder as
-//! it is.
+//! Exports a run in the Hugging Face layout: `config.json`, sharded safetensors with their index, the tokeniser and its configs,
+//! the generation config, and the chat template of a model that has one. Other tools load the folder directly.
 //!
-//! The folder is there whole or not at all.
+//! The folder appears atomically.
 
 pub mod target;
 pub(crate) mod tokenizer;
@@ -30,7 +29,7 @@ use crate::run::BESIDE;
 use crate::run::checkpoint::{Dtype, header};
 use crate::weights::adapters::{also_trains, check_merge};
 use crate::weights::loaded::Loaded;
-use crate::weights::peft::{self, Trained};
+use crate::weights::peft::{self, AdapterExport};
 use crate::weights::pretrained::folder::{CONFIG, GENERATION, INDEX, PROCESSOR, SINGLE};
 use crate::weights::pretrained::{Weights, folder, narrow, parameters, processor_of};
 use flatout_data::durable;
@@ -38,29 +37,29 @@ use target::{METADATA, Target};
 use tokenizer::Tokenizer;
 
 choice! {
-    /// Layouts that models are exported in.
+    /// Layouts of exported models.
     pub enum Format { HuggingFace = "huggingface", Gguf = "gguf" }
 }
 
 choice! {
-    /// Types weights are exported in. The run's own are f32.
+    /// Element types of exported weights. The run's own are f32.
     pub enum Width { F32 = "f32", Bf16 = "bf16" }
 }
 
-/// The export that was asked for.
+/// The requested export.
 #[derive(Clone, Debug)]
 pub struct Export {
     pub to: PathBuf,
     pub dtype: Width,
-    /// Bytes of tensors in a file at most, but for a tensor that is larger by itself.
+    /// The most bytes of tensors per file, except for a single tensor that is larger.
     pub shard_bytes: u64,
-    /// Whether an earlier export that is there is replaced.
+    /// Whether an existing export is replaced.
     pub force: bool,
-    /// Adapters alone, in PEFT's layout, and not the model they make.
+    /// Exports only the adapters, in PEFT's layout, instead of the merged model.
     pub adapter: bool,
 }
 
-/// The export that was written.
+/// The result of an export.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Exported {
     pub architecture: String,
@@ -69,10 +68,10 @@ pub struct Exported {
     pub bytes: u64,
 }
 
-/// Exports a run. Whatever is refused is refused before anything is written.
+/// Exports a run. Refusals come before anything is written.
 pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure> {
     let target = |loaded: &Loaded| {
-        // With and without a step or a revision.
+        // With and without the step or revision.
         let base = loaded.config.model.from().into_iter().flat_map(|from| {
             [from.as_str(), from.rsplit_once('@').map_or(from.as_str(), |(place, _)| place)]
         });
@@ -85,7 +84,7 @@ pub fn export(loaded: &mut Loaded, wanted: &Export) -> Result<Exported, Failure>
         target(loaded)?.fill(|folder| adapters.write(loaded, wanted.dtype, &tokenizer, folder))
     } else {
         let described = describe(loaded, wanted.dtype)?;
-        // Every weight as one with its adapters.
+        // Every weight is merged with its adapters.
         check_merge(&loaded.config.model, loaded.weights.adapters(), "export them with --adapter")?;
         loaded.weights.keep_apart(false);
         target(loaded)?.fill(|folder| write(loaded, wanted, &described, folder))
@@ -136,7 +135,7 @@ impl Adapters {
         Ok(Adapters { named, also })
     }
 
-    /// The default adapter lies in the folder itself, others in folders of their names.
+    /// The default adapter is written to the folder itself, others to subfolders of their names.
     fn write(
         &self,
         loaded: &mut Loaded,
@@ -153,7 +152,7 @@ impl Adapters {
             let within = if name == DEFAULT_ADAPTER { String::new() } else { format!("{name}/") };
             let into = folder.join(&within);
             fs::create_dir_all(&into).map_err(Failure::io(into.display()))?;
-            let trained = Trained {
+            let trained = AdapterExport {
                 model: &model,
                 weights: &mut loaded.weights,
                 adapters,
@@ -165,7 +164,7 @@ impl Adapters {
             made.bytes += bytes;
             made.files.extend([peft::CONFIG, peft::TENSORS].map(|file| format!("{within}{file}")));
         }
-        // The base model has another tokeniser than this one, whose new tokens the adapter was trained with.
+        // The base model's tokeniser lacks the new tokens that the adapter was trained with.
         let has_grown = !tokenizer.added.is_empty();
         for (name, bytes) in tokenizer.files(loaded.positions).into_iter().filter(|_| has_grown) {
             let path = folder.join(name);
@@ -177,17 +176,17 @@ impl Adapters {
 }
 
 /// The configs of the exported model.
-struct Described {
+struct ModelConfigs {
     config: Value,
     positions: usize,
-    /// Of a model that writes text.
+    /// Present for a model that generates text.
     generation: Option<Value>,
-    /// How pixels are made of an image, of a model that reads them.
+    /// The image processor's config; present for a model that reads images.
     processor: Option<Value>,
     tokenizer: Tokenizer,
 }
 
-fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
+fn describe(loaded: &mut Loaded, dtype: Width) -> Result<ModelConfigs, UserError> {
     let dir = loaded.dir.clone();
     if !loaded.is_run {
         refuse!("{} is in the Hugging Face layout already: a run is what can be exported", dir.display());
@@ -234,7 +233,7 @@ fn describe(loaded: &mut Loaded, dtype: Width) -> Result<Described, UserError> {
     if let Ok(published) = model.published() {
         published.describe_processor(&mut config, &processor);
     }
-    Ok(Described {
+    Ok(ModelConfigs {
         config,
         positions: model.tokens(),
         generation,
@@ -247,8 +246,8 @@ fn learned_conversations(loaded: &Loaded) -> bool {
     loaded.is_run && [Task::Chat, Task::VisualChat, Task::Preference].contains(&loaded.config.data.task)
 }
 
-/// The token that ends an answer of a run that learned conversations, where its template has one: whoever generates with the library
-/// stops there.
+/// The token that ends an answer of a run trained on conversations, if its template has one: generation in the library stops at
+/// it.
 fn answer_end(loaded: &Loaded, vocabulary: Option<&Vocabulary>) -> Option<u32> {
     let vocabulary = vocabulary.filter(|_| learned_conversations(loaded))?;
     let folders = [loaded.dir.join(BESIDE), loaded.dir.clone()];
@@ -260,7 +259,7 @@ fn answer_end(loaded: &Loaded, vocabulary: Option<&Vocabulary>) -> Option<u32> {
 fn write(
     loaded: &mut Loaded,
     wanted: &Export,
-    described: &Described,
+    described: &ModelConfigs,
     folder: &Path,
 ) -> Result<Exported, Failure> {
     let (files, parameters, bytes) = write_weights(loaded, wanted, folder)?;
@@ -299,7 +298,7 @@ fn write(
     Ok(exported)
 }
 
-/// The chat template that a run learned its conversations in, where it is not the one beside the model it began from.
+/// The chat template that a run was trained with, if it is not the template of the model it began from.
 pub(crate) fn template(loaded: &Loaded, tokenizer: &Tokenizer) -> Result<Option<String>, Failure> {
     if !learned_conversations(loaded) {
         return Ok(None);
@@ -309,16 +308,16 @@ pub(crate) fn template(loaded: &Loaded, tokenizer: &Tokenizer) -> Result<Option<
     Ok(given.map(template_text).transpose()?)
 }
 
-/// A tensor of the export, and which of our parameters it is made of.
-struct Out {
+/// A tensor of the export, and the parameters that it is made of.
+struct OutTensor {
     name: String,
     dims: Vec<usize>,
     parts: Vec<Stored>,
-    /// Positions of another grid.
+    /// Learned positions resampled to another grid.
     resampled: Option<Resampled>,
 }
 
-impl Out {
+impl OutTensor {
     fn elements(&self) -> u64 {
         self.dims.iter().product::<usize>() as u64
     }
@@ -333,7 +332,7 @@ impl Out {
         Ok(resampled.apply(&values, width).into_iter().flat_map(f32::to_le_bytes).collect())
     }
 
-    /// The values as they were trained.
+    /// The values as trained.
     fn learned(&self, weights: &Weights, types: &Types) -> Result<Vec<u8>, Failure> {
         let read = |weights: &Weights, part: &Stored| {
             let (ty, init) = &types[&part.ours];
@@ -353,28 +352,28 @@ impl Out {
     }
 }
 
-/// Every parameter with its type and first values.
+/// Every parameter with its type and initial values.
 type Types = BTreeMap<String, (TensorType, Init)>;
 
 /// The tensors of the export, in the order of the model.
-fn tensors(loaded: &Loaded, types: &Types) -> Vec<Out> {
+fn tensors(loaded: &Loaded, types: &Types) -> Vec<OutTensor> {
     let published = loaded.config.model.published().expect("a model that has a config.json is published");
     let stored = published.stored(&|path| types[path].0.dims.clone());
-    let mut outs: Vec<Out> = vec![];
+    let mut outs: Vec<OutTensor> = vec![];
     for part in stored.expect("a model that has a config.json has names") {
         let resampled = published.resampled().filter(|resampled| resampled.theirs == part.theirs);
         match outs.iter_mut().find(|out| out.name == part.theirs) {
             Some(out) => out.parts.push(part),
             None => {
                 let dims = resampled.map_or(part.dims.clone(), |resampled| resampled.dims(&part.dims));
-                outs.push(Out { name: part.theirs.clone(), dims, parts: vec![part], resampled });
+                outs.push(OutTensor { name: part.theirs.clone(), dims, parts: vec![part], resampled });
             }
         }
     }
     outs
 }
 
-/// Writes the shards and their index; gives the files, the parameters and the bytes of all tensors.
+/// Writes the shards and their index; returns the files, the number of parameters and the bytes of all tensors.
 fn write_weights(
     loaded: &mut Loaded,
     wanted: &Export,
@@ -383,8 +382,8 @@ fn write_weights(
     let dtype = if wanted.dtype == Width::F32 { Dtype::F32 } else { Dtype::Bf16 };
     let types = parameters(&loaded.config.model);
     let outs = tensors(loaded, &types);
-    let bytes = |out: &Out| out.elements() * dtype.bytes() as u64;
-    let (parameters, total) = (outs.iter().map(Out::elements).sum(), outs.iter().map(bytes).sum());
+    let bytes = |out: &OutTensor| out.elements() * dtype.bytes() as u64;
+    let (parameters, total) = (outs.iter().map(OutTensor::elements).sum(), outs.iter().map(bytes).sum());
     let shards = cut(outs, wanted.shard_bytes, bytes);
     let count = shards.len();
     let name = |number: usize| match count {
@@ -425,7 +424,7 @@ fn write_weights(
     Ok((files, parameters, total))
 }
 
-/// Cuts a list into runs of at most `most` bytes; what is larger is a run by itself.
+/// Splits a list into runs of at most `most` bytes; a larger item is a run by itself.
 fn cut<T>(all: Vec<T>, most: u64, bytes: impl Fn(&T) -> u64) -> Vec<Vec<T>> {
     let mut runs: Vec<Vec<T>> = vec![];
     let mut filled = 0;

@@ -1,7 +1,7 @@
-//! A model as one GGUF file, which llama.cpp and what is built on it read: metadata, the tokeniser, and the weights in f32, f16, bf16 or
-//! blocks of 8 bits.
+//! Exports a model as one GGUF file for llama.cpp and programs built on it: metadata, the tokeniser, and the weights in f32, f16,
+//! bf16 or 8-bit blocks.
 //!
-//! A run is written with its adapters merged, a folder in the Hugging Face layout as it is. The file is there whole or not at all.
+//! A run is written with its adapters merged, a folder in the Hugging Face layout unchanged. The file appears atomically.
 
 mod elements;
 mod target;
@@ -29,11 +29,11 @@ use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::{Weights, parameters};
 use elements::{BLOCK, Elements};
 use target::{Target, WRITTEN_BY};
-use tokenizer::Frame;
+use tokenizer::TokenFacts;
 use write::Entry;
 
 choice! {
-    /// Types of the matrices of a GGUF file; vectors are f32 always.
+    /// Element types of the matrices in a GGUF file; vectors are always f32.
     pub enum Width { F32 = "f32", F16 = "f16", Bf16 = "bf16", Q8_0 = "q8_0" }
 }
 
@@ -48,24 +48,26 @@ impl Width {
     }
 }
 
-/// The file to write.
+/// The requested file.
 #[derive(Clone, Debug)]
 pub struct Gguf {
     pub to: PathBuf,
     pub dtype: Width,
-    /// Whether an earlier export that is there is replaced.
+    /// Whether an existing export is replaced.
     pub force: bool,
 }
 
-/// Exports a model. Whatever is refused is refused before anything is written, but for values that f16 or a block cannot hold: they are
-/// found as they are read.
+/// Exports a model. Refusals come before anything is written, except for values that f16 or a block cannot hold, which are found
+/// while weights are read.
 pub fn export(loaded: &mut Loaded, wanted: &Gguf) -> Result<Exported, Failure> {
     let refused =
         |dir: &Path, why: String| UserError(format!("{} cannot be exported to GGUF: {why}", dir.display()));
     let dir = loaded.dir.clone();
     let Some(decoder) = loaded.config.model.as_decoder() else {
-        let why =
-            format!("`model.kind` is {}, and GGUF files are written of decoders", loaded.config.model.kind());
+        let why = format!(
+            "`model.kind` is {}, and only decoders can be written to GGUF files",
+            loaded.config.model.kind()
+        );
         return Err(refused(&dir, why).into());
     };
     let model = DecoderConfig { context: loaded.positions, ..decoder.clone() };
@@ -114,7 +116,7 @@ fn unfit(tensor: &str, value: f32, dtype: Width) -> Failure {
     UserError(sentence).into()
 }
 
-/// The metadata that is not the tokeniser's. The first says who wrote the file.
+/// The metadata except the tokeniser's. The first entry identifies the program that wrote the file.
 fn general(dir: &Path, architecture: &str, own: &Metadata, dtype: Width) -> Metadata {
     let text = |text: &str| Value::String(text.into());
     let name = dir.canonicalize().unwrap_or(dir.to_path_buf());
@@ -132,7 +134,7 @@ fn general(dir: &Path, architecture: &str, own: &Metadata, dtype: Width) -> Meta
     all
 }
 
-/// The tokeniser's metadata, or why there is none.
+/// The tokeniser's metadata, or the reason why there is none.
 fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, Failure> {
     let tokenizer = Tokenizer::of(loaded);
     let parsed = |name: &str| {
@@ -145,7 +147,7 @@ fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, 
     };
     let of_config = || match &parsed(SETTINGS)?["chat_template"] {
         Json::String(template) => Some(template.clone()),
-        // Several have names.
+        // A file may have several named templates.
         Json::Array(all) => {
             let default = all.iter().find(|one| one["name"] == "default")?;
             default["template"].as_str().map(str::to_string)
@@ -153,15 +155,15 @@ fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, 
         _ => None,
     };
     let of_file = || tokenizer.kept("chat_template.jinja").and_then(|bytes| String::from_utf8(bytes).ok());
-    // A token's spelling, or an object that has it.
+    // A token's text, or an object that contains it.
     let special = |name: &str| {
         let settings = parsed(SETTINGS)?;
-        let said = &settings[name];
-        vocabulary.id(said.as_str().or(said["content"].as_str())?)
+        let setting = &settings[name];
+        vocabulary.id(setting.as_str().or(setting["content"].as_str())?)
     };
     let learned = template(loaded, &tokenizer)?;
     let eos = vocabulary.eos();
-    let frame = Frame {
+    let facts = TokenFacts {
         rows,
         bos: vocabulary.bos(),
         eos,
@@ -173,13 +175,13 @@ fn tokens(loaded: &mut Loaded, rows: usize) -> Result<Result<Metadata, String>, 
         padding: special("pad_token").or_else(|| u32::try_from(file["padding"]["pad_id"].as_u64()?).ok()),
         chat_template: learned.or_else(of_file).or_else(of_config),
     };
-    Ok(tokenizer::describe(&file, &frame))
+    Ok(tokenizer::describe(&file, &facts))
 }
 
-/// Every parameter with its type and first values.
+/// Every parameter with its type and initial values.
 type Types = BTreeMap<String, (TensorType, Init)>;
 
-/// Vectors are f32, and so little that nobody misses the bytes. Rows that do not fill blocks are f16.
+/// Vectors are f32, which costs little. Matrices whose rows do not fill blocks are f16.
 fn entry(tensor: &Tensor, types: &Types, dtype: Width) -> Entry {
     let dims = match &tensor.values {
         Values::Weight { path, .. } => types[path].0.dims.clone(),
@@ -205,13 +207,13 @@ fn values(tensor: &Tensor, entry: &Entry, weights: &Weights, types: &Types) -> R
     }
 }
 
-/// Whether some matrices stay f16 because their rows do not fill blocks.
+/// Whether some matrices are f16 because their rows do not fill blocks.
 pub fn is_partly_f16(model: &DecoderConfig, dtype: Width) -> bool {
     let inner = [model.width, model.ffn, model.heads * model.head_size()];
     dtype == Width::Q8_0 && inner.iter().any(|extent| !extent.is_multiple_of(BLOCK))
 }
 
-/// Refuses a name that nobody would take for such a file.
+/// Refuses a file name without the usual extension.
 pub fn check_name(to: &Path) -> Result<(), UserError> {
     if to.extension().is_none_or(|end| !end.eq_ignore_ascii_case("gguf")) {
         refuse!(

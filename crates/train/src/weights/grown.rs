@@ -1,10 +1,9 @@
-//! Rows for tokens that a model has not yet: drawn around the mean of the rows it has, as transformers'
-//! `resize_token_embeddings` draws them by default.
+//! Embedding rows for tokens that a model does not have yet: drawn around the mean of its rows, as transformers'
+//! `resize_token_embeddings` does by default.
 //!
-//! There a new row is normal with the mean of the old rows and 1e-9 times their covariance: a token that nobody has seen is as
-//! likely as tokens are in the mean, and two of them are not quite equal. mean + sqrt(1e-9 / V) sum of z_i (row_i - mean), with
-//! normal z_i, has exactly that distribution, and asks for no matrix of covariances. A row depends on the seed, the table, its
-//! number and the old rows.
+//! There a new row is normal with the mean of the old rows and 1e-9 times their covariance: an unseen token is as likely as the
+//! average token, and no two are quite equal. mean + sqrt(1e-9 / V) sum of z_i (row_i - mean), with normal z_i, has exactly that
+//! distribution and needs no covariance matrix. A row depends on the seed, the table, its index and the old rows.
 
 use flatout_ir::Init;
 use rayon::prelude::*;
@@ -13,7 +12,7 @@ use crate::weights::initial::drawn;
 
 /// The library's factor on the covariance.
 const VARIANCE: f64 = 1e-9;
-/// Old rows that are summed as one term. Terms are added in order, whatever the number of threads.
+/// Old rows per partial sum. Partial sums are added in order, whatever the number of threads.
 const BLOCK: usize = 1024;
 
 /// Adds rows of `width` elements to a table until there are `rows`.
@@ -24,7 +23,7 @@ pub fn grow(path: &str, table: &mut Vec<f32>, width: usize, rows: usize, seed: u
     let new: Vec<Vec<f32>> = (old..rows)
         .map(|row| {
             let z = drawn(&format!("{path}.{row}"), &Init::Normal { std: 1.0 }, seed, 0..old);
-            // The sum of z_i (row_i - mean) without another table: that of z_i row_i, less the mean times that of z_i.
+            // The sum of z_i (row_i - mean) without another table: the sum of z_i row_i, minus the mean times the sum of z_i.
             let all = summed(table, width, |i, x| z[i] as f64 * x);
             let drawn: f64 = z.iter().map(|z| *z as f64).sum();
             let shift = |(mean, sum): (&f64, &f64)| (mean + factor * (sum - mean * drawn)) as f32;
@@ -34,7 +33,7 @@ pub fn grow(path: &str, table: &mut Vec<f32>, width: usize, rows: usize, seed: u
     table.extend(new.into_iter().flatten());
 }
 
-/// The sum over rows of what each is taken for.
+/// The sum over all rows, each element mapped by `taken`.
 fn summed(table: &[f32], width: usize, taken: impl Fn(usize, f64) -> f64 + Sync) -> Vec<f64> {
     let add = |mut sum: Vec<f64>, term: &[f64]| {
         sum.iter_mut().zip(term).for_each(|(sum, x)| *sum += x);
@@ -75,7 +74,7 @@ mod tests {
         };
         let table = grown(5);
         assert_eq!(table[..old * width], first, "old rows are as they were");
-        assert_eq!(table, grown(5), "the seed says all");
+        assert_eq!(table, grown(5), "the seed determines all");
         assert_ne!(table, grown(6));
         // Deviations are near 1e-5 of the values, so that f32 rounds them: the bounds leave room for it.
         let moments = |rows: &[f32], scale: f64| {

@@ -1,4 +1,4 @@
-//! First values of slots: weights by counter-based random numbers, tables by their formula.
+//! Initial values of slots: weights from counter-based random numbers, tables from their formulas.
 
 use std::ops::Range;
 
@@ -15,14 +15,15 @@ use crate::weights::quantized;
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
-/// Writes every parameter and table. A weight depends on the seed, its own path and nothing else.
+/// Writes every parameter and table. A weight depends only on the seed and its own path.
 pub fn write(session: &mut Session, seed: u64) -> Result<(), RuntimeError> {
     write_drawn(session, seed, |_| true)?;
     write_row_norms(session, |piece| Ok::<_, RuntimeError>(drawn_for(piece, seed)))?;
     write_tables(session)
 }
 
-/// Writes what adapters begin with beside weights that are there; `source` gives pieces of these that the session does not have.
+/// Writes the initial adapters of weights that are loaded already; `source` provides weights of which the session holds only a
+/// shard.
 pub fn write_adapters(
     session: &mut Session,
     seed: u64,
@@ -45,7 +46,7 @@ fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) 
     Ok(())
 }
 
-/// The first values of a piece in the type of its slot.
+/// The initial values of a piece in the type of its slot.
 fn drawn_for(piece: &TensorRange, seed: u64) -> Vec<u8> {
     match piece.ty.dtype {
         DType::BF16 => narrow(&piece.path, &piece.init, seed, piece.range.clone()),
@@ -53,7 +54,7 @@ fn drawn_for(piece: &TensorRange, seed: u64) -> Vec<u8> {
     }
 }
 
-/// Writes magnitudes: the norms of the rows of weights as they are stored. Of a weight that ranks divide, `source` gives all rows.
+/// Writes DoRA magnitudes: the row norms of the weights in the session. For a sharded weight, `source` provides all rows.
 fn write_row_norms<E: From<RuntimeError>>(
     session: &mut Session,
     source: impl Fn(&TensorRange) -> Result<Vec<u8>, E>,
@@ -79,7 +80,7 @@ pub fn row_norms(values: &[f32], rows: usize) -> Vec<f32> {
     values.par_chunks(values.len() / rows).map(norm).collect()
 }
 
-/// Begins running averages as the weights that they are of.
+/// Initialises running averages with the weights that they average.
 pub fn write_averages(session: &mut Session) -> Result<(), RuntimeError> {
     let pieces = held(session, |class| class == Class::Average || class.is_parameter());
     for average in pieces.iter().filter(|piece| piece.class == Class::Average) {
@@ -92,7 +93,7 @@ pub fn write_averages(session: &mut Session) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// Writes the constants, which no checkpoint holds.
+/// Writes the constants, which no checkpoint contains.
 pub fn write_tables(session: &mut Session) -> Result<(), RuntimeError> {
     let tables = leaves(session.plans(), |class| class == Class::Const);
     for slot in tables.into_iter().filter(|slot| slot.init != Init::Data) {
@@ -101,10 +102,10 @@ pub fn write_tables(session: &mut Session) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// Values a task draws; even, so that pairs stay together.
+/// Values drawn per parallel task; even, so that pairs stay together.
 const CHUNK: usize = 1 << 16;
 
-/// The first values of one slot.
+/// The initial values of one slot.
 pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
     match *init {
         Init::RopeTable { freq } => {
@@ -118,7 +119,7 @@ pub fn values(path: &str, ty: &TensorType, init: &Init, seed: u64) -> Vec<f32> {
     drawn(path, init, seed, 0..ty.elements())
 }
 
-/// The first values of some elements of a slot, counted in row-major order: each is drawn by its own number.
+/// The initial values of a range of a slot's elements, in row-major order: each depends only on its index.
 pub fn drawn(path: &str, init: &Init, seed: u64, range: Range<usize>) -> Vec<f32> {
     let (stream, mut values) = (stream(path), vec![0.0; range.len()]);
     values
@@ -128,7 +129,7 @@ pub fn drawn(path: &str, init: &Init, seed: u64, range: Range<usize>) -> Vec<f32
     values
 }
 
-/// The same in bf16, as bytes. Large models are frozen in it: nothing as large as the slot is made in f32.
+/// The same in bf16, as bytes. Large models have frozen weights in bf16, so nothing of the slot's size is allocated in f32.
 fn narrow(path: &str, init: &Init, seed: u64, range: Range<usize>) -> Vec<u8> {
     let (stream, mut bytes) = (stream(path), vec![0; 2 * range.len()]);
     bytes.par_chunks_mut(2 * CHUNK).enumerate().for_each_init(
@@ -144,7 +145,7 @@ fn narrow(path: &str, init: &Init, seed: u64, range: Range<usize>) -> Vec<u8> {
     bytes
 }
 
-/// Values of a slot of this type.
+/// Converts the bytes of a slot of this type.
 fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
     match dtype {
         DType::BF16 => bytes.as_chunks::<2>().0.iter().map(|x| bf16_to_f32(u16::from_le_bytes(*x))).collect(),
@@ -185,7 +186,7 @@ fn draw(init: &Init, seed: u64, stream: u64, from: usize, values: &mut [f32]) {
     }
 }
 
-/// FNV-1a of a path.
+/// FNV-1a hash of a path.
 fn stream(path: &str) -> u64 {
     path.bytes().fold(0xcbf2_9ce4_8422_2325, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3))
 }
@@ -202,7 +203,7 @@ mod tests {
             let rounded: Vec<u8> = wide.iter().flat_map(|x| bf16_from_f32(*x).to_le_bytes()).collect();
             let elements = wide.len();
             assert_eq!(narrow("layers.0.wq", &init, 7, 0..elements), rounded, "{init:?}");
-            // Any part can be drawn alone.
+            // Any range can be drawn alone.
             for range in [0..1, 1..2, 1..1, 5..CHUNK + 8, CHUNK - 1..CHUNK + 1, elements - 1..elements] {
                 assert_eq!(
                     drawn("layers.0.wq", &init, 7, range.clone()),

@@ -1,4 +1,4 @@
-//! A model that is used and not trained: a run or a folder with its config, weights and vocabulary.
+//! A model for inference: a run or a folder with its config, weights and vocabulary.
 
 use std::path::{Path, PathBuf};
 
@@ -14,41 +14,41 @@ use crate::weights::pretrained::{
     Pretrained, Source, Weights, class_names, folder, lay_area, lay_processor, open,
 };
 
-/// A model as the commands that use one take it.
+/// A model as inference commands use it.
 pub struct Loaded {
     /// A run's own config, or one made for a folder, with overrides.
     pub config: Config,
-    /// The most positions the model was made for.
+    /// The largest number of positions the model was made for.
     pub positions: usize,
     pub weights: Weights,
     pub vocabulary: Option<Vocabulary>,
-    /// Tokens after which nothing follows.
+    /// Tokens that end a text.
     pub stops: Vec<u32>,
-    /// Whether documents began with a token of their own in training, as they do in runs of ours.
+    /// Whether documents began with a BOS token in training, as they do in runs of flatout.
     pub is_run: bool,
-    /// The checkpoint or the folder that the weights are from.
+    /// The checkpoint or the folder that holds the weights.
     pub place: PathBuf,
-    /// Updates made, of a run.
+    /// Updates made; present for a run.
     pub step: Option<u64>,
     /// The run or the folder.
     pub dir: PathBuf,
 }
 
-/// Stand-ins for the training keys of a folder, which has none.
+/// Placeholders for the training keys of a folder, which has none.
 const NO_TRAINING: &str = "[train]\nsteps = 1\nbatch = 1\n[optimizer]\nlr = 1.0\n";
 
 impl Loaded {
-    /// Opens a run or a folder. Overrides may set what does not change the model: data, eval, loader, switches and
-    /// preference; and `train.ema=0` reads what a run trained instead of its average.
-    pub fn open(said: &Path, overrides: &[String]) -> Result<Loaded, UserError> {
-        let source = Source::local(said)?;
+    /// Opens a run or a folder. Overrides may change everything except the model: data, eval, loader, switches and preference.
+    /// `train.ema=0` reads the trained weights of a run instead of their average.
+    pub fn open(named: &Path, overrides: &[String]) -> Result<Loaded, UserError> {
+        let source = Source::local(named)?;
         let Pretrained { description, mut weights, checkpoint } = open(&source, &mut |_| {})?;
-        // The weights in use are those that were trained: a sum of bf16 weights and adapters would lose digits of them.
+        // Adapters are applied at run time, as in training: merging them into bf16 weights would lose digits.
         weights.keep_apart(true);
         let mut layers = Layers::default();
         let (dir, is_run) = match &source {
             Source::Run { dir, .. } => {
-                // How far tokens saw while the model was trained says nothing of its use.
+                // The window schedule of training does not affect inference.
                 let mut own = run::config(dir)?;
                 own.schedule.windows.clear();
                 if let (Auto::Auto, Some(codes)) =
@@ -64,24 +64,22 @@ impl Loaded {
                     &format!("{NO_TRAINING}[data]\ntask = \"{}\"\n", task_of(&description.model)),
                     "",
                 )?;
-                layers.model(&description.model, said.to_string_lossy().as_ref())?;
+                layers.model(&description.model, named.to_string_lossy().as_ref())?;
                 (description.folder.clone(), false)
             }
         };
         let mut allowed = vec!["data.", "eval.", "loader.", "switches.", "train.ema", "preference."];
-        // Learned positions are resampled for other images.
+        // Learned positions are resampled for other image sizes.
         let has_grid = matches!(description.model, Model::Vit(_));
         allowed.extend(has_grid.then_some("model.image_size"));
-        // A model that looks twice may be asked what it makes of the first look alone.
+        // A model with two looks may be evaluated with the first look alone.
         allowed.extend(description.model.as_fovea().map(|_| "model.vision.mode"));
         layers.overrides_of(overrides, &allowed, "when a model is used")?;
         let mut config = layers.finish()?;
-        description.check_head(&config.model, &said.display().to_string())?;
-        // Features that are kept are of the images that were trained on: a model that is used has its tower.
+        description.check_head(&config.model, &named.display().to_string())?;
+        // Stored features belong to the training images: for inference a model runs its tower.
         if keys_of(overrides)?.iter().any(|key| key == "data.vision_cache") {
-            crate::refuse!(
-                "`data.vision_cache` is of training, and a model that is used runs its tower: leave it out"
-            );
+            crate::refuse!("`data.vision_cache` is for training, and inference runs the tower: leave it out");
         }
         config.data.vision_cache = None;
         if let (Model::Vit(vit), Model::Vit(own)) = (&mut config.model, &description.model) {
@@ -94,11 +92,11 @@ impl Loaded {
             lay_area(&mut config, &description.processor, overrides)?;
         }
         if config.model.classes().is_some() {
-            let whence = said.display().to_string();
+            let whence = named.display().to_string();
             config.data.classes = class_names(&config.data.classes, &description.classes, &whence)?;
         }
         if config.train.ema > 0.0 && !weights.are_averages() {
-            crate::refuse!("{} kept no average of its weights: leave train.ema out", said.display());
+            crate::refuse!("{} kept no average of its weights: leave train.ema out", named.display());
         }
         weights.read_averages(config.train.ema > 0.0);
         let positions = description.model.tokens();
@@ -128,7 +126,7 @@ impl Loaded {
     }
 }
 
-/// The data section for a model that comes without data.
+/// The task of the data section for a model that comes without data.
 fn task_of(model: &Model) -> Task {
     match (model.image_size(), model.classes()) {
         (Some(_), _) => Task::Images,
@@ -137,7 +135,7 @@ fn task_of(model: &Model) -> Task {
     }
 }
 
-/// Tokens that end a text of the model a run began from, where the run has its tokens.
+/// Tokens that end a text of the model a run began from, if the run uses that model's tokens.
 fn ends_of_source(beside: &Path, vocabulary: &Vocabulary) -> Result<Vec<u32>, UserError> {
     if !beside.join(folder::CONFIG).is_file() || added_to(beside, vocabulary).is_none() {
         return Ok(vec![]);
@@ -145,7 +143,7 @@ fn ends_of_source(beside: &Path, vocabulary: &Vocabulary) -> Result<Vec<u32>, Us
     folder::ends(beside, &folder::describe(beside)?)
 }
 
-/// The tokens that a vocabulary has beyond the tokeniser in a folder; `None` where the two differ otherwise.
+/// The tokens that a vocabulary adds to the tokeniser in a folder; `None` if the two differ otherwise.
 pub fn added_to(folder: &Path, vocabulary: &Vocabulary) -> Option<Vec<String>> {
     let kept = Vocabulary::load(&folder.join("tokenizer.json")).ok()?;
     let beyond = kept.size()..vocabulary.size();
@@ -154,7 +152,8 @@ pub fn added_to(folder: &Path, vocabulary: &Vocabulary) -> Option<Vec<String>> {
     kept.gives_the_same_tokens(vocabulary).then_some(added)
 }
 
-/// Whether a vocabulary can be the model's: no token without a row in the embedding, and the end of a text among them.
+/// Whether a vocabulary can belong to the model: every token has a row in the embedding, and the model's end tokens are in the
+/// vocabulary.
 pub fn belongs(vocabulary: &Vocabulary, model: &Model, eos: &[u32], folder: &Path) -> Result<(), UserError> {
     let size = vocabulary.size();
     let Some(vocab) = model.vocab() else {

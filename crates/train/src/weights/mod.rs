@@ -1,4 +1,4 @@
-//! Weights in and out: initial values, checkpoints of other libraries, adapters, exports.
+//! Weights in and out: initial values, checkpoints of other libraries, adapters and exports.
 
 pub mod adapters;
 pub mod export;

@@ -1,8 +1,8 @@
-//! Adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`, one folder an adapter.
+//! Adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`, one folder per adapter.
 //!
-//! Its tensors are named after the modules of the library's model: A is `lora_A.weight`, B `lora_B.weight`, and DoRA's
-//! magnitude `lora_magnitude_vector`. Trained parameters of the model itself lie beside them under their own names, and a table
-//! that has an adapter as `base_layer.weight`, as it is in the model.
+//! Its tensors are named after the modules of the library's model: A is `lora_A.weight`, B `lora_B.weight`, and DoRA's magnitude
+//! `lora_magnitude_vector`. Trained parameters of the model itself are stored under their own names, and an adapted embedding or
+//! head also with its weight, as `base_layer.weight`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -30,31 +30,31 @@ use flatout_data::durable;
 
 mod modules;
 
-use modules::Beside;
+use modules::ModuleAdapters;
 pub(crate) use modules::{Module, modules};
 
 pub const CONFIG: &str = "adapter_config.json";
 pub const TENSORS: &str = "adapter_model.safetensors";
 /// The prefix of a module's name.
 const BASE: &str = "base_model.model.";
-/// A table of the model that the library writes beside its adapter.
+/// The unchanged embedding or head that the library writes beside its adapter.
 const TABLE: &str = "base_layer.weight";
-/// Ends of names under which the library writes a trained module once more, and as it was before, where a vocabulary grew.
+/// Suffixes of the copies that the library writes of a trained module and of its original, where a vocabulary grew.
 const COPIES: [&str; 2] = [".modules_to_save.weight", ".original_module.weight"];
 
-/// An adapter that was found: what it is, and where its tensors lie.
+/// An adapter in a folder: its settings, and the locations of its tensors.
 #[derive(Debug)]
 pub struct Peft {
     /// Kind, rank, alpha, paths and groups.
     pub adapter: config::Adapter,
     weights: Weights,
-    /// Our paths and types of all its tensors.
+    /// Paths in our model and types of all its tensors.
     tensors: BTreeMap<String, TensorType>,
-    /// Weights of the model that its tables must equal, with their names there.
+    /// Weights of the model that must equal tables in the folder, with their names there.
     tables: Vec<(String, String)>,
 }
 
-/// One weight's adapter in a folder.
+/// The adapter of one weight in a folder.
 struct WeightAdapter {
     weight: String,
     rank: usize,
@@ -65,7 +65,7 @@ impl Peft {
     /// Opens a folder and checks every name, type and shape; no tensor is read yet.
     pub fn open(folder: &Path, model: &DecoderConfig) -> Result<Peft, UserError> {
         let shown = folder.display();
-        let described = described(&folder.join(CONFIG))?;
+        let described = read_config(&folder.join(CONFIG))?;
         let modules = modules(model)
             .map_err(|why| UserError(format!("`adapter.from` cannot be used with this model: {why}")))?;
         let path = folder.join(TENSORS);
@@ -89,11 +89,11 @@ impl Peft {
             let first = name(module.first_tensor());
             let Some(a) = file.entries().get(&first) else { continue };
             let [rank, _] = a.shape[..] else {
-                refuse!("{}: `{first}` has shape {:?}, and [rank, in] is wanted", path.display(), a.shape);
+                refuse!("{}: `{first}` has shape {:?}, and [rank, in] is expected", path.display(), a.shape);
             };
             if is_dora && is_end(&module.parts[0].weight) {
                 refuse!(
-                    "{} has `{first}`, and its use_dora is true: beside the embedding and the head LoRA is read",
+                    "{} has `{first}`, and its use_dora is true: the embedding and the head can only have LoRA adapters",
                     path.display()
                 );
             }
@@ -123,14 +123,14 @@ impl Peft {
                 tables.push((weight.to_string(), table));
             }
         }
-        // Parts of the model that were trained with it. A tensor of theirs may be several of ours.
+        // Parts of the model that were trained with it. One of their tensors may hold several of our parameters.
         let own = huggingface::stored(model, |path| shapes[path].0.dims.clone()).unwrap_or_default();
         let named = |stored: &Stored| format!("{BASE}{}", stored.theirs);
-        let there: BTreeSet<String> =
+        let present: BTreeSet<String> =
             own.iter().map(named).filter(|name| unused.contains(name.as_str())).collect();
         for stored in own {
             let theirs = named(&stored);
-            if there.contains(&theirs) {
+            if present.contains(&theirs) {
                 unused.remove(theirs.as_str());
                 let copies = COPIES.map(|copy| theirs.replace(".weight", copy));
                 unused.retain(|name| !copies.iter().any(|copy| copy == name));
@@ -161,7 +161,7 @@ impl Peft {
         }
         if described["ensure_weight_tying"] == true && found.iter().any(|found| is_end(&found.weight)) {
             refuse!(
-                "{CONFIG} has ensure_weight_tying true beside adapters of the embedding or the head, which are apart here"
+                "{CONFIG} has ensure_weight_tying true and adapters of the embedding or the head, which this model does not tie"
             );
         }
         if let Some(name) = unused.first() {
@@ -189,7 +189,7 @@ impl Peft {
         Ok(Peft { adapter: section(kind, &found, &all), weights, tensors, tables })
     }
 
-    /// Whether all it comes with is trained by a config.
+    /// Checks that a config trains everything the adapter contains.
     pub fn check(&self, config: &Config) -> Result<(), UserError> {
         let is_trained = |path: &str| path.starts_with(SCOPE) || also_trains(config, path);
         match self.tensors.keys().find(|path| !is_trained(path)) {
@@ -217,7 +217,7 @@ impl Peft {
                 &wide[size * piece.range.start..size * piece.range.end],
             )?;
         }
-        // Tables that were written with it are those of the model, and a tied head is the embedding.
+        // Tables stored with it must equal the model's, and a tied head is the embedding.
         for (weight, name) in &self.tables {
             for piece in pieces.iter().filter(|piece| piece.path == *weight) {
                 let theirs = self.weights.piece(&TensorRange { path: name.clone(), ..piece.clone() })?;
@@ -238,24 +238,24 @@ fn head_module(modules: &[Module]) -> Option<&Module> {
     modules.iter().find(|module| module.parts[0].weight == HEAD)
 }
 
-/// The adapter a folder's tensors are loaded as.
+/// The adapter under which a folder's tensors are loaded.
 fn named(weight: &str, rank: usize, dora: bool) -> Adapter {
     let (name, weight) = (config::DEFAULT_ADAPTER.to_string(), weight.to_string());
     Adapter { name, weight, rank, scale: 1.0, dropout: 0.0, dora }
 }
 
-/// Reads and judges the config: whatever would make it another computation than ours is refused.
-fn described(path: &Path) -> Result<Value, UserError> {
+/// Reads and validates the config: everything that makes the computation differ from ours is refused.
+fn read_config(path: &Path) -> Result<Value, UserError> {
     let shown = path.display();
     let bytes = fs::read(path).map_err(|error| {
-        UserError(format!("`adapter.from` wants a folder with an adapter in PEFT's layout: {shown}: {error}"))
+        UserError(format!("`adapter.from` needs a folder with an adapter in PEFT's layout: {shown}: {error}"))
     })?;
     let value: Value =
-        serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is no JSON: {error}")))?;
+        serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))?;
     if value["peft_type"] != "LORA" {
-        refuse!("{shown} has peft_type {}, and LORA is read", value["peft_type"]);
+        refuse!("{shown} has peft_type {}, and only LORA is supported", value["peft_type"]);
     }
-    let is_unsaid =
+    let is_default =
         |key: &str| matches!(&value[key], Value::Null | Value::Bool(false)) || value[key] == json!({});
     for key in [
         "fan_in_fan_out",
@@ -266,51 +266,51 @@ fn described(path: &Path) -> Result<Value, UserError> {
         "alora_invocation_tokens",
         "trainable_token_indices",
     ] {
-        if !is_unsaid(key) {
+        if !is_default(key) {
             refuse!("{shown} has {key} {}, which is not supported", value[key]);
         }
     }
     if !matches!(value["bias"].as_str(), None | Some("none")) {
-        refuse!("{shown} has bias {}, and adapters without biases are read", value["bias"]);
+        refuse!("{shown} has bias {}, and only adapters without biases are supported", value["bias"]);
     }
     Ok(value)
 }
 
-/// The value of a key for a module: that of a pattern which names it, or the one of all modules. `None` where neither says.
-/// A pattern is a regular expression for the end of a module's name, from a whole part of it on.
-fn said_of<'v>(
+/// The value of a key for a module: that of a pattern which matches it, or the common value; `None` if there is neither. A
+/// pattern is a regular expression that matches the end of a module's name, beginning at a whole part.
+fn value_for<'v>(
     described: &'v Value,
     key: &str,
     patterns: &str,
     module: &str,
 ) -> Result<Option<&'v Value>, UserError> {
-    let mut said = described.get(key).filter(|value| !value.is_null());
+    let mut found = described.get(key).filter(|value| !value.is_null());
     let mut by: Option<&str> = None;
     for (pattern, value) in described[patterns].as_object().into_iter().flatten() {
         let names = match Regex::new(&format!("^(?:.*\\.)?(?:{pattern})$")) {
             Ok(expression) => expression.is_match(module),
-            Err(_) => refuse!("{CONFIG} has the {patterns} `{pattern}`, which is no regular expression"),
+            Err(_) => refuse!("{CONFIG} has the {patterns} `{pattern}`, which is not a regular expression"),
         };
         if !names {
             continue;
         }
-        // The first of the file decides there, and a JSON object has no first.
-        if let Some(other) = by.filter(|_| said != Some(value)) {
+        // In the library the first matching pattern wins, and a JSON object has no order.
+        if let Some(other) = by.filter(|_| found != Some(value)) {
             refuse!(
                 "{CONFIG} has `{other}` and `{pattern}` among its {patterns}, which say different things of `{module}`: \
                  leave one of them out"
             );
         }
-        (said, by) = (Some(value), Some(pattern.as_str()));
+        (found, by) = (Some(value), Some(pattern.as_str()));
     }
-    Ok(said)
+    Ok(found)
 }
 
-/// Whether the rank that the config says is the one that the tensors have: the library divides alpha by the former.
+/// Checks that the rank in the config equals that of the tensors: the library divides alpha by the former.
 fn check_rank(described: &Value, module: &str, rank: usize) -> Result<(), UserError> {
-    match said_of(described, "r", "rank_pattern", module)? {
-        Some(said) if said.as_u64() != Some(rank as u64) => {
-            refuse!("{CONFIG} says that the rank (r) of `{module}` is {said}, and its tensors have {rank}")
+    match value_for(described, "r", "rank_pattern", module)? {
+        Some(found) if found.as_u64() != Some(rank as u64) => {
+            refuse!("{CONFIG} says that the rank (r) of `{module}` is {found}, and its tensors have {rank}")
         }
         _ => Ok(()),
     }
@@ -318,11 +318,11 @@ fn check_rank(described: &Value, module: &str, rank: usize) -> Result<(), UserEr
 
 /// The scale of a module's product, times its rank.
 fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserError> {
-    let alpha = match said_of(described, "lora_alpha", "alpha_pattern", module)? {
+    let alpha = match value_for(described, "lora_alpha", "alpha_pattern", module)? {
         None => 8.0,
-        Some(said) => match said.as_f64() {
+        Some(found) => match found.as_f64() {
             Some(alpha) => alpha,
-            None => refuse!("{CONFIG} has the lora_alpha {said} for `{module}`, which is no number"),
+            None => refuse!("{CONFIG} has the lora_alpha {found} for `{module}`, which is not a number"),
         },
     };
     let ranked = described["use_rslora"].as_bool().unwrap_or(false);
@@ -335,7 +335,7 @@ fn check(path: &Path, file: &TensorFile, name: &str, dims: &[usize]) -> Result<(
     };
     if entry.shape != dims || !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
         refuse!(
-            "{}: `{name}` is {} {:?}, and {dims:?} of F32, F16 or BF16 is what the model wants",
+            "{}: `{name}` is {} {:?}, and the model needs {dims:?} in F32, F16 or BF16",
             path.display(),
             entry.dtype,
             entry.shape
@@ -344,7 +344,8 @@ fn check(path: &Path, file: &TensorFile, name: &str, dims: &[usize]) -> Result<(
     Ok(())
 }
 
-/// The keys of section `adapter` that say what was found: the first rank and alpha are the section's, others groups'.
+/// The keys of section `adapter` for these adapters: the first rank and alpha become those of the section, others those of
+/// groups.
 fn section(kind: AdapterKind, found: &[WeightAdapter], all: &[&str]) -> config::Adapter {
     let mut shapes: Vec<(usize, f64)> = vec![];
     for beside in found {
@@ -374,7 +375,7 @@ fn section(kind: AdapterKind, found: &[WeightAdapter], all: &[&str]) -> config::
     }
 }
 
-/// Weights as few patterns: `layers.*.attn.wq` where every layer's is among them.
+/// Summarises weights by few patterns: `layers.*.attn.wq` if every layer's is among them.
 fn patterns(weights: &[&str], all: &[&str]) -> Vec<String> {
     let starred = |path: &str| -> String {
         let names: Vec<&str> = path.split('.').collect();
@@ -393,11 +394,11 @@ fn patterns(weights: &[&str], all: &[&str]) -> Vec<String> {
     patterns
 }
 
-/// Where one adapter's tensors come from, and what they were trained beside.
-pub struct Trained<'a> {
+/// The source of one exported adapter, and what was trained with it.
+pub struct AdapterExport<'a> {
     pub model: &'a DecoderConfig,
     pub weights: &'a mut Weights,
-    /// Adapters of one name.
+    /// Adapters with one name.
     pub adapters: &'a [Adapter],
     /// Parameters of the model that were trained with them.
     pub also: &'a [String],
@@ -405,11 +406,11 @@ pub struct Trained<'a> {
     pub from: Option<&'a str>,
 }
 
-/// Writes both files of an adapter into a folder; gives the parameters and the bytes of the tensors.
-pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, u64), Failure> {
-    let Trained { model, weights, adapters, also, from } = trained;
+/// Writes both files of an adapter into a folder; returns the number of parameters and the bytes of the tensors.
+pub fn write(trained: AdapterExport<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, u64), Failure> {
+    let AdapterExport { model, weights, adapters, also, from } = trained;
     let modules = exportable(model, adapters)?;
-    let beside = Beside::of(&modules, adapters).expect("checked to be exportable");
+    let beside = ModuleAdapters::of(&modules, adapters).expect("checked to be exportable");
     let shapes = parameters(&model.clone().into());
     let mut named: Vec<(String, Vec<usize>, Vec<u8>)> = vec![];
     let mut put = |name: String, dims: &[usize], wide: Vec<u8>| {
@@ -418,7 +419,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     };
     for beside in &beside {
         let first = beside.adapters[0];
-        // The same tensor of every part.
+        // The same tensor of each part.
         let mut each: [Vec<Vec<f32>>; 3] = Default::default();
         for adapter in &beside.adapters {
             let part = beside.module.parts.iter().find(|part| part.weight == adapter.weight);
@@ -448,15 +449,15 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
         }
         let theirs = &at.theirs;
         let (wide, _) = weights.read(path, ty, init)?;
-        // The library has two modules for a table that is also the head, and would keep the second as it was.
+        // The library has two modules for a tied table, and would keep the second one unchanged.
         if let Some(head) = head_module(&modules).filter(|_| model.tied && path == EMBED) {
             put(format!("{BASE}{}.weight", head.name), &ty.dims, wide.clone());
             whole.insert(head.name.clone());
         }
         put(format!("{BASE}{theirs}"), &ty.dims, wide);
-        // By its whole name: the library takes every module whose name ends with it.
+        // By its full name, because the library selects every module whose name ends with it.
         let module = theirs.rsplit_once('.').map_or(theirs.as_str(), |(module, _)| module);
-        // A module that is called a classifier is kept by the library with all of its parts.
+        // The library stores all parts of a module that is called a classifier.
         whole.insert(if module.starts_with("classifier.") { "classifier" } else { module }.to_string());
     }
     let path = folder.join(TENSORS);
@@ -464,7 +465,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     let mut file = header(&heads, &METADATA).map_err(Failure::io(path.display()))?;
     named.iter().for_each(|(_, _, bytes)| file.extend_from_slice(bytes));
     durable::write(&path, &file).map_err(Failure::io(path.display()))?;
-    let config = described_by(model, &beside, &modules, &whole, from);
+    let config = adapter_config(model, &beside, &modules, &whole, from);
     let text = serde_json::to_vec_pretty(&config).expect("JSON has a text");
     durable::write(&folder.join(CONFIG), &text).map_err(Failure::io(folder.display()))?;
     let elements = named.iter().map(|(_, dims, _)| dims.iter().product::<usize>() as u64).sum();
@@ -472,7 +473,7 @@ pub fn write(trained: Trained<'_>, dtype: Dtype, folder: &Path) -> Result<(u64, 
     Ok((elements, size))
 }
 
-/// The modules, for an export of these adapters.
+/// The modules, if these adapters can be exported.
 pub(crate) fn exportable(model: &DecoderConfig, adapters: &[Adapter]) -> Result<Vec<Module>, UserError> {
     let cannot =
         |why: String| UserError(format!("the adapters cannot be exported apart: {why}; leave --adapter out"));
@@ -480,37 +481,37 @@ pub(crate) fn exportable(model: &DecoderConfig, adapters: &[Adapter]) -> Result<
     let names: BTreeSet<&String> = adapters.iter().map(|adapter| &adapter.name).collect();
     for name in names {
         let of_name: Vec<Adapter> = adapters.iter().filter(|a| a.name == *name).cloned().collect();
-        Beside::of(&modules, &of_name).map_err(cannot)?;
+        ModuleAdapters::of(&modules, &of_name).map_err(cannot)?;
     }
     Ok(modules)
 }
 
-/// Little-endian f32.
+/// Parses little-endian f32.
 fn floats(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-fn described_by(
+fn adapter_config(
     model: &DecoderConfig,
-    beside: &[Beside<'_>],
+    beside: &[ModuleAdapters<'_>],
     modules: &[Module],
     whole: &BTreeSet<String>,
     from: Option<&str>,
 ) -> Value {
     let last = |module: &str| module.rsplit('.').next().unwrap_or(module).to_string();
     let adapted: BTreeSet<&String> = beside.iter().map(|beside| &beside.module.name).collect();
-    // The last part of a name where it means no other module.
+    // The last part of a name if it selects no other module.
     let target = |module: &&String| {
         let mut same = modules.iter().filter(|other| last(&other.name) == last(module));
         let is_whole = same.all(|other| adapted.contains(&other.name));
-        // The tower's mergers have names that end as its blocks' do.
+        // The names of the tower's mergers have the same ends as those of its blocks.
         let has_namesakes = module.starts_with("model.visual.");
         if is_whole && !has_namesakes { last(module) } else { module.to_string() }
     };
     let targets: BTreeSet<String> = adapted.iter().map(target).collect();
     let first = beside[0].adapters[0];
     let (rank, alpha) = (beside[0].rank(), beside[0].alpha());
-    let others = |differs: &dyn Fn(&Beside<'_>) -> Option<Value>| -> Map<String, Value> {
+    let others = |differs: &dyn Fn(&ModuleAdapters<'_>) -> Option<Value>| -> Map<String, Value> {
         beside.iter().filter_map(|beside| Some((beside.module.name.clone(), differs(beside)?))).collect()
     };
     json!({
@@ -534,7 +535,7 @@ fn described_by(
     })
 }
 
-/// The library says alpha without a point where it has none.
+/// The library writes an integral alpha without a decimal point.
 fn whole_number(x: f64) -> Value {
     if x.fract() == 0.0 && x.abs() < 1e15 { json!(x as i64) } else { json!(x) }
 }

@@ -1,5 +1,5 @@
-//! Weights that are kept as codes, in NF4 (`ir::nf4`) or E4M3 (`ir::fp8`): quantised as they are written into a session, and read
-//! back as the values that products see.
+//! Weights stored as codes, in NF4 (`ir::nf4`) or E4M3 (`ir::fp8`): quantises them when they are written into a session, and
+//! reads them back as the values that products use.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -13,7 +13,7 @@ use flatout_ir::{Codes, DType, Init, Op, PlanSet, TensorRange, TensorType};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
-/// Values a task takes: whole blocks.
+/// Values per parallel task: whole blocks.
 const CHUNK: usize = 1 << 16;
 
 /// A weight in NF4.
@@ -23,7 +23,7 @@ struct Quantized {
 }
 
 impl Quantized {
-    /// The codes do not depend on how many threads there are.
+    /// The codes do not depend on the number of threads.
     fn of(values: &[f32]) -> Quantized {
         let mut codes = vec![0; values.len().div_ceil(2)];
         let mut absmax = vec![0.0; nf4::blocks(values.len())];
@@ -35,13 +35,13 @@ impl Quantized {
         Quantized { codes, magnitudes: Magnitudes::of(&absmax) }
     }
 
-    /// Some of its values, as products of f32 or bf16 read them.
+    /// A range of its values, as products in f32 or bf16 read them.
     fn values(&self, map: &[f32; 256], range: Range<usize>, narrow: bool) -> Vec<f32> {
         dequantized(&self.codes, |block| self.magnitudes.get(map, block), range, narrow)
     }
 }
 
-/// Some of the values of codes whose blocks have these magnitudes, as products of f32 or bf16 read them.
+/// A range of dequantised values, given the magnitude of each block, as products in f32 or bf16 read them.
 pub fn dequantized(
     codes: &[u8],
     magnitude: impl Fn(usize) -> f32 + Sync,
@@ -56,22 +56,22 @@ pub fn dequantized(
     values
 }
 
-/// The values of a weight in NF4, as products of f32 or bf16 read them.
+/// The values that a weight has in NF4, as products in f32 or bf16 read them.
 pub fn rounded_to_nf4(values: &[f32], narrow: bool) -> Vec<f32> {
     Quantized::of(values).values(&nf4::dynamic_map(), 0..values.len(), narrow)
 }
 
-/// The values of a weight in E4M3 by a scale. They are exact in bf16.
+/// The values that a weight has in E4M3 with a scale. They are exact in bf16.
 pub fn rounded_to_e4m3(values: &[f32], scale: f32) -> Vec<f32> {
     values.par_iter().map(|x| e4m3_to_f32(e4m3_from_f32(x / scale)) * scale).collect()
 }
 
-/// The frozen weights that a run stored as codes: their values are what it trained beside.
+/// The frozen weights that a run stored as codes: the run was trained with their dequantised values.
 #[derive(Debug)]
 pub enum StoredBase {
-    /// In NF4, and whether its products read bf16.
+    /// In NF4; `narrow` if products read them as bf16.
     Nf4 { weights: BTreeSet<String>, narrow: bool },
-    /// In E4M3, in groups of one scale, with what is needed to read or draw the others of a group.
+    /// In E4M3, in groups with a common scale, with what is needed to read or draw the other weights of a group.
     Fp8(Vec<BTreeMap<String, (TensorType, Init)>>),
 }
 
@@ -83,7 +83,7 @@ impl StoredBase {
         }
     }
 
-    /// How many weights there are.
+    /// Number of these weights.
     pub fn count(&self) -> usize {
         match self {
             StoredBase::Nf4 { weights, .. } => weights.len(),
@@ -99,15 +99,15 @@ impl StoredBase {
     }
 }
 
-/// Writes parameters into a session, quantised where it keeps them as codes.
+/// Writes parameters into a session, quantising those that the session stores as codes.
 #[derive(Default)]
 pub struct Writer {
-    /// In E4M3, weights of groups that are not complete.
+    /// E4M3 weights of groups that are not complete yet.
     waiting: Waiting<Vec<f32>>,
 }
 
 impl Writer {
-    /// Writes a piece of a parameter, whose bytes are of its type.
+    /// Writes a piece of a parameter from bytes in its type.
     pub fn write(
         &mut self,
         session: &mut Session,
@@ -136,7 +136,7 @@ impl Writer {
         }
     }
 
-    /// Ends the writing, of which nothing may be left.
+    /// Ends the writing; panics if a group is incomplete.
     pub fn finish(self) {
         let left = self.waiting.first();
         assert!(
@@ -162,7 +162,7 @@ fn write_e4m3(
     Ok(())
 }
 
-/// Writes codes and magnitudes, and the map of these, as they are where the session keeps a weight in NF4.
+/// Writes given NF4 codes, magnitudes and their map into a session that stores the weight in NF4.
 pub fn write_nf4(
     session: &mut Session,
     piece: &TensorRange,
@@ -202,7 +202,7 @@ fn read_nf4(session: &Session, piece: &TensorRange) -> Result<Vec<f32>, RuntimeE
     Ok(whole.values(&map, piece.range.clone(), reads_bf16(session.plans())))
 }
 
-/// Whether plans make bf16 of the weights that they keep in NF4.
+/// Whether plans dequantise NF4 weights to bf16.
 fn reads_bf16(plans: &PlanSet) -> bool {
     let mut launches = plans.plans.iter().flat_map(|plan| &plan.launches);
     launches.any(|launch| matches!(launch.op, Op::Dequantize { to: DType::BF16, .. }))
@@ -212,7 +212,7 @@ fn reads_bf16(plans: &PlanSet) -> bool {
 mod tests {
     use super::*;
 
-    /// Threads cut weights between blocks, and parts are those of the whole.
+    /// Weights are divided among threads at block boundaries, and any range equals that of the whole.
     #[test]
     fn chunks_have_the_codes_of_the_whole() {
         let values: Vec<f32> = (0..3 * CHUNK as u32 + 7 * 64 + 30)

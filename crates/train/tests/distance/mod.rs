@@ -1,6 +1,6 @@
-//! How far two tensors are apart.
+//! Relative distance between two tensors.
 
-/// The L2 norm of the difference as a share of the wanted tensor's, or the norm itself where that is zero.
+/// The L2 norm of the difference divided by that of the expected tensor, or the norm itself where that is zero.
 pub fn relative<G: Copy + Into<f64>, W: Copy + Into<f64>>(got: &[G], want: &[W]) -> f64 {
     assert_eq!(got.len(), want.len(), "tensors of one shape");
     let square = |x: f64| x * x;

@@ -1,4 +1,4 @@
-//! The tiny model that looks at frames as its authors would keep it, with the tokeniser and the chat template of the tiny Qwen3-VL.
+//! Writes the tiny foveated model in its authors' format, with the tokeniser and the chat template of the tiny Qwen3-VL.
 
 use std::fs;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use flatout_train::run::checkpoint::{Dtype, TensorFile, header};
 use serde_json::{Value, json};
 
-/// Tokens of the tokeniser; the fixture's embedding has fewer rows, and those of the first stand for the others again.
+/// Tokens of the tokeniser; the fixture's embedding has fewer rows, so its first rows are repeated.
 const WORDS: usize = 97;
 
 /// Writes the model and the files beside it.

@@ -1,5 +1,5 @@
-//! Files that a run left on disk, damaged in every way: readers give the contents or an error. They do not panic, hang, or
-//! take memory that the file does not have.
+//! Damaged files of a run: readers return the contents or an error. They do not panic, hang, or allocate more memory than the
+//! file justifies.
 
 use std::fs;
 use std::path::Path;
@@ -8,12 +8,12 @@ use flatout_fuzz::{Limits, feed};
 use flatout_train::run::checkpoint::{self, TensorFile};
 use flatout_train::run::events::{self, Event, EventLog};
 
-/// In memory where there is a place for that: a disk would take most of the time.
+/// Uses memory if possible: a disk would take most of the time.
 fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// Headers as we write them, with their lengths in front, and data behind.
+/// Headers as we write them, preceded by their lengths and followed by data.
 fn tensor_files() -> Vec<Vec<u8>> {
     let headers = [
         r#"{"a":{"dtype":"F32","shape":[2,2],"data_offsets":[0,16]},"b":{"dtype":"BF16","shape":[3],"data_offsets":[16,22]}}"#,
@@ -66,7 +66,7 @@ fn parted() -> Vec<u8> {
     .into_bytes()
 }
 
-/// Whatever the index of a checkpoint in parts says, what can be opened can be read, whole and by any range.
+/// Whatever the index of a checkpoint in parts says, everything that can be opened can be read, whole and by any range.
 #[test]
 fn index_of_parts() {
     let folder = folder();
@@ -118,8 +118,8 @@ fn state_record() {
     });
 }
 
-/// The whole folder: whichever file is damaged, nothing that is not what was saved is taken for it. The damage never
-/// makes a file with the hash of another.
+/// The whole folder: whichever file is damaged, only what was saved is accepted. The damage never gives a file the hash of
+/// another.
 #[test]
 fn checkpoint_folder() {
     let folder = folder();
@@ -179,7 +179,7 @@ fn event_log() {
     );
 }
 
-/// Whether the file holds the whole lines there were, and one more.
+/// Whether the file holds the previous whole lines, and one more.
 fn grows(path: &Path, before: &[u8]) -> bool {
     let now = fs::read(path).unwrap();
     let kept = now.len() - br#"{"event":"resume","step":1}"#.len() - 1;

@@ -1,4 +1,4 @@
-//! Configs that users write, damaged: no panic, no hang, bounded memory, and one sentence that names the origin.
+//! Damaged configs: no panic, no hang, bounded memory, and a one-sentence error that names the origin.
 
 use flatout_fuzz::{Limits, feed};
 use flatout_train::Config;

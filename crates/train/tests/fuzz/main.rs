@@ -1,5 +1,5 @@
-//! Damaged inputs for the parsers of this crate. It is a test binary of its own: each parser has a limit on the memory of
-//! the whole process, and tests that train in the same process would go over it.
+//! Fuzz tests of this crate's parsers. A test binary of its own: each parser has a limit on the memory of the whole process,
+//! which tests that train in the same process would exceed.
 
 mod checkpoint;
 mod config;

@@ -1,4 +1,4 @@
-//! Damaged checkpoints of others: whatever the bytes, the answer is a model or a sentence, in bounded time and memory.
+//! Damaged checkpoints of other programs: the result is a model or an error message, in bounded time and memory.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ fn copy(name: &str) -> tempfile::TempDir {
     copy
 }
 
-/// Feeds damaged forms of one file and reads the folder it lies in.
+/// Feeds damaged forms of one file and reads its folder.
 fn damaged(parser: &str, model: &str, file: &str, more: &[&[u8]]) {
     let folder = copy(model);
     let path = folder.path().join(file);

@@ -1,5 +1,5 @@
-//! A server that speaks the hub's protocol, on this machine: listings, files by commit, redirections to a store, ranges,
-//! and transfers that break off.
+//! A local server that speaks the hub's protocol: listings, files by commit, redirections to a storage server, ranges, and broken
+//! transfers.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -11,27 +11,27 @@ use super::exchange::{self, Reply, Request, reply};
 /// The commit of every branch.
 pub const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 
-/// The server's files and how it misbehaves.
+/// The server's files and its misbehaviour.
 #[derive(Clone, Default)]
 pub struct Content {
     /// The files of `org/name`.
     pub files: BTreeMap<String, Vec<u8>>,
-    /// How many transfers from the store break off half-way.
+    /// Number of transfers from the storage server that break off half-way.
     pub breaks: usize,
-    /// Whether the store forgets that it was asked for a part.
+    /// Whether the storage server ignores range requests.
     pub ignores_ranges: bool,
-    /// Bytes that the store sends beyond what the hub says a file has.
+    /// Bytes that the storage server sends beyond the size that the hub states.
     pub too_many: usize,
 }
 
 pub struct HubServer {
     pub endpoint: String,
-    /// `METHOD PATH range=... auth=...`, of both the hub and the store.
+    /// Requests as `METHOD PATH range=... auth=...`, to both the hub and the storage server.
     seen: Arc<Mutex<Vec<String>>>,
 }
 
 impl HubServer {
-    /// Two listeners, because the store is another host than the hub. They live as long as the test's process.
+    /// Two listeners, because storage is on another host than the hub. They live as long as the test process.
     pub fn start(content: Content) -> HubServer {
         let (content, seen) = (Arc::new(Mutex::new(content)), Arc::new(Mutex::new(vec![])));
         let store = listen(content.clone(), seen.clone(), None);
@@ -56,7 +56,7 @@ fn listen(content: Arc<Mutex<Content>>, seen: Arc<Mutex<Vec<String>>>, store: Op
     })
 }
 
-/// Weights are stored elsewhere; the rest is on the hub itself.
+/// Weights are on the storage server; everything else is on the hub itself.
 fn is_large(file: &str) -> bool {
     file.ends_with(".safetensors")
 }

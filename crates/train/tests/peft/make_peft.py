@@ -1,15 +1,14 @@
-"""Makes adapters as PEFT trains and writes them, beside small models of models/tests/golden/checkpoints: llama, and one whose
-embedding is its head.
+"""Trains and writes adapters with PEFT, for small models of models/tests/golden/checkpoints: llama, and one with a tied head.
 
     pip install torch transformers peft safetensors
     python make_peft.py [NAME...]  # writes NAME/ beside this file
     python make_peft.py --check    # recomputes the results and compares them with the files
 
-NAME/ has what `save_pretrained` writes (adapter_config.json, adapter_model.safetensors): the adapter before training, with
-B drawn too, so that every tensor has a gradient from the first step on. Beside it
+NAME/ has the files that `save_pretrained` writes (adapter_config.json, adapter_model.safetensors): the adapter before training,
+with random B too, so that every tensor has a gradient from the first step on. It also has
     expected.safetensors   input_ids, labels i32 [B, T] (-1 ignored); loss.N and norm.N f32 [1] of ten steps of
                            torch.optim.AdamW; grad.NAME of the mean loss before the first, after.NAME after the last; logits
-                           before the first, of cases beside the embedding
+                           before the first, of cases with adapters of the embedding
 """
 
 import argparse
@@ -26,10 +25,10 @@ HERE = Path(__file__).resolve().parent
 CHECKPOINTS = HERE.parents[2] / "models/tests/golden/checkpoints"
 # The model of a case, where it is not llama.
 TIED = {"lora-ends-tied": "smollm2", "lora-tokens-tied": "smollm2"}
-# The vocabulary that a model grows to.
+# The vocabulary size to which a model grows.
 GROWN = {"lora-tokens": 55, "lora-tokens-tied": 55}
 B, T = 2, 19
-# What the test gives as optimizer.*; matrices decay, vectors do not.
+# The values that the test sets as optimizer.*; matrices decay, vectors do not.
 ADAMW = dict(lr=3e-3, betas=(0.9, 0.95), eps=1e-8)
 DECAY, CLIP, STEPS = 0.1, 1.0, 10
 
@@ -47,13 +46,13 @@ CASES = {
         r=2, lora_alpha=5, use_dora=True,
         target_modules=["model.layers.1.self_attn.q_proj", "model.layers.1.mlp.up_proj", "down_proj"],
     ),
-    # Beside the embedding and the head. The library writes both tables with them.
+    # Of the embedding and the head. The library also writes both tables.
     "lora-ends": dict(
         r=3, lora_alpha=6, target_modules=["embed_tokens", "lm_head", "q_proj"], rank_pattern={"lm_head": 2}, alpha_pattern={"lm_head": 5},
     ),
-    # One table in both places, each of which has an adapter of its own.
+    # A tied table, with separate adapters as embedding and as head.
     "lora-ends-tied": dict(r=3, lora_alpha=6, target_modules=["embed_tokens", "lm_head"]),
-    # Two new tokens, whose tables are trained whole; one table in both places.
+    # Two new tokens, whose tables are trained in full; a tied table.
     "lora-tokens": dict(r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"]),
     "lora-tokens-tied": dict(
         r=2, lora_alpha=4, target_modules=["q_proj"], modules_to_save=["embed_tokens"], ensure_weight_tying=True,
@@ -111,7 +110,7 @@ def expected(model):
         norm = torch.nn.utils.clip_grad_norm_(trained, CLIP)
         out |= {f"loss.{step}": loss.detach().reshape(1), f"norm.{step}": norm.detach().reshape(1)}
         adamw.step()
-    # Tables as the library writes them beside what it trained, and a head that is the embedding.
+    # Leaves out the unchanged tables that the library also writes, and a tied head.
     beside = [".base_layer.", ".original_module.", ".modules_to_save."]
     beside += ["lm_head.weight"] if model.peft_config["default"].ensure_weight_tying else []
     after = {name: t for name, t in tensors(model).items() if not any(part in name for part in beside)}

@@ -1,12 +1,12 @@
-"""Makes ten steps of LoRA on the text part of a tiny Qwen3-VL as PEFT makes them, the tower frozen.
+"""Makes ten steps of LoRA with PEFT on the text part of a tiny Qwen3-VL with a frozen tower.
 
     pip install torch transformers peft safetensors numpy
     python make_vl_peft.py            # writes vl-lora.safetensors beside this file
     python make_vl_peft.py --check    # recomputes it and compares it with the file
 
 The model, its rows and its images are those of `qwen3-vl` in models/tests/golden (make_vl.py), in f64. The file holds, by PEFT's
-names, before.NAME, grad.NAME of the mean loss before the first step and after.NAME behind the last; and loss.N and norm.N [1] of ten
-steps of torch.optim.AdamW, rate 3e-3, betas 0.9 and 0.95, decay 0.1, gradients cut to a norm of 1.
+names, before.NAME, grad.NAME of the mean loss before the first step and after.NAME after the last; and loss.N and norm.N [1] of ten
+steps of torch.optim.AdamW, rate 3e-3, betas 0.9 and 0.95, decay 0.1, gradients clipped to a norm of 1.
 """
 
 import argparse

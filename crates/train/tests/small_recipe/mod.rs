@@ -1,4 +1,4 @@
-//! Every recipe small enough to be compiled for many settings, and where it may be compiled for.
+//! Every recipe in a size small enough to be compiled for many settings, and the targets it is compiled for.
 
 use std::collections::HashSet;
 
@@ -9,7 +9,8 @@ use flatout_train::device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile;
 
-/// The names of recipes that differ, once they are small, in more than their rates: of models that exist in several sizes one.
+/// The names of recipes that still differ, once they are small, in more than their learning rates: of models in several sizes
+/// only one.
 pub fn different() -> Vec<&'static str> {
     let of_name = ["recipe", "description", "optimizer.lr", "schedule.final_lr"];
     let mut seen = HashSet::new();
@@ -21,7 +22,7 @@ pub fn different() -> Vec<&'static str> {
     recipes::list().iter().map(|recipe| recipe.name).filter(is_new).collect()
 }
 
-/// A recipe with its own choices and small sizes, that evaluates `eval_rows` rows.
+/// A recipe with its own choices but small sizes, which evaluates `eval_rows` rows.
 pub fn small(recipe: &str, eval_rows: usize) -> Config {
     let model = recipes::resolve(recipe, &[], &[]).expect("a recipe").model;
     let Some(heads) = model.as_decoder().map(|decoder| decoder.heads) else {
@@ -45,14 +46,14 @@ pub fn small(recipe: &str, eval_rows: usize) -> Config {
         "train.batch=4",
         "train.micro_batch=2",
         eval.as_str(),
-        // Both go by evaluations, of which there may be none.
+        // Both depend on evaluations, of which there may be none.
         "train.patience=none",
         "checkpoint.best=false",
     ];
     recipes::resolve(recipe, &[], &words.map(String::from)).expect("a small recipe")
 }
 
-/// A recipe of questions about images.
+/// A small version of a recipe of questions about images.
 fn small_sighted(recipe: &str, eval_rows: usize) -> Config {
     let eval = format!("eval.rows={eval_rows}");
     let words =
@@ -60,7 +61,7 @@ fn small_sighted(recipe: &str, eval_rows: usize) -> Config {
     recipes::resolve(recipe, &["small".into()], &words.map(String::from)).expect("a small recipe")
 }
 
-/// A recipe of images.
+/// A small version of a recipe of images.
 fn small_images(recipe: &str, model: &Model, eval_rows: usize) -> Config {
     let sizes: &[&str] = match model {
         Model::Bdh(_) => &["model.width=32", "model.latent=64"],
@@ -71,7 +72,7 @@ fn small_images(recipe: &str, model: &Model, eval_rows: usize) -> Config {
         "model.layers=2",
         "model.patch=4",
         "model.image_size=16",
-        // Products in 8 bits ask for tokens in multiples of 16, and an image has 17.
+        // Products in 8 bits need a multiple of 16 tokens, and an image has 17.
         "train.batch=32",
         "train.micro_batch=16",
         eval.as_str(),
@@ -82,7 +83,7 @@ fn small_images(recipe: &str, model: &Model, eval_rows: usize) -> Config {
     recipes::resolve(recipe, &[], &words).expect("a small recipe")
 }
 
-/// The CPU, or a GPU that need not be here.
+/// The CPU, or a GPU that need not exist on this machine.
 pub fn target(place: &str, config: &Config) -> Target {
     match place {
         "cpu" => compile::target(),

@@ -1,4 +1,4 @@
-//! Runs of a small decoder through the whole loop, for proofs that compare their losses.
+//! Complete runs of a small decoder, for tests that compare their losses.
 
 mod training;
 

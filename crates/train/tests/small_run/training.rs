@@ -1,4 +1,4 @@
-//! A run through the whole loop on the CPU.
+//! Complete runs on the CPU.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
 use flatout_train::training::trainer::{Notice, Sink, train};
 
-/// Trains in a directory, from where it stands to the end; gives the step lines of this part.
+/// Trains in a directory, from its present state to the end; returns the step lines of this part.
 pub fn train_in(dir: &Path, config: &Config, mut see: impl FnMut(&Event)) -> Vec<Step> {
     let (Entered::Fresh(run) | Entered::Existing(run)) = Run::enter(dir, Resume::Auto).expect("a run");
     let mut steps = vec![];

@@ -1,5 +1,5 @@
-//! A tiny Qwen3-VL as the library keeps it, with a tokeniser, a chat template and the limits of images: the model that
-//! `make_vl_generate.py` asks.
+//! Writes a tiny Qwen3-VL as the library stores it, with a tokeniser, a chat template and limits of images: the model that
+//! `make_vl_generate.py` uses.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/tests/golden")
 }
 
-/// A picture that the prompts are about.
+/// A picture that the prompts refer to.
 pub fn picture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/tests/pictures").join(name)
 }

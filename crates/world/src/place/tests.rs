@@ -1,4 +1,4 @@
-//! Places from environments as the starters write them.
+//! Placements from environments that launchers set.
 
 use super::*;
 
@@ -25,13 +25,13 @@ fn address(host: &str, ports: Range<u16>, label: &str) -> Meeting {
 
 const TORCHRUN: &str = "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 GROUP_RANK=1 GROUP_WORLD_SIZE=2 ROLE_RANK=5 \
     ROLE_WORLD_SIZE=8 MASTER_ADDR=gpu-a MASTER_PORT=29500 TORCHELASTIC_RUN_ID=none TORCHELASTIC_USE_AGENT_STORE=True";
-/// Rank 2 of `mpirun -n 4` of Open MPI 4.1.4 on one machine.
+/// Rank 2 of `mpirun -n 4` with Open MPI 4.1.4 on one machine.
 const OPEN_MPI: &str = "OMPI_COMM_WORLD_RANK=2 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_RANK=2 \
     OMPI_COMM_WORLD_LOCAL_SIZE=4 OMPI_COMM_WORLD_NODE_RANK=2 OMPI_FIRST_RANKS=0 OMPI_UNIVERSE_SIZE=2 PMIX_RANK=2 \
     PMIX_NAMESPACE=399835137";
-/// Rank 3 of `mpirun -n 4` of MPICH 4.0.2 on one machine.
+/// Rank 3 of `mpirun -n 4` with MPICH 4.0.2 on one machine.
 const MPICH: &str = "PMI_RANK=3 PMI_SIZE=4 PMI_FD=18 MPI_LOCALRANKID=3 MPI_LOCALNRANKS=4 HYDI_CONTROL_FD=7";
-/// Task 2 of `srun --ntasks 4` of SLURM 22.05.8 on one node.
+/// Task 2 of `srun --ntasks 4` with SLURM 22.05.8 on one node.
 const SRUN: &str = "SLURM_CPUS_ON_NODE=8 SLURM_GTIDS=0,1,2,3 SLURM_JOBID=2 SLURM_JOB_ID=2 SLURM_JOB_NODELIST=localhost \
     SLURM_JOB_NUM_NODES=1 SLURM_LOCALID=2 SLURM_NNODES=1 SLURM_NODEID=0 SLURM_NODELIST=localhost SLURM_NPROCS=4 SLURM_NTASKS=4 \
     SLURM_PROCID=2 SLURM_STEPID=0 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=4 \
@@ -40,7 +40,7 @@ const SRUN: &str = "SLURM_CPUS_ON_NODE=8 SLURM_GTIDS=0,1,2,3 SLURM_JOBID=2 SLURM
 const SBATCH: &str = "SLURM_CPUS_ON_NODE=8 SLURM_GTIDS=0 SLURM_JOBID=3 SLURM_JOB_ID=3 SLURM_JOB_NODELIST=localhost \
     SLURM_JOB_NUM_NODES=1 SLURM_LOCALID=0 SLURM_NNODES=1 SLURM_NODEID=0 SLURM_NODELIST=localhost SLURM_NPROCS=4 SLURM_NTASKS=4 \
     SLURM_PROCID=0 SLURM_TASKS_PER_NODE=4";
-/// Rank 1 of `mpirun -n 2` of MPICH inside that job: its own process is the one task of a step.
+/// Rank 1 of `mpirun -n 2` with MPICH inside that job, whose launcher is the only task of a step.
 const MPICH_IN_SBATCH: &str = "PMI_RANK=1 PMI_SIZE=2 PMI_FD=6 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=2 SLURM_JOB_ID=3 SLURM_LOCALID=0 \
     SLURM_NODEID=0 SLURM_NTASKS=4 SLURM_PROCID=0 SLURM_STEPID=1 SLURM_STEP_ID=1 SLURM_STEP_NODELIST=localhost \
     SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=1 SLURM_STEP_TASKS_PER_NODE=1";
@@ -48,12 +48,12 @@ const MPICH_IN_SBATCH: &str = "PMI_RANK=1 PMI_SIZE=2 PMI_FD=6 MPI_LOCALRANKID=1 
 const SRUN_PMI2: &str = "PMI_FD=13 PMI_JOBID=6.0 PMI_RANK=1 PMI_SIZE=2 SLURM_JOB_ID=6 SLURM_LOCALID=1 SLURM_MPI_TYPE=pmi2 \
     SLURM_NODEID=0 SLURM_NTASKS=2 SLURM_PROCID=1 SLURM_STEPID=0 SLURM_STEP_ID=0 SLURM_STEP_NODELIST=localhost \
     SLURM_STEP_NUM_NODES=1 SLURM_STEP_NUM_TASKS=2 SLURM_STEP_TASKS_PER_NODE=2";
-/// Written by SLURM's documentation, not recorded: a task on the second of two nodes.
+/// From SLURM's documentation, not recorded: a task on the second of two nodes.
 const SRUN_TWO_NODES: &str = "SLURM_JOB_ID=1207 SLURM_STEP_ID=0 SLURM_PROCID=6 SLURM_LOCALID=2 SLURM_NODEID=1 SLURM_NTASKS=8 \
     SLURM_STEP_NUM_TASKS=8 SLURM_STEP_NUM_NODES=2 SLURM_STEP_TASKS_PER_NODE=4(x2) SLURM_STEP_NODELIST=gpu-[07-08] \
     SLURM_JOB_NODELIST=gpu-[07-08]";
 
-/// A step that starts one task on each of two nodes, which starts the ranks.
+/// A step with one task on each of two nodes, which start the ranks.
 fn one_task_a_node() -> String {
     SRUN_TWO_NODES
         .replace("NUM_TASKS=8", "NUM_TASKS=2")
@@ -62,7 +62,7 @@ fn one_task_a_node() -> String {
 }
 
 #[test]
-fn every_starter_by_a_recorded_environment() {
+fn recorded_environments_of_every_launcher() {
     assert_eq!(rank(""), RankPlacement::alone());
     assert_eq!(rank("RANK=colonel"), RankPlacement::alone(), "without a size it is some other program's");
     let torchrun = rank(TORCHRUN);
@@ -102,7 +102,7 @@ fn every_starter_by_a_recorded_environment() {
 }
 
 #[test]
-fn a_starter_inside_another_wins() {
+fn the_inner_launcher_wins() {
     let inside = rank(&format!("{TORCHRUN} {}", one_task_a_node()));
     assert_eq!((inside.rank, inside.ranks), (5, 8), "srun starts torchrun, one a node");
     let inside = rank(&format!("{OPEN_MPI} {}", one_task_a_node()));

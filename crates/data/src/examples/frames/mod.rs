@@ -1,16 +1,16 @@
-//! Samples with frames, videos and still images with a text, out of tar shards: from members to examples.
+//! Turns samples with frames, videos or still images with a text, from tar shards into examples.
 //!
 //! ```text
-//! sample    the members of a sample, and the forms its JSON has
-//!    -> shard     the samples of a shard, written out and tokenised
-//!       -> kept      that, kept between runs
-//! moving    a drawn set: shapes that move, and pairs of answers about them
+//! sample    the members of a sample, and the formats of its JSON
+//!    -> shard     the samples of a shard, rendered and tokenised
+//!       -> cache     the examples of shards, cached between runs
+//! moving    a generated set: moving shapes, and pairs of answers about them
 //! ```
 //!
-//! The frames of an example are its first rows, one row a frame. Only JSON and headers are read here: frames stay where they
-//! lie (`vision::FrameStore`).
+//! The frames of an example are its first rows, one row per frame. Only JSON and headers are read here; frames are read later,
+//! from where they are (`vision::FrameStore`).
 
-mod kept;
+mod cache;
 mod moving;
 mod sample;
 mod shard;
@@ -22,7 +22,7 @@ use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
 pub use self::shard::MOST_FRAMES;
-use self::shard::{Fate, SampleRow, ShardExamples, Writing, each_sample, place, push};
+use self::shard::{Outcome, SampleRow, SampleTokenizer, ShardExamples, each_sample, place, push};
 use super::encoder::Encoder;
 use super::sets::{ExampleSets, ExampleSpec, ImageCounts, SetDescription, pool, tell, template, unusable};
 use super::template::{CHATML_TOKENS, ChatTemplate};
@@ -38,24 +38,24 @@ use crate::text::source::{OpenEvent, SourceKind};
 use crate::text::tokenizer::Vocabulary;
 use crate::vision::{FrameBytes, FrameStore, ImageStore};
 
-/// How samples with frames are read.
+/// Options for reading samples with frames.
 #[derive(Debug, Clone)]
 pub struct FrameSpec {
-    /// Sources with the shares of the samples that are drawn from each, instead of one path.
+    /// Sources with their shares of the drawn samples, in place of one path.
     pub mix: Vec<MixPart>,
-    /// Rows and columns that frames are scaled to.
+    /// Height and width that frames are scaled to.
     pub side: usize,
-    /// The frames that a still image stands for.
+    /// Number of frames that a still image is repeated as.
     pub still_frames: usize,
-    /// The message before every question.
+    /// The system message before every question.
     pub system: String,
-    /// The question where a sample has none: by how the name of its source begins, the longest first that fits.
+    /// Questions for samples that have none: by prefixes of their source's name, of which the longest match counts.
     pub prompts: Vec<(String, String)>,
     /// Whether samples are pairs of answers, one of which is preferred.
     pub pairs: bool,
-    /// An image whose header says that it has more pixels is not decoded.
+    /// Images with more pixels than this are not decoded.
     pub max_pixels: u64,
-    /// Where what was read of shards is kept for the next time.
+    /// The folder in which examples of shards are cached.
     pub cache: Option<PathBuf>,
 }
 
@@ -74,11 +74,11 @@ impl Default for FrameSpec {
     }
 }
 
-/// The question about a sample that no prompt is for.
+/// The question for samples that no prompt matches.
 const PROMPT: &str = "Describe this.";
 
 impl FrameSpec {
-    /// The question to samples of a source that have none.
+    /// The question for samples of a source that have none.
     fn prompt(&self, source: &str) -> &str {
         let source = source.to_lowercase();
         let fits = |(name, _): &&(String, String)| source.starts_with(&name.to_lowercase());
@@ -87,14 +87,14 @@ impl FrameSpec {
     }
 }
 
-/// The shards of a source, read.
+/// A source whose shards were read.
 struct Source {
     weight: f64,
     shards: Vec<(Arc<PathBuf>, ShardExamples)>,
 }
 
-/// The examples of a specification while they are put on their sides.
-struct Taken {
+/// The examples of a specification before the split.
+struct FrameSet {
     sources: Vec<Source>,
     held_out: Vec<Source>,
     frames: FrameBytes,
@@ -102,7 +102,7 @@ struct Taken {
     schema: String,
 }
 
-/// Reads, tokenises and splits. Everything that is wrong with samples, but for what is inside of frames, is found here.
+/// Reads, tokenises and splits. Finds everything that is wrong with samples, except inside frames.
 pub(super) fn open(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result<ExampleSets, DataError> {
     let whole;
     let spec = match spec.held_out_path.is_empty() {
@@ -117,7 +117,7 @@ pub(super) fn open(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result
     let paths = paths(spec, &frames)?;
     let given = spec.given_vocabulary()?;
     let template = template(spec, given.as_ref())?;
-    let writing = Writing { spec, frames: &frames, template: template.as_ref() };
+    let writing = SampleTokenizer { spec, frames: &frames, template: template.as_ref() };
     let vocabulary = match given {
         Some(vocabulary) => vocabulary,
         None => train_vocabulary(&writing, &paths)?,
@@ -126,10 +126,10 @@ pub(super) fn open(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result
     let encoder = Encoder::new(&vocabulary)?;
     let (sources, held_out, bytes) = match &paths {
         Paths::Made => {
-            let made = made(&writing, &encoder, vocabulary.size())?;
-            let count = spec.rows as u32 * moving::A_SAMPLE;
+            let generated = generated(&writing, &encoder, vocabulary.size())?;
+            let count = spec.rows as u32 * moving::FRAMES_PER_SAMPLE;
             let bytes = FrameBytes::Drawn { count, draw: moving::draw, seed: spec.seed };
-            (vec![made], vec![], bytes)
+            (vec![generated], vec![], bytes)
         }
         Paths::Shards { sources, held_out } => {
             let mark = mark_of(&writing, &vocabulary);
@@ -149,7 +149,7 @@ pub(super) fn open(spec: &ExampleSpec, say: &mut dyn FnMut(OpenEvent)) -> Result
     };
     let schema =
         if frames.pairs { "samples with frames and two answers" } else { "samples with frames and a text" };
-    let taken = Taken { sources, held_out, frames: bytes, template, schema: schema.into() };
+    let taken = FrameSet { sources, held_out, frames: bytes, template, schema: schema.into() };
     let sets = taken.sets(spec, &frames, vocabulary)?;
     tell(spec, &sets, say);
     Ok(sets)
@@ -176,7 +176,7 @@ fn paths(spec: &ExampleSpec, frames: &FrameSpec) -> Result<Paths, DataError> {
         let paths = files(words, &["tar"])?;
         match paths.iter().find(|path| path.extension().is_none_or(|ending| ending != "tar")) {
             Some(other) => Err(DataError::input(format!(
-                "{} is no .tar file, and samples with frames are read from those: give shards as data.path.",
+                "{} is not a .tar file, and samples with frames are read only from those: give shards as data.path.",
                 other.display()
             ))),
             None => Ok(paths),
@@ -204,13 +204,13 @@ fn paths(spec: &ExampleSpec, frames: &FrameSpec) -> Result<Paths, DataError> {
     Ok(Paths::Shards { sources, held_out })
 }
 
-/// Text that a tokeniser is trained on.
+/// Bytes of text that a tokeniser is trained on.
 const SAMPLE_BYTES: usize = 64 << 20;
 
-fn train_vocabulary(writing: &Writing<'_>, paths: &Paths) -> Result<Vocabulary, DataError> {
+fn train_vocabulary(writing: &SampleTokenizer<'_>, paths: &Paths) -> Result<Vocabulary, DataError> {
     let (mut texts, mut bytes): (Vec<String>, usize) = (vec![], 0);
-    let mut take = |said: &sample::SampleMetadata| -> Result<bool, super::wrong::Wrong> {
-        for masked in writing.texts(said)? {
+    let mut take = |metadata: &sample::SampleMetadata| -> Result<bool, super::row_error::RowError> {
+        for masked in writing.texts(metadata)? {
             // The spelling of special tokens is not learned again as text.
             let bare = CHATML_TOKENS.iter().fold(masked.text, |text, token| text.replace(token, " "));
             bytes += bare.len();
@@ -222,8 +222,8 @@ fn train_vocabulary(writing: &Writing<'_>, paths: &Paths) -> Result<Vocabulary, 
         Paths::Made => {
             let spec = writing.spec;
             for row in 0..spec.rows {
-                let (said, _) = drawn(writing, row);
-                if !take(&said).map_err(|wrong| wrong.error(&synthetic::place(row)))? {
+                let (metadata, _) = generated_sample(writing, row);
+                if !take(&metadata).map_err(|wrong| wrong.error(&synthetic::place(row)))? {
                     break;
                 }
             }
@@ -232,8 +232,8 @@ fn train_vocabulary(writing: &Writing<'_>, paths: &Paths) -> Result<Vocabulary, 
             for path in paths.shards() {
                 let mut is_full = false;
                 let side = writing.frames.side;
-                each_sample(path, writing.spec, side, &mut |_, _, _, said| {
-                    take(&said).inspect(|goes_on| is_full = !goes_on)
+                each_sample(path, writing.spec, side, &mut |_, _, _, metadata| {
+                    take(&metadata).inspect(|goes_on| is_full = !goes_on)
                 })?;
                 if is_full {
                     break;
@@ -244,8 +244,8 @@ fn train_vocabulary(writing: &Writing<'_>, paths: &Paths) -> Result<Vocabulary, 
     Vocabulary::train_with(texts.iter().map(String::as_str), writing.spec.vocab, &CHATML_TOKENS)
 }
 
-/// Of all that decides what samples become, beside the shards.
-fn mark_of(writing: &Writing<'_>, vocabulary: &Vocabulary) -> u64 {
+/// Hash of everything but the shards that determines the tokens of samples.
+fn mark_of(writing: &SampleTokenizer<'_>, vocabulary: &Vocabulary) -> u64 {
     let (spec, frames) = (writing.spec, writing.frames);
     let template = writing.template.map_or(0, |template| template.fingerprint);
     let words = format!(
@@ -261,23 +261,27 @@ fn mark_of(writing: &Writing<'_>, vocabulary: &Vocabulary) -> u64 {
     key(key(vocabulary.fingerprint(), template), fingerprint(words.as_bytes()))
 }
 
-/// The examples of a shard: as they were kept, or read now and kept. A cache that cannot be written is done without.
+/// The examples of a shard, from the cache or read and cached. Errors of writing the cache are ignored.
 fn shard(
-    writing: &Writing<'_>,
+    writing: &SampleTokenizer<'_>,
     path: &Path,
     encoder: &Encoder,
     vocab: usize,
     mark: u64,
 ) -> Result<(Arc<PathBuf>, ShardExamples), DataError> {
-    let of = writing.frames.cache.as_deref().and_then(|cache| Some((cache, kept::Of::now(path, mark).ok()?)));
+    let of = writing
+        .frames
+        .cache
+        .as_deref()
+        .and_then(|cache| Some((cache, cache::CacheKey::now(path, mark).ok()?)));
     let on_error = writing.spec.read.on_error;
-    let kept = of.as_ref().and_then(|(cache, of)| kept::load(cache, of, on_error));
-    let shard = match kept {
-        Some(kept) => kept,
+    let cached = of.as_ref().and_then(|(cache, of)| cache::load(cache, of, on_error));
+    let shard = match cached {
+        Some(cached) => cached,
         None => {
             let read = writing.shard(path, encoder, vocab)?;
             if let Some((cache, of)) = &of {
-                let _ = kept::keep(cache, of, &read);
+                let _ = cache::store(cache, of, &read);
             }
             read
         }
@@ -285,22 +289,22 @@ fn shard(
     Ok((Arc::new(path.to_path_buf()), shard))
 }
 
-/// A drawn sample, and its frames.
-fn drawn(writing: &Writing<'_>, row: u64) -> (sample::SampleMetadata, Vec<Sighting>) {
+/// A generated sample, and its frames.
+fn generated_sample(writing: &SampleTokenizer<'_>, row: u64) -> (sample::SampleMetadata, Vec<Sighting>) {
     let sample = if writing.frames.pairs { moving::pairs::pair } else { moving::sample };
     sample(writing.spec.seed, row, writing.frames.still_frames)
 }
 
-/// The drawn set as one shard.
-fn made(writing: &Writing<'_>, encoder: &Encoder, vocab: usize) -> Result<Source, DataError> {
+/// The generated set as one shard.
+fn generated(writing: &SampleTokenizer<'_>, encoder: &Encoder, vocab: usize) -> Result<Source, DataError> {
     let spec = writing.spec;
     let mut shard = ShardExamples { samples: spec.rows, ..ShardExamples::default() };
     for row in 0..spec.rows {
-        let (said, images) = drawn(writing, row);
-        let fate = writing.written(&said, encoder, vocab);
-        match fate.map_err(|wrong| wrong.error(&synthetic::place(row)))? {
-            Fate::TooLong => shard.too_long += 1,
-            Fate::Texts(texts, is_cut) => {
+        let (metadata, images) = generated_sample(writing, row);
+        let outcome = writing.tokenize(&metadata, encoder, vocab);
+        match outcome.map_err(|wrong| wrong.error(&synthetic::place(row)))? {
+            Outcome::TooLong => shard.too_long += 1,
+            Outcome::Texts(texts, is_cut) => {
                 shard.cut += u64::from(is_cut);
                 for text in &texts {
                     push(&mut shard.examples, &images, text);
@@ -327,7 +331,7 @@ fn frame_bytes<'s>(sources: impl Iterator<Item = &'s Source>) -> FrameBytes {
     FrameBytes::Archives { archives, members }
 }
 
-/// One side of a set.
+/// The training or held-out side of a set.
 struct Side {
     table: ExampleTable,
     places: Vec<SourceLocation>,
@@ -340,7 +344,7 @@ impl Side {
     }
 }
 
-impl Taken {
+impl FrameSet {
     fn sets(
         self,
         spec: &ExampleSpec,
@@ -461,7 +465,7 @@ impl Source {
         }
     }
 
-    /// Of every example: whether it is held out. Both answers of a pair are on one side.
+    /// For every example, whether it is held out. Both answers of a pair are on one side.
     fn held(&self, spec: &ExampleSpec) -> Result<Vec<bool>, DataError> {
         let mut splitter = Splitter::new(spec.held_out);
         let hashes = self.shards.iter().flat_map(|(_, shard)| &shard.rows);
@@ -476,7 +480,7 @@ impl Source {
     }
 }
 
-/// The frames of an example in words: how many, and of how many images.
+/// The frames of an example in words: their number, and the number of images they show.
 pub fn frames_in_words(images: &[Sighting]) -> String {
     let different = images.chunk_by(|a, b| a.image == b.image).count();
     match (images.len(), different) {

@@ -1,14 +1,14 @@
-//! A drawn set: one, two or four shapes that move, and a sentence that says where one of them went.
+//! A generated set of videos: one, two or four moving shapes, and a sentence that says where one of them went.
 //!
-//! The first frame has a bar at its top in the colour of the shape that the sentence is about. Shapes move from near the middle to
-//! an edge, each to another one, so whoever looks at all frames alike has to keep all of them in mind, and whoever has seen the bar
-//! can look for one. Samples with one or two shapes teach where things are before four have to be told apart. Every eighth sample
-//! is a still image, and every eighth a text without frames.
+//! The bar at the top of the first frame has the colour of the shape that the sentence is about. Shapes move from near the
+//! middle to different edges. A model that reads all frames alike has to remember every shape; one that has seen the bar can
+//! look for a single one. Samples with one or two shapes teach directions before four shapes have to be told apart. Every
+//! eighth sample is a still image, and every eighth a text without frames.
 
 pub(super) mod pairs;
 
 use super::sample::{Content, SampleMetadata};
-use super::shard::shown;
+use super::shard::frame_rows;
 use crate::examples::Sighting;
 use crate::examples::synthetic::Draw;
 use crate::random::{Uniform, key};
@@ -18,27 +18,27 @@ const COLOURS: [(&str, [u8; 3]); 4] =
 const KINDS: [&str; 2] = ["square", "cross"];
 const WAYS: [(&str, [f64; 2]); 4] =
     [("left", [-1.0, 0.0]), ("right", [1.0, 0.0]), ("up", [0.0, -1.0]), ("down", [0.0, 1.0])];
-/// How far a shape is from the middle in the first frame and in the last, in shares of the side.
+/// Distance of a shape from the middle in the first and in the last frame, relative to the side.
 const FROM: f64 = 0.14;
 const TO: f64 = 0.32;
-/// Frames of a video, least and most.
+/// Least and most frames of a video.
 const FRAMES: [usize; 2] = [4, 8];
-/// Frame `number` of all is frame `number % A_SAMPLE` of sample `number / A_SAMPLE`.
-pub(super) const A_SAMPLE: u32 = FRAMES[1] as u32;
+/// Frame numbers of a sample are `sample * FRAMES_PER_SAMPLE` and those after it.
+pub(super) const FRAMES_PER_SAMPLE: u32 = FRAMES[1] as u32;
 
-/// The way of a sample's shape: a colour, a kind and a direction.
+/// A shape: its colour, kind and direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Shape {
     colour: usize,
     kind: usize,
     way: usize,
-    /// How far it is beside its way, in shares of the side.
+    /// Distance across its direction, relative to the side.
     aside: f64,
 }
 
 #[derive(Debug, Clone, PartialEq)]
 struct Scene {
-    /// The sentence is about the first.
+    /// The sentence is about the first shape.
     shapes: Vec<Shape>,
     ground: u8,
     frames: usize,
@@ -60,7 +60,7 @@ fn kind(sample: u64) -> SampleKind {
     }
 }
 
-/// The number of shapes in a sample.
+/// Number of shapes in a sample.
 fn shapes(sample: u64) -> usize {
     match sample % 8 {
         0 | 1 => 1,
@@ -109,13 +109,14 @@ pub(super) fn sample(seed: u64, sample: u64, still_frames: usize) -> (SampleMeta
     };
     let hashes: Vec<u64> = (0..scene.frames as u64).map(|frame| key(key(seed, sample), frame)).collect();
     let content = Content::Answer { user, assistant };
-    let said = SampleMetadata { content, source: "shapes".into(), frame_count: Some(scene.frames as u64) };
-    (said, shown(&hashes, sample as u32 * A_SAMPLE, still_frames))
+    let metadata =
+        SampleMetadata { content, source: "shapes".into(), frame_count: Some(scene.frames as u64) };
+    (metadata, frame_rows(&hashes, sample as u32 * FRAMES_PER_SAMPLE, still_frames))
 }
 
-/// The pixels of a square frame, row by row.
+/// Draws the pixels of a square frame, row by row.
 pub(super) fn draw(seed: u64, number: u32, side: usize, out: &mut [u8]) {
-    let (sample, frame) = (u64::from(number / A_SAMPLE), (number % A_SAMPLE) as usize);
+    let (sample, frame) = (u64::from(number / FRAMES_PER_SAMPLE), (number % FRAMES_PER_SAMPLE) as usize);
     let scene = Scene::drawn(seed, sample);
     out.fill(scene.ground);
     let mut fill = |colour: [u8; 3], is_inside: &dyn Fn(f64, f64) -> bool| {
@@ -133,7 +134,7 @@ pub(super) fn draw(seed: u64, number: u32, side: usize, out: &mut [u8]) {
     for &Shape { colour, kind, way, aside } in &scene.shapes {
         let [along_x, along_y] = WAYS[way].1;
         let far = FROM + (TO - FROM) * gone;
-        // The middle of what is below the bar.
+        // The centre of the area below the bar.
         let (x, y) = (0.5 + far * along_x + aside * along_y, 0.54 + far * along_y + aside * along_x);
         let size = 0.16;
         fill(COLOURS[colour].1, &|px, py| {
@@ -152,8 +153,8 @@ mod tests {
 
     use super::*;
 
-    fn answer(said: &SampleMetadata) -> &str {
-        match &said.content {
+    fn answer(metadata: &SampleMetadata) -> &str {
+        match &metadata.content {
             Content::Answer { assistant, .. } => assistant,
             other => panic!("{other:?}"),
         }
@@ -163,26 +164,28 @@ mod tests {
     fn samples_are_the_same_every_time() {
         for number in 0..64 {
             assert_eq!(sample(3, number, 4), sample(3, number, 4));
-            let (said, shown) = sample(3, number, 4);
-            let frames = said.frame_count.unwrap();
+            let (metadata, frame_rows) = sample(3, number, 4);
+            let frames = metadata.frame_count.unwrap();
             match number % 8 {
                 6 => assert!(
-                    frames == 1 && shown.len() == 4 && shown.iter().all(|s| s.image == shown[0].image)
+                    frames == 1
+                        && frame_rows.len() == 4
+                        && frame_rows.iter().all(|s| s.image == frame_rows[0].image)
                 ),
-                7 => assert!(frames == 0 && shown.is_empty()),
-                _ => assert!((4..=8).contains(&frames) && shown.len() as u64 == frames),
+                7 => assert!(frames == 0 && frame_rows.is_empty()),
+                _ => assert!((4..=8).contains(&frames) && frame_rows.len() as u64 == frames),
             }
         }
         assert_ne!(sample(3, 0, 4), sample(4, 0, 4));
     }
 
-    /// Whoever knows the colour of the bar and no more is right about kind and way an eighth of the time.
+    /// A guess that uses only the colour of the bar is right about kind and direction an eighth of the time.
     #[test]
     fn answers_need_the_frames() {
         let mut answers: HashMap<&str, HashMap<String, usize>> = HashMap::new();
         for number in (0..4000).filter(|number| number % 8 < 6) {
-            let (said, _) = sample(1, number, 4);
-            let answer = answer(&said).to_string();
+            let (metadata, _) = sample(1, number, 4);
+            let answer = answer(&metadata).to_string();
             let colour = COLOURS.iter().find(|(colour, _)| answer.contains(colour)).unwrap().0;
             *answers.entry(colour).or_default().entry(answer).or_default() += 1;
         }
@@ -192,12 +195,12 @@ mod tests {
         }
     }
 
-    /// In the pixels: the bar of the first frame has the colour of the shape whose middle moves as the sentence says.
+    /// Checks the pixels: the bar of the first frame has the colour of the shape whose centre moves as the sentence says.
     #[test]
     fn pixels_show_what_the_sentence_says() {
         const SIDE: usize = 48;
         for number in (0..200).filter(|number| number % 8 < 6) {
-            let (said, frames) = sample(5, number, 4);
+            let (metadata, frames) = sample(5, number, 4);
             let draw = |frame: usize| {
                 let mut out = vec![0; SIDE * SIDE * 3];
                 draw(5, frames[frame].image, SIDE, &mut out);
@@ -231,7 +234,7 @@ mod tests {
                     }
                 }
             };
-            assert!(answer(&said).contains(way), "{number}: {said:?} moved by {dx} {dy}");
+            assert!(answer(&metadata).contains(way), "{number}: {metadata:?} moved by {dx} {dy}");
             assert_ne!(draw(1)[..3], bar, "the bar is in the first frame alone");
         }
     }

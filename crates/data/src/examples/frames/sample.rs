@@ -1,17 +1,17 @@
-//! A sample of a shard: its frames in their order, and what its JSON says of them.
+//! A sample of a shard: its frames in order, and the content of its JSON.
 
 use crate::examples::conversation::wrong;
-use crate::examples::wrong::Wrong;
+use crate::examples::row_error::RowError;
 use crate::formats::{Field, Fields, Reason};
 use crate::images::{Archive, ENDINGS, Entry, Flaw, OTHER_ENDINGS, Sample};
 
-/// Endings of videos that are not cut into frames.
+/// Endings of videos, which have to be split into frames first.
 const VIDEOS: [&str; 6] = ["mp4", "webm", "mkv", "mov", "avi", "m4v"];
 
-/// The members of a sample by what they are.
+/// The members of a sample by kind.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Parts {
-    /// In the order of their numbers.
+    /// Frames in the order of their numbers.
     pub frames: Vec<Entry>,
     pub json: Option<Entry>,
     pub text: Option<Entry>,
@@ -22,15 +22,15 @@ pub(super) struct Parts {
 pub(super) enum Content {
     /// A question, which may be empty, and its answer.
     Answer { user: String, assistant: String },
-    /// The frames or the still image.
+    /// A caption of the frames or of the still image.
     Caption(String),
-    /// A text that is tokenised already, and which of its tokens are learned; all where nothing says so.
+    /// A tokenised text, and which of its tokens are learned; `None` means all of them.
     Tokens { ids: Vec<u32>, learned: Option<Vec<bool>> },
     /// A question and two answers, the better one first.
     Pair { user: String, answers: [String; 2] },
 }
 
-/// All that the JSON of a sample says.
+/// The JSON of a sample.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct SampleMetadata {
     pub content: Content,
@@ -40,9 +40,9 @@ pub(super) struct SampleMetadata {
 }
 
 impl Parts {
-    /// Sorts the members of a sample; members of other kinds are for other programs. `side` is for the line that makes frames
-    /// of a video.
-    pub fn of(sample: &Sample, side: usize) -> Result<Parts, Wrong> {
+    /// Sorts the members of a sample by kind; members of unknown kinds are ignored. `side` is for the message about videos,
+    /// which has the command that splits them into frames.
+    pub fn of(sample: &Sample, side: usize) -> Result<Parts, RowError> {
         let (key, mut parts) = (&sample.key, Parts::default());
         let mut numbered: Vec<(u64, &Entry)> = Vec::new();
         let mut still: Option<&Entry> = None;
@@ -50,7 +50,7 @@ impl Parts {
             let twice = |kept: &Option<Entry>| match kept {
                 Some(_) => wrong(
                     Reason::KeyTwice,
-                    format!("the member {} is there twice; write the archive again", entry.name),
+                    format!("the member {} occurs twice; write the archive again", entry.name),
                 ),
                 None => Ok(Some(entry.clone())),
             };
@@ -60,89 +60,95 @@ impl Parts {
                 "txt" => parts.text = twice(&parts.text)?,
                 _ if VIDEOS.contains(&last) => return Err(uncut(&entry.name, key, side)),
                 _ if OTHER_ENDINGS.contains(&last) => {
-                    let said = format!(
+                    let message = format!(
                         "the member {} is of another kind than JPEG, PNG and WebP; convert it",
                         entry.name
                     );
-                    return wrong(Reason::NotAnImage, said);
+                    return wrong(Reason::NotAnImage, message);
                 }
                 _ if !ENDINGS.contains(&last) => {}
                 _ if name.is_empty() => {
                     if let Some(other) = still.replace(entry) {
-                        let said = format!(
+                        let message = format!(
                             "the sample {key} has two still images, {} and {}; number them as frames, as in {key}.000.jpg, or \
                              leave one out",
                             other.name, entry.name
                         );
-                        return wrong(Reason::KeyTwice, said);
+                        return wrong(Reason::KeyTwice, message);
                     }
                 }
                 _ => match name.bytes().all(|byte| byte.is_ascii_digit()).then(|| name.parse()) {
                     Some(Ok(number)) => numbered.push((number, entry)),
                     _ => {
-                        let said = format!(
+                        let message = format!(
                             "the member {} is an image without a number between {key} and its ending; name it as in \
                              {key}.000.jpg",
                             entry.name
                         );
-                        return wrong(Reason::Unsupported, said);
+                        return wrong(Reason::Unsupported, message);
                     }
                 },
             }
         }
         numbered.sort_by_key(|(number, _)| *number);
         if let Some(pair) = numbered.windows(2).find(|pair| pair[0].0 == pair[1].0) {
-            let said = format!("{} and {} are the same frame; leave one out", pair[0].1.name, pair[1].1.name);
-            return wrong(Reason::KeyTwice, said);
+            let message =
+                format!("{} and {} are the same frame; leave one out", pair[0].1.name, pair[1].1.name);
+            return wrong(Reason::KeyTwice, message);
         }
         if let (Some(still), Some((_, frame))) = (still, numbered.first()) {
-            let said = format!(
+            let message = format!(
                 "the sample {key} has a still image, {}, beside frames, {}; leave one out",
                 still.name, frame.name
             );
-            return wrong(Reason::KeyTwice, said);
+            return wrong(Reason::KeyTwice, message);
         }
         parts.frames =
             still.into_iter().chain(numbered.into_iter().map(|(_, entry)| entry)).cloned().collect();
         Ok(parts)
     }
 
-    /// The JSON and the text of the sample, which are read here.
-    pub fn said(
+    /// Reads the JSON and the text of the sample.
+    pub fn metadata(
         &self,
         key: &str,
         archive: &Archive,
         most: u64,
-    ) -> std::io::Result<Result<SampleMetadata, Wrong>> {
+    ) -> std::io::Result<Result<SampleMetadata, RowError>> {
         let mut texts = [None, None];
         for (place, entry) in texts.iter_mut().zip([&self.json, &self.text]) {
             let Some(entry) = entry else { continue };
             let Some(bytes) = archive.read(entry, most)? else {
-                let said =
+                let message =
                     format!("the member {} is longer than data.max_document_bytes; raise it", entry.name);
-                return Ok(wrong(Reason::TooLong, said));
+                return Ok(wrong(Reason::TooLong, message));
             };
             match String::from_utf8(bytes) {
                 Ok(text) => *place = Some(text),
                 Err(_) => {
-                    let said = format!("the member {} is not UTF-8; convert it", entry.name);
-                    return Ok(wrong(Reason::NotUtf8, said));
+                    let message = format!("the member {} is not UTF-8; convert it", entry.name);
+                    return Ok(wrong(Reason::NotUtf8, message));
                 }
             }
         }
         let [json, text] = texts;
-        Ok(said(key, json.as_deref(), text, self.frames.len()))
+        Ok(metadata(key, json.as_deref(), text, self.frames.len()))
     }
 }
 
-/// The text of a sample with this number of frames, from its JSON or from a caption beside it.
-fn said(key: &str, json: Option<&str>, text: Option<String>, frames: usize) -> Result<SampleMetadata, Wrong> {
+/// The text of a sample with this number of frames, from its JSON or from its caption file.
+fn metadata(
+    key: &str,
+    json: Option<&str>,
+    text: Option<String>,
+    frames: usize,
+) -> Result<SampleMetadata, RowError> {
     let fields = match json.map(serde_json::from_str::<Fields>) {
         Some(Ok(fields)) => Some(fields),
         Some(Err(error)) => {
             return wrong(
                 Reason::BrokenJson,
-                format!("the JSON of the sample {key} is no object ({error}); correct it"),
+                format!("the JSON of the sample {key} is not an object ({error}); correct it"),
             );
         }
         None => None,
@@ -164,22 +170,22 @@ fn said(key: &str, json: Option<&str>, text: Option<String>, frames: usize) -> R
     if frames == 0 && frame_count != Some(0) {
         let says_some = frame_count.is_some() || matches!(content, Content::Caption(_));
         if says_some {
-            let said = match frame_count {
+            let message = match frame_count {
                 Some(count) => format!("the sample {key} says that it has {count} frames and has none"),
                 None => format!("the sample {key} has a caption and no frame"),
             };
-            return wrong(Reason::NoImage, format!("{said}; give it .jpg, .png or .webp members"));
+            return wrong(Reason::NoImage, format!("{message}; give it .jpg, .png or .webp members"));
         }
     }
     if frames > 0 && frame_count == Some(0) {
-        let said =
+        let message =
             format!("the sample {key} says that it has no frames and has {frames}; correct its frame_count");
-        return wrong(Reason::ImageCount, said);
+        return wrong(Reason::ImageCount, message);
     }
     Ok(SampleMetadata { content, source, frame_count })
 }
 
-fn content(key: &str, fields: &Fields, text: Option<String>) -> Result<Content, Wrong> {
+fn content(key: &str, fields: &Fields, text: Option<String>) -> Result<Content, RowError> {
     if let Some(ids) = fields.get("token_ids") {
         return tokens(key, ids, fields.get("loss_mask"));
     }
@@ -194,10 +200,10 @@ fn content(key: &str, fields: &Fields, text: Option<String>) -> Result<Content, 
         };
         let answers = [answer("chosen_assistant")?, answer("rejected_assistant")?];
         if answers[0] == answers[1] {
-            let said = format!(
+            let message = format!(
                 "both answers of the sample {key} are equal, so there is nothing to prefer; correct one"
             );
-            return wrong(Reason::Pair, said);
+            return wrong(Reason::Pair, message);
         }
         return Ok(Content::Pair { user: user()?, answers });
     }
@@ -207,16 +213,16 @@ fn content(key: &str, fields: &Fields, text: Option<String>) -> Result<Content, 
     if let Some(caption) = optional(key, fields, "caption")?.or(text) {
         return Ok(Content::Caption(filled(key, "its caption", caption)?));
     }
-    let said = format!(
+    let message = format!(
         "the JSON of the sample {key} has the fields {}, and texts are read from `user` and `assistant`, `caption`, `token_ids`, or \
          `user` with `chosen_assistant` and `rejected_assistant`; rename them",
         fields.names()
     );
-    wrong(Reason::MissingField, said)
+    wrong(Reason::MissingField, message)
 }
 
-/// A text that is tokenised already.
-fn tokens(key: &str, ids: &Field, mask: Option<&Field>) -> Result<Content, Wrong> {
+/// A tokenised text.
+fn tokens(key: &str, ids: &Field, mask: Option<&Field>) -> Result<Content, RowError> {
     let list = |field: &Field, name: &str| match field {
         Field::List(list) => Ok(list.clone()),
         other => wrong(
@@ -236,8 +242,8 @@ fn tokens(key: &str, ids: &Field, mask: Option<&Field>) -> Result<Content, Wrong
         _ => None,
     };
     let Some(ids) = list(ids, "token_ids")?.iter().map(id).collect::<Option<Vec<u32>>>() else {
-        let said = format!("`token_ids` of the sample {key} has a value that is no token; correct it");
-        return wrong(Reason::Unsupported, said);
+        let message = format!("`token_ids` of the sample {key} has a value that is not a token; correct it");
+        return wrong(Reason::Unsupported, message);
     };
     if ids.is_empty() {
         return wrong(Reason::Empty, format!("`token_ids` of the sample {key} is empty; give it a text"));
@@ -247,18 +253,18 @@ fn tokens(key: &str, ids: &Field, mask: Option<&Field>) -> Result<Content, Wrong
         Some(mask) => {
             let Some(mask) = list(mask, "loss_mask")?.iter().map(is_learned).collect::<Option<Vec<bool>>>()
             else {
-                let said = format!(
+                let message = format!(
                     "`loss_mask` of the sample {key} has a value that is neither 0 nor 1; correct it"
                 );
-                return wrong(Reason::Unsupported, said);
+                return wrong(Reason::Unsupported, message);
             };
             if mask.len() != ids.len() {
-                let said = format!(
+                let message = format!(
                     "`loss_mask` of the sample {key} has {} values and `token_ids` {}; give one a token",
                     mask.len(),
                     ids.len()
                 );
-                return wrong(Reason::Unsupported, said);
+                return wrong(Reason::Unsupported, message);
             }
             Some(mask)
         }
@@ -266,43 +272,44 @@ fn tokens(key: &str, ids: &Field, mask: Option<&Field>) -> Result<Content, Wrong
     Ok(Content::Tokens { ids, learned })
 }
 
-/// The number of frames that a sample says it has.
-fn count(key: &str, fields: &Fields) -> Result<Option<u64>, Wrong> {
+/// The number of frames that the JSON of a sample gives.
+fn count(key: &str, fields: &Fields) -> Result<Option<u64>, RowError> {
     match fields.get("frame_count") {
         None | Some(Field::Null) => Ok(None),
         Some(Field::Whole(count)) if u64::try_from(*count).is_ok() => Ok(Some(*count as u64)),
         Some(other) => {
-            let said =
+            let message =
                 format!("`frame_count` of the sample {key} is {}, not a count; correct it", other.kind());
-            wrong(Reason::Unsupported, said)
+            wrong(Reason::Unsupported, message)
         }
     }
 }
 
 /// A text that may be missing or null.
-fn optional(key: &str, fields: &Fields, name: &str) -> Result<Option<String>, Wrong> {
+fn optional(key: &str, fields: &Fields, name: &str) -> Result<Option<String>, RowError> {
     match fields.get(name) {
         None | Some(Field::Null) => Ok(None),
         Some(Field::Text(text)) => Ok(Some(text.clone())),
         Some(other) => {
-            let said = format!("`{name}` of the sample {key} is {}, not a string; correct it", other.kind());
-            wrong(Reason::NotAString, said)
+            let message =
+                format!("`{name}` of the sample {key} is {}, not a string; correct it", other.kind());
+            wrong(Reason::NotAString, message)
         }
     }
 }
 
-fn filled(key: &str, name: &str, text: String) -> Result<String, Wrong> {
+fn filled(key: &str, name: &str, text: String) -> Result<String, RowError> {
     match text.trim().is_empty() {
         true => wrong(Reason::Empty, format!("{name} of the sample {key} is empty; give it a text")),
         false => Ok(text),
     }
 }
 
-/// A video that must be cut into frames first.
-fn uncut(name: &str, key: &str, side: usize) -> Wrong {
+/// The error for a video that has to be split into frames first.
+fn uncut(name: &str, key: &str, side: usize) -> RowError {
     let stem = key.rsplit('/').next().unwrap_or(key);
     let file = name.rsplit('/').next().unwrap_or(name);
-    Wrong::new(
+    RowError::new(
         Reason::Video,
         format!(
             "{name} is a video, and frames are read from JPEG, PNG and WebP: make them, one a second, with `ffmpeg -i {file} -vf \
@@ -312,8 +319,8 @@ fn uncut(name: &str, key: &str, side: usize) -> Wrong {
     )
 }
 
-impl From<&Flaw> for Wrong {
-    fn from(flaw: &Flaw) -> Wrong {
-        Wrong::new(flaw.reason, flaw.sentence())
+impl From<&Flaw> for RowError {
+    fn from(flaw: &Flaw) -> RowError {
+        RowError::new(flaw.reason, flaw.sentence())
     }
 }

@@ -1,6 +1,6 @@
-//! The day that templates ask for, written as `strftime` does.
+//! The date that templates ask for, formatted as by `strftime`.
 
-/// A day of the Gregorian calendar.
+/// A date of the Gregorian calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Date {
     pub year: u16,
@@ -25,7 +25,7 @@ const MONTHS: [&str; 12] = [
 const DAYS: [&str; 7] = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"];
 
 impl Date {
-    /// Reads `2025-01-31`.
+    /// Parses `2025-01-31`.
     pub fn parse(text: &str) -> Option<Date> {
         let mut parts = text.split('-');
         let mut part = |digits: usize| {
@@ -63,7 +63,7 @@ impl Date {
         ((days + 6) % 7) as usize
     }
 
-    /// As `strftime` writes midnight of the day. Text that is no directive stays as it is.
+    /// Formats midnight of the day as `strftime` does. Text that is no directive stays as it is.
     pub(super) fn formatted(self, format: &str) -> String {
         let mut out = String::new();
         let mut rest = format.chars().peekable();

@@ -1,13 +1,13 @@
-//! Chat templates: conversations written out as the template that comes with a model writes them, to the character.
+//! Chat templates: renders conversations exactly as the template of a model does.
 //!
-//! Templates are Jinja as the Python library `transformers` runs it: blocks trimmed, `raise_exception`, `strftime_now`,
-//! `tojson` as `json.dumps` writes, methods of Python's strings and dictionaries, and `{% generation %}` around what a
-//! model is to learn. They come with models from anywhere, so what one may cost is bounded: instructions, the depth of
-//! recursion, the memory it holds and the length of what it writes.
+//! Templates are Jinja as the Python library `transformers` runs it: trimmed blocks, `raise_exception`, `strftime_now`,
+//! `tojson` as `json.dumps`, methods of Python's strings and dictionaries, and `{% generation %}` around the text that a model
+//! is to learn. They come with models from anywhere, so their cost is limited: instructions, the depth of recursion, memory and
+//! the length of the output.
 
-pub(crate) mod beside;
 mod date;
 mod jinja;
+pub(crate) mod model_files;
 
 use std::borrow::Cow;
 use std::fmt;
@@ -23,11 +23,11 @@ pub use date::Date;
 
 const MOST_SOURCE_BYTES: usize = 1 << 20;
 
-/// Stands for an answer where the place of answers is looked for.
+/// Placeholder of an answer while the positions of answers are determined.
 pub(super) const PROBE: char = '\u{fdd2}';
 
-/// The template of many published models, for those that have none: each turn between `<|im_start|>` and `<|im_end|>`. A
-/// content in parts has an image's tokens where an image is.
+/// The template of many published models, for models without one: each turn between `<|im_start|>` and `<|im_end|>`. A content
+/// in parts has the tokens of an image in the image's place.
 pub const CHATML: &str = "{% macro written(content) %}{% if content is defined and content is not none \
     and content is not string %}{% for part in content %}{% if part['type'] == 'image' %}\
     {{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% else %}\
@@ -36,18 +36,18 @@ pub const CHATML: &str = "{% macro written(content) %}{% if content is defined a
     {% if message['role'] == 'assistant' %}{% generation %}{{ written(message['content']) + '<|im_end|>' }}\
     {% endgeneration %}{{ '\n' }}{% else %}{{ written(message['content']) + '<|im_end|>\n' }}{% endif %}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-/// The tokens that [`CHATML`] is written with.
+/// The tokens that [`CHATML`] uses.
 pub const CHATML_TOKENS: [&str; 2] = ["<|im_start|>", "<|im_end|>"];
 
-/// A template with everything it can see but the conversation.
+/// A template with everything it can see except the conversation.
 pub struct ChatTemplate {
     jinja: Jinja,
-    /// Special tokens by the names templates know them by, such as `bos_token`.
+    /// Special tokens by the names that templates use, such as `bos_token`.
     specials: Vec<(String, String)>,
     date: Option<Date>,
-    /// Where it came from, for people.
+    /// Where it came from, for messages.
     pub shown: String,
-    /// Another one where it writes conversations otherwise.
+    /// Hash that differs where the template renders differently.
     pub(crate) fingerprint: u64,
 }
 
@@ -59,7 +59,7 @@ impl fmt::Debug for ChatTemplate {
 
 /// The text of the template that `data.template` names.
 pub fn template_text(given: &str) -> Result<String, DataError> {
-    beside::named(given).map(|(source, _)| source)
+    model_files::named(given).map(|(source, _)| source)
 }
 
 /// A conversation as text.
@@ -70,23 +70,25 @@ pub struct Rendered {
     pub generated: Vec<Range<usize>>,
 }
 
-/// Why a template did not write a conversation.
+/// Why a template did not render a conversation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its author refuses such conversations, in these words.
+    /// The template refuses such conversations with this message.
     Raised(String),
     /// It asks for today's date, and none was given.
     NeedsDate,
-    /// It failed.
+    /// Rendering failed.
     Failed(String),
-    /// It costs more than any conversation can, so no other one will do better.
+    /// It exceeds a limit that no conversation needs, so it fails on others too.
     Exhausted(String),
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::Raised(said) | Refusal::Failed(said) | Refusal::Exhausted(said) => f.write_str(said),
+            Refusal::Raised(sentence) | Refusal::Failed(sentence) | Refusal::Exhausted(sentence) => {
+                f.write_str(sentence)
+            }
             Refusal::NeedsDate => f.write_str(
                 "it asks for today's date; give one as data.date=2025-01-31, so that the run can be repeated",
             ),
@@ -95,8 +97,8 @@ impl fmt::Display for Refusal {
 }
 
 impl ChatTemplate {
-    /// Reads a template. `shown` names it in errors. Without a date, `strftime_now` is not defined, which templates that
-    /// ask for today's date are made for: what a run learns from would change with the day.
+    /// Parses a template. `shown` names it in errors. Without a date, `strftime_now` is undefined, which templates that ask for
+    /// the date handle; with today's date, the training data of a run would change with the day.
     pub fn compile(
         source: &str,
         shown: &str,
@@ -119,12 +121,12 @@ impl ChatTemplate {
         Ok(Self { jinja, specials, date, shown: shown.into(), fingerprint })
     }
 
-    /// Whether the template itself says what is learned.
+    /// Whether the template itself marks the learned text.
     pub fn has_generation(&self) -> bool {
         self.jinja.has_generation
     }
 
-    /// The first `turns` messages of a conversation, and where `prompt`, what comes before an answer.
+    /// Renders the first `turns` messages of a conversation and, with `prompt`, the beginning of an answer.
     pub fn render(
         &self,
         conversation: &Conversation,
@@ -134,7 +136,7 @@ impl ChatTemplate {
         self.render_messages(&conversation.messages[..turns], conversation, prompt)
     }
 
-    /// As [`ChatTemplate::render`], of other messages in the same conversation.
+    /// As [`ChatTemplate::render`], with other messages in the same conversation.
     pub(super) fn render_messages(
         &self,
         messages: &[Fields],
@@ -150,16 +152,16 @@ impl ChatTemplate {
             specials: &self.specials,
         };
         let text = self.jinja.render(&context, self.date).map_err(|error| match error {
-            Error::Raised(said) => Refusal::Raised(said),
+            Error::Raised(sentence) => Refusal::Raised(sentence),
             Error::NeedsDate => Refusal::NeedsDate,
-            Error::Failed(said) => Refusal::Failed(said),
-            Error::Exhausted(said) => Refusal::Exhausted(said),
+            Error::Failed(sentence) => Refusal::Failed(sentence),
+            Error::Exhausted(sentence) => Refusal::Exhausted(sentence),
         })?;
         unmarked(&text)
     }
 }
 
-/// Cuts the marks out of a text and gives their places.
+/// Removes the marks from a text and returns their positions.
 fn unmarked(text: &str) -> Result<Rendered, Refusal> {
     let mut rendered = Rendered { text: String::with_capacity(text.len()), generated: Vec::new() };
     let mut begun = None;
@@ -185,15 +187,15 @@ fn unmarked(text: &str) -> Result<Rendered, Refusal> {
     }
 }
 
-/// Whether a text has a character that stands for something else here.
+/// Whether a text contains a character that is reserved here.
 pub(super) fn is_reserved(text: &str) -> bool {
     text.contains([BEGIN, END, PROBE])
 }
 
-/// The names a message's reasoning goes by. Templates read the first, some the second.
+/// The field names of a message's reasoning. Some templates read the first, some the second.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// The message with its reasoning under the names that templates read.
+/// The message with its reasoning under all the names that templates read.
 fn aliased(message: &Fields) -> Cow<'_, Fields> {
     let reasoning =
         REASONING.iter().find_map(|name| message.get(name).filter(|field| **field != Field::Null));
@@ -252,14 +254,14 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_apart_from_failures() {
+    fn refusals_are_distinguished_from_failures() {
         let raised =
             rendered("{% macro no() %}{{ raise_exception('Roles must alternate') }}{% endmacro %}{{ no() }}");
         assert_eq!(raised, Err(Refusal::Raised("Roles must alternate".into())));
         assert_eq!(rendered("{{ strftime_now('%Y') }}"), Err(Refusal::NeedsDate));
         assert_eq!(rendered("{{ strftime_now is defined }}").unwrap().text, "False");
-        let Err(Refusal::Failed(said)) = rendered("{{ messages[0].nothing.more }}") else { panic!() };
-        assert!(said.contains("undefined"), "{said}");
+        let Err(Refusal::Failed(sentence)) = rendered("{{ messages[0].nothing.more }}") else { panic!() };
+        assert!(sentence.contains("undefined"), "{sentence}");
         let broken =
             ChatTemplate::compile("{% if x %}", "m/tokenizer_config.json", vec![], None).unwrap_err();
         assert!(broken.sentence.contains("m/tokenizer_config.json cannot be read: syntax error"), "{broken}");
@@ -276,11 +278,11 @@ mod tests {
             ("{% for a in range(9999) %}{{ 'x' * 99999 }}{% endfor %}", "writes more than"),
             ("{{ 'x' * 999999999999 }}", "writes more than"),
         ] {
-            let Err(Refusal::Exhausted(said)) = rendered(source) else { panic!("{source}") };
-            assert!(said.contains(why), "{source}: {said}");
+            let Err(Refusal::Exhausted(sentence)) = rendered(source) else { panic!("{source}") };
+            assert!(sentence.contains(why), "{source}: {sentence}");
         }
         let twice = "{% generation %}a{% generation %}b{% endgeneration %}{% endgeneration %}";
-        let Err(Refusal::Failed(said)) = rendered(twice) else { panic!("{twice}") };
-        assert!(said.contains("pairs"), "{said}");
+        let Err(Refusal::Failed(sentence)) = rendered(twice) else { panic!("{twice}") };
+        assert!(sentence.contains("pairs"), "{sentence}");
     }
 }

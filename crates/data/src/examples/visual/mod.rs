@@ -1,10 +1,10 @@
-//! Rows with images: from the forms they are published in to conversations, and from there to tokens.
+//! Reads rows with images: from their published formats to conversations, and from there to tokens.
 //!
 //! ```text
-//! schema    the form of a row: a conversation whose parts or texts say where its images stand
+//! schema    the format of a row: a conversation whose parts or texts give the places of its images
 //!    -> parts     contents in parts, and texts with `<image>` in them
-//!    -> given     images as rows give them: paths, bytes, data URLs; their columns
-//! expand    the token that stands for an image becomes as many as the image has
+//!    -> given     the images of a row: paths, bytes, data URLs; their columns
+//! expand    replaces the token of an image by as many as the image has
 //! ```
 
 mod expand;
@@ -18,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use super::conversation::Conversation;
 use super::encoder::Encoder;
 use super::preference::{JudgedSchema, PairSchema};
-use super::wrong::Wrong;
+use super::row_error::RowError;
 use crate::error::DataError;
 use crate::formats::{Fields, SourceLocation};
 use crate::images::MAX_PIXELS;
@@ -26,34 +26,34 @@ use crate::random::key;
 use crate::text::tokenizer::Vocabulary;
 use crate::vision::{EncodedImage, ImageReader, Patching};
 
-use schema::Shown;
+use schema::ChatWithImages;
 
 pub(super) use expand::{Expanded, ImageSpan, expand};
 pub(super) use given::shows_images;
 pub(super) use schema::VisualSchema;
 
-/// The largest encoded image: generous, and bounded because all of it is taken into memory.
+/// Largest encoded image, which is read into memory as a whole.
 pub const MAX_IMAGE_BYTES: usize = 64 << 20;
 
 /// The tokens around and for an image and a video in tokenisers that are trained here.
 pub(super) const VISION_TOKENS: [&str; 4] =
     ["<|vision_start|>", "<|vision_end|>", IMAGE_TOKEN, "<|video_pad|>"];
-/// The usual spelling of the token whose places images take.
+/// The usual spelling of the image token, which images replace.
 const IMAGE_TOKEN: &str = "<|image_pad|>";
 
-/// How images in rows are read and take their places among tokens.
+/// Options for reading images in rows and placing them among tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct VisionSpec {
     pub patching: Patching,
-    /// Pixels that an image may have.
+    /// Most pixels of an image.
     pub max_pixels: u64,
-    /// The token whose places images take; `<|image_pad|>` where none is given.
+    /// The image token; `<|image_pad|>` where none is given.
     pub image_token: Option<u32>,
-    /// The folder that paths begin in; that of a row's file where none is given.
+    /// The folder that paths are relative to; that of a row's file where none is given.
     pub root: Option<PathBuf>,
-    /// The column with the images; where none is given, found by its name.
+    /// The column with the images; found by its name where none is given.
     pub column: Option<String>,
-    /// Texts around what is learned of an answer.
+    /// Marks around the learned part of an answer.
     pub answer_marks: Option<[String; 2]>,
 }
 
@@ -70,14 +70,14 @@ impl Default for VisionSpec {
     }
 }
 
-/// A conversation and its images in their order, each with the number of its message.
-pub(super) struct SightedChat {
+/// A conversation and its images in order, each with the number of its message.
+pub(super) struct VisualChat {
     pub chat: Conversation,
     pub images: Vec<(usize, Arc<EncodedImage>)>,
 }
 
-impl SightedChat {
-    /// Equal for equal messages and images.
+impl VisualChat {
+    /// Hash of messages and images.
     pub fn hash(&self) -> u64 {
         self.hashes().fold(self.chat.hash(), |hash, image| key(hash, key(image as u64, (image >> 64) as u64)))
     }
@@ -88,15 +88,15 @@ impl SightedChat {
     }
 }
 
-/// Reads rows and looks into their images.
-pub(super) struct Sight<'s> {
+/// Reads rows and their images.
+pub(super) struct VisualReader<'s> {
     pub spec: &'s VisionSpec,
     pub reader: ImageReader,
-    /// The token whose places images take, once the tokeniser is known.
+    /// The image token, set once the tokeniser is known.
     pub token: OnceLock<u32>,
 }
 
-impl<'s> Sight<'s> {
+impl<'s> VisualReader<'s> {
     pub fn new(spec: &'s VisionSpec) -> Self {
         let reader = ImageReader::new(spec.patching, spec.max_pixels, MAX_IMAGE_BYTES as u64);
         Self { spec, reader, token: OnceLock::new() }
@@ -108,20 +108,20 @@ impl<'s> Sight<'s> {
         schema: &VisualSchema,
         fields: &Fields,
         place: &SourceLocation,
-    ) -> Result<Vec<SightedChat>, Wrong> {
+    ) -> Result<Vec<VisualChat>, RowError> {
         let shown = schema.read(fields, self.spec.column.as_deref())?;
-        shown.into_iter().map(|shown| self.looked_into(shown, place)).collect()
+        shown.into_iter().map(|shown| self.with_images(shown, place)).collect()
     }
 
-    /// The prompt of a row with each of its answers, which are about the same images.
+    /// The prompt of a row with each of its answers, which have the same images.
     pub fn pair(
         &self,
         schema: &PairSchema,
         fields: &Fields,
         place: &SourceLocation,
-    ) -> Result<[SightedChat; 2], Wrong> {
+    ) -> Result<[VisualChat; 2], RowError> {
         let [chosen, rejected] = schema::pair(*schema, fields, self.spec.column.as_deref())?;
-        Ok([self.looked_into(chosen, place)?, self.looked_into(rejected, place)?])
+        Ok([self.with_images(chosen, place)?, self.with_images(rejected, place)?])
     }
 
     /// The answer of a row, and whether it is wanted.
@@ -130,26 +130,26 @@ impl<'s> Sight<'s> {
         schema: &JudgedSchema,
         fields: &Fields,
         place: &SourceLocation,
-    ) -> Result<(SightedChat, bool), Wrong> {
+    ) -> Result<(VisualChat, bool), RowError> {
         let (shown, is_wanted) = schema::judged(*schema, fields, self.spec.column.as_deref())?;
-        Ok((self.looked_into(shown, place)?, is_wanted))
+        Ok((self.with_images(shown, place)?, is_wanted))
     }
 
-    /// Looks into the images of a conversation. Paths begin in the given folder, or where the row's file is.
-    fn looked_into(
+    /// Reads the images of a conversation. Paths are relative to the given folder, or to that of the row's file.
+    fn with_images(
         &self,
-        Shown { chat, images }: Shown,
+        ChatWithImages { chat, images }: ChatWithImages,
         place: &SourceLocation,
-    ) -> Result<SightedChat, Wrong> {
+    ) -> Result<VisualChat, RowError> {
         let folder = place.file.parent().filter(|folder| !folder.as_os_str().is_empty());
         let root = self.spec.root.as_deref().or(folder).unwrap_or(Path::new("."));
-        let look = |(turn, image)| Ok((turn, given::look(&self.reader, &image, root)?));
-        let images = images.into_iter().map(look).collect::<Result<_, Wrong>>()?;
-        Ok(SightedChat { chat, images })
+        let look = |(turn, image)| Ok((turn, given::read_image(&self.reader, &image, root)?));
+        let images = images.into_iter().map(look).collect::<Result<_, RowError>>()?;
+        Ok(VisualChat { chat, images })
     }
 }
 
-/// The token that stands for images in texts, which must be a special one that its spelling gives.
+/// The image token, which must be a special token that its spelling encodes to.
 pub(super) fn image_token(
     spec: &VisionSpec,
     vocabulary: &Vocabulary,
@@ -160,16 +160,15 @@ pub(super) fn image_token(
         || (0..vocabulary.size() as u32).find(|id| vocabulary.token(*id).as_deref() == Some(IMAGE_TOKEN));
     let Some(token) = spec.image_token.or_else(named) else {
         return Err(DataError::input(format!(
-            "The tokeniser has no token {IMAGE_TOKEN}, whose places images take: give the one that came with the model with \
-             data.tokenizer."
+            "The tokeniser has no token {IMAGE_TOKEN} for images: set data.tokenizer to the tokeniser of the model."
         )));
     };
     let spelled = vocabulary.token(token);
     if is_trained_here && spelled.as_deref() != Some(IMAGE_TOKEN) {
         let own = named().expect("a tokeniser of visual chats has it");
         return Err(DataError::input(format!(
-            "The tokeniser that is trained here has {IMAGE_TOKEN} as token {own}, and images take the places of token \
-             {token}: give model.vision.image_token={own}, or a tokeniser with data.tokenizer."
+            "The tokeniser that is trained here has {IMAGE_TOKEN} as token {own}, but model.vision.image_token is \
+             {token}: set model.vision.image_token={own}, or give a tokeniser with data.tokenizer."
         )));
     }
     let pieces = spelled.as_deref().and_then(|spelled| encoder.pieces(spelled).ok());
@@ -182,11 +181,11 @@ pub(super) fn image_token(
     let what = match &spelled {
         None => "which the tokeniser does not have".to_string(),
         Some(spelled) => {
-            format!("which the tokeniser spells `{}` and has not as a special token", spelled.escape_debug())
+            format!("which the tokeniser spells `{}` and does not treat as special", spelled.escape_debug())
         }
     };
     Err(DataError::input(format!(
-        "Images take the places of token {token} (model.vision.image_token), {what}: give the tokeniser that came with the \
-         model with data.tokenizer, or correct model.vision.image_token."
+        "The image token is {token} (model.vision.image_token), {what}: set data.tokenizer to the tokeniser of the \
+         model, or correct model.vision.image_token."
     )))
 }

@@ -1,28 +1,28 @@
 //! Contents of messages in parts, and texts in which `<image>` stands for an image.
 //!
-//! For a template an image is `{"type": "image"}`; on the way there the part also holds what the row gives as the image.
+//! For a template, an image is `{"type": "image"}`; before that, the part also holds the image as the row gives it.
 
 use crate::examples::conversation::{joined, wrong};
-use crate::examples::wrong::Wrong;
+use crate::examples::row_error::RowError;
 use crate::formats::{Field, Fields, Reason};
 
-/// Stands for an image in a text.
+/// Placeholder of an image in a text.
 const IMAGE_MARK: &str = "<image>";
-/// Stands for a video.
+/// Placeholder of a video.
 pub(super) const VIDEO_MARK: &str = "<video>";
 
 /// Names under which a part holds its image.
 const HOLDERS: [&str; 3] = ["image", "image_url", "url"];
-/// Names of the fields of an image that is an object.
+/// Fields of an image that is an object.
 pub(super) const STORED: [&str; 2] = ["bytes", "path"];
 
-/// The parts of message `turn` with their images; one text where there is none.
-pub(super) fn kept(parts: &[Field], turn: usize) -> Result<Field, Wrong> {
+/// The parts of message `turn` with their images; one text where there are no images.
+pub(super) fn converted(parts: &[Field], turn: usize) -> Result<Field, RowError> {
     let mut list = Vec::with_capacity(parts.len());
     let mut has_images = false;
     for part in parts {
         let Field::Object(fields) = part else {
-            // A text, or something that is refused with the others.
+            // A text, or a value that is refused with the others.
             joined(std::slice::from_ref(part), turn)?;
             list.push(text_part(part.text().unwrap_or_default()));
             continue;
@@ -44,17 +44,17 @@ pub(super) fn kept(parts: &[Field], turn: usize) -> Result<Field, Wrong> {
             (None, _) if fields.has("video") => return video(turn),
             (kind, _) => {
                 let kind = kind.unwrap_or("something else").escape_debug();
-                let said = format!(
+                let sentence = format!(
                     "message {turn} has a part of the type `{kind}`, and only `text` and `image` are read; leave it out"
                 );
-                return wrong(Reason::Unsupported, said);
+                return wrong(Reason::Unsupported, sentence);
             }
         }
     }
     if has_images { Ok(Field::List(list)) } else { joined(&list, turn) }
 }
 
-fn video(turn: usize) -> Result<Field, Wrong> {
+fn video(turn: usize) -> Result<Field, RowError> {
     wrong(
         Reason::Unsupported,
         format!("message {turn} has a part that is a video, and video is not read; leave the row out"),
@@ -84,8 +84,8 @@ fn image_part(held: Option<Field>) -> Field {
     Field::Object(fields)
 }
 
-/// Takes out what a part holds as its image; `None` for a part that is none.
-pub(super) fn taken(part: &mut Field) -> Option<Option<Field>> {
+/// Removes the image from a part; `None` for a part that is no image.
+pub(super) fn take_image(part: &mut Field) -> Option<Option<Field>> {
     let Field::Object(fields) = part else { return None };
     if fields.get("type").and_then(Field::text) != Some("image") {
         return None;
@@ -94,7 +94,7 @@ pub(super) fn taken(part: &mut Field) -> Option<Option<Field>> {
     Some(at.map(|at| fields.0.remove(at).1))
 }
 
-/// A text in parts, where it has marks of images. Everything between the marks stays, line ends too.
+/// Splits a text at its image placeholders. Everything between them stays, line breaks too.
 pub(super) fn split(text: &str) -> Option<Field> {
     text.contains(IMAGE_MARK).then(|| {
         let mut list = Vec::new();
@@ -110,13 +110,13 @@ pub(super) fn split(text: &str) -> Option<Field> {
     })
 }
 
-/// A text behind some images.
+/// A text after some images.
 pub(super) fn before(images: usize, text: &str) -> Field {
     let images = (0..images).map(|_| image_part(None));
     Field::List(images.chain((!text.is_empty()).then(|| text_part(text))).collect())
 }
 
-/// Whether a text of a content has the mark of a video.
+/// Whether a text of a content has the placeholder of a video.
 pub(super) fn spells_video(content: &Field) -> bool {
     match content {
         Field::Text(text) => text.contains(VIDEO_MARK),
@@ -134,9 +134,9 @@ mod tests {
         Field::from_json(text).unwrap()
     }
 
-    fn kept_of(parts: &str) -> Result<Field, String> {
+    fn converted_parts(parts: &str) -> Result<Field, String> {
         let Field::List(parts) = json(parts) else { panic!("{parts}") };
-        kept(&parts, 3).map_err(|wrong| wrong.said)
+        converted(&parts, 3).map_err(|wrong| wrong.message)
     }
 
     #[test]
@@ -148,15 +148,16 @@ mod tests {
             r#"{"type":"image_url","image_url":"a.png","text":null}"#,
             r#"{"image":"a.png"}"#,
         ] {
-            let found = kept_of(&format!(r#"["x",{given},{{"type":"text","text":"y"}},{{"text":"z"}}]"#));
+            let found =
+                converted_parts(&format!(r#"["x",{given},{{"type":"text","text":"y"}},{{"text":"z"}}]"#));
             let wanted = format!(
                 r#"[{{"type":"text","text":"x"}},{image},{{"type":"text","text":"y"}},{{"type":"text","text":"z"}}]"#
             );
             assert_eq!(found.unwrap(), json(&wanted), "{given}");
         }
-        assert_eq!(kept_of(r#"[{"type":"text","text":"x"},"y"]"#).unwrap(), "xy".into());
-        assert_eq!(kept_of(r#"[{"type":"image"}]"#).unwrap(), json(r#"[{"type":"image"}]"#));
-        let url = kept_of(r#"[{"type":"image_url","image_url":{"url":"a.png"}}]"#).unwrap();
+        assert_eq!(converted_parts(r#"[{"type":"text","text":"x"},"y"]"#).unwrap(), "xy".into());
+        assert_eq!(converted_parts(r#"[{"type":"image"}]"#).unwrap(), json(r#"[{"type":"image"}]"#));
+        let url = converted_parts(r#"[{"type":"image_url","image_url":{"url":"a.png"}}]"#).unwrap();
         assert_eq!(url, json(r#"[{"type":"image","image":{"url":"a.png"}}]"#));
         for (given, why) in [
             (r#"[{"type":"video","video":"a.mp4"}]"#, "message 3 has a part that is a video"),
@@ -164,7 +165,7 @@ mod tests {
             (r#"[{"type":"audio"}]"#, "the type `audio`, and only `text` and `image`"),
             ("[7]", "a part of message 3 is a number"),
         ] {
-            assert!(kept_of(given).unwrap_err().contains(why), "{given}");
+            assert!(converted_parts(given).unwrap_err().contains(why), "{given}");
         }
     }
 

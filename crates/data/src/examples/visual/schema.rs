@@ -1,4 +1,4 @@
-//! The forms that rows with images have, and where in their conversations the images stand.
+//! The formats of rows with images, and the places of the images in their conversations.
 
 use std::fmt;
 
@@ -6,24 +6,24 @@ use super::given::{self, Column};
 use super::parts;
 use crate::examples::conversation::{Conversation, Dialogue, Schema, answer_of, message, text_of, wrong};
 use crate::examples::preference::{Judged, JudgedSchema, Pair, PairSchema};
-use crate::examples::wrong::Wrong;
+use crate::examples::row_error::RowError;
 use crate::formats::{Field, Fields, Reason};
 
-/// The forms of rows with images.
+/// The known formats of rows with images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::examples) enum VisualSchema {
     /// A conversation, or a question and its answer.
     Dialogue(Schema),
-    /// Questions and answers about the same images, each pair by itself.
+    /// Several questions and answers about the same images, each a conversation of its own.
     Turns,
 }
 
-/// The field of [`VisualSchema::Turns`], and what each of its texts has.
+/// The field of [`VisualSchema::Turns`], and the fields of its items.
 const TURNS: &str = "texts";
 const TURN: (&str, &str) = ("user", "assistant");
 
-/// A conversation, and its images as the row gives them, each with the number of its message.
-pub(super) struct Shown {
+/// A conversation and its images as the row gives them, each with the number of its message.
+pub(super) struct ChatWithImages {
     pub chat: Conversation,
     pub images: Vec<(usize, Field)>,
 }
@@ -38,8 +38,8 @@ impl fmt::Display for VisualSchema {
 }
 
 impl VisualSchema {
-    /// The form of a row with these fields.
-    pub fn of(fields: &Fields) -> Result<VisualSchema, Wrong> {
+    /// The format of a row with these fields.
+    pub fn of(fields: &Fields) -> Result<VisualSchema, RowError> {
         let known = Schema::of(fields);
         if let Ok(schema @ Schema::Messages(_)) = known {
             return Ok(VisualSchema::Dialogue(schema));
@@ -63,37 +63,37 @@ impl VisualSchema {
         )
     }
 
-    /// The conversations of a row. `column` names the one with the images.
-    pub(super) fn read(self, fields: &Fields, column: Option<&str>) -> Result<Vec<Shown>, Wrong> {
+    /// The conversations of a row. `column` names the column of images.
+    pub(super) fn read(self, fields: &Fields, column: Option<&str>) -> Result<Vec<ChatWithImages>, RowError> {
         given::no_video(fields)?;
         match self {
             VisualSchema::Turns => {
                 let column = Column::of(fields, column, false)?;
                 turns(fields)?
                     .into_iter()
-                    .map(|(asked, answer)| shown(question(asked, answer), &column, true))
+                    .map(|(asked, answer)| place_images(question(asked, answer), &column, true))
                     .collect()
             }
             VisualSchema::Dialogue(schema) => {
-                Ok(vec![of_dialogue(schema, schema.read(fields, parts::kept)?, fields, column)?])
+                Ok(vec![of_dialogue(schema, schema.read(fields, parts::converted)?, fields, column)?])
             }
         }
     }
 }
 
-/// The conversation of a row of a form, with its images.
+/// The conversation of a row, with its images.
 fn of_dialogue(
     schema: Schema,
     dialogue: Dialogue,
     fields: &Fields,
     column: Option<&str>,
-) -> Result<Shown, Wrong> {
+) -> Result<ChatWithImages, RowError> {
     let column = Column::of(fields, column, !matches!(schema, Schema::Messages(_)))?;
     let (chat, is_text) = in_turns(dialogue);
-    shown(chat, &column, is_text || matches!(schema, Schema::Alpaca(_)))
+    place_images(chat, &column, is_text || matches!(schema, Schema::Alpaca(_)))
 }
 
-/// A conversation, and whether it was a text without turns.
+/// The conversation, and whether it was a text without turns.
 fn in_turns(dialogue: Dialogue) -> (Conversation, bool) {
     match dialogue {
         Dialogue::Chat(chat) => (chat, false),
@@ -101,11 +101,15 @@ fn in_turns(dialogue: Dialogue) -> (Conversation, bool) {
     }
 }
 
-/// The column of other images for the rejected answer, which nothing here compares.
+/// The column of other images for the rejected answer, which are not supported.
 const REJECTED_IMAGES: &str = "rejected_images";
 
-/// The prompt of a row with each of its two answers. Images stand in the prompt.
-pub(super) fn pair(schema: PairSchema, fields: &Fields, column: Option<&str>) -> Result<[Shown; 2], Wrong> {
+/// The prompt of a row with each of its two answers. Images are in the prompt.
+pub(super) fn pair(
+    schema: PairSchema,
+    fields: &Fields,
+    column: Option<&str>,
+) -> Result<[ChatWithImages; 2], RowError> {
     given::no_video(fields)?;
     if !matches!(fields.get(REJECTED_IMAGES), None | Some(Field::Null)) {
         return wrong(
@@ -115,12 +119,12 @@ pub(super) fn pair(schema: PairSchema, fields: &Fields, column: Option<&str>) ->
             ),
         );
     }
-    let Pair { chosen, rejected } = schema.read(fields, parts::kept)?;
+    let Pair { chosen, rejected } = schema.read(fields, parts::converted)?;
     let is_asked = schema.asks_in_a_text(fields);
     let column = Column::of(fields, column, is_asked)?;
     let of = |dialogue: Dialogue| {
         let (chat, is_text) = in_turns(dialogue);
-        without_images_in_answers(shown(chat, &column, is_asked || is_text)?)
+        without_images_in_answers(place_images(chat, &column, is_asked || is_text)?)
     };
     Ok([of(chosen)?, of(rejected)?])
 }
@@ -130,17 +134,17 @@ pub(super) fn judged(
     schema: JudgedSchema,
     fields: &Fields,
     column: Option<&str>,
-) -> Result<(Shown, bool), Wrong> {
+) -> Result<(ChatWithImages, bool), RowError> {
     given::no_video(fields)?;
-    let Judged { dialogue, is_wanted } = schema.read(fields, parts::kept)?;
-    let shown = of_dialogue(schema.dialogue(), dialogue, fields, column)?;
-    Ok((without_images_in_answers(shown)?, is_wanted))
+    let Judged { dialogue, is_wanted } = schema.read(fields, parts::converted)?;
+    let place_images = of_dialogue(schema.dialogue(), dialogue, fields, column)?;
+    Ok((without_images_in_answers(place_images)?, is_wanted))
 }
 
-/// Refuses images in answers that are compared.
-fn without_images_in_answers(shown: Shown) -> Result<Shown, Wrong> {
-    match shown.images.iter().find(|(turn, _)| shown.chat.learned[*turn]) {
-        None => Ok(shown),
+/// Refuses images in compared answers.
+fn without_images_in_answers(place_images: ChatWithImages) -> Result<ChatWithImages, RowError> {
+    match place_images.images.iter().find(|(turn, _)| place_images.chat.learned[*turn]) {
+        None => Ok(place_images),
         Some((turn, _)) => wrong(
             Reason::ImageCount,
             format!("message {} is an answer with an image, and answers are texts; correct it", turn + 1),
@@ -158,8 +162,8 @@ fn question(asked: String, answer: String) -> Conversation {
 }
 
 /// The questions and answers of a row.
-fn turns(fields: &Fields) -> Result<Vec<(String, String)>, Wrong> {
-    let broken = |said: String| Wrong::new(Reason::Conversation, said);
+fn turns(fields: &Fields) -> Result<Vec<(String, String)>, RowError> {
+    let broken = |sentence: String| RowError::new(Reason::Conversation, sentence);
     let list = match fields.get(TURNS) {
         Some(Field::List(list)) if !list.is_empty() => list,
         Some(Field::List(_)) => {
@@ -169,8 +173,8 @@ fn turns(fields: &Fields) -> Result<Vec<(String, String)>, Wrong> {
             return Err(broken(format!("the field `{TURNS}` is {}, not a list; correct it", other.kind())));
         }
         None => {
-            let said = format!("the row has no field `{TURNS}`, only {}; give it one", fields.names());
-            return Err(Wrong::new(Reason::MissingField, said));
+            let sentence = format!("the row has no field `{TURNS}`, only {}; give it one", fields.names());
+            return Err(RowError::new(Reason::MissingField, sentence));
         }
     };
     let turn = |(at, turn): (usize, &Field)| match turn {
@@ -186,9 +190,13 @@ fn turns(fields: &Fields) -> Result<Vec<(String, String)>, Wrong> {
     list.iter().enumerate().map(turn).collect()
 }
 
-/// Gives every place of a conversation its image. Where nothing says their places and `comes_first`, images stand before
-/// the text of the first question.
-fn shown(mut chat: Conversation, column: &Column, comes_first: bool) -> Result<Shown, Wrong> {
+/// Fills the places of images in a conversation. Where none are given and `comes_first`, images come before the text of the
+/// first question.
+fn place_images(
+    mut chat: Conversation,
+    column: &Column,
+    comes_first: bool,
+) -> Result<ChatWithImages, RowError> {
     let contents = |chat: &mut Conversation, of: &mut dyn FnMut(usize, &mut Field)| {
         for (at, message) in chat.messages.iter_mut().enumerate() {
             if let Some((_, content)) = message.0.iter_mut().find(|(name, _)| name == "content") {
@@ -224,8 +232,8 @@ fn shown(mut chat: Conversation, column: &Column, comes_first: bool) -> Result<S
     let mut places: Vec<(usize, Option<Field>)> = Vec::new();
     contents(&mut chat, &mut |at, content| {
         if let Field::List(list) = content {
-            places.extend(list.iter_mut().filter_map(parts::taken).map(|held| (at, held)));
+            places.extend(list.iter_mut().filter_map(parts::take_image).map(|held| (at, held)));
         }
     });
-    Ok(Shown { chat, images: column.fill(places)? })
+    Ok(ChatWithImages { chat, images: column.fill(places)? })
 }

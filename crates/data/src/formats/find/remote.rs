@@ -1,4 +1,4 @@
-//! Inputs that lie on servers: files of a data set of the hub, and objects by their addresses.
+//! Finds remote inputs: files of a data set of the Hugging Face hub, and objects by URL.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use crate::remote::hub;
 use crate::remote::location::{SetName, addresses, is_of_hub};
 use crate::remote::object::{Client, Object, shown};
 
-/// The inputs that a word stands for, in order.
+/// The inputs that a pattern stands for, in order.
 pub(super) fn inputs(word: &str, options: &ReadOptions) -> Result<Vec<Input>, DataError> {
     let client = Client::shared()?;
     if is_of_hub(word) {
@@ -19,10 +19,10 @@ pub(super) fn inputs(word: &str, options: &ReadOptions) -> Result<Vec<Input>, Da
     let object = |url: String| {
         let (object, head) = Object::open(client.clone(), &url, HEAD_BYTES)?;
         let path = PathBuf::from(shown(&url));
-        let (named, packed) = named(&path);
+        let (named, compressed) = named(&path);
         let compression = match object.bytes() {
             0 => Compression::None,
-            _ => content::compression(&head).unwrap_or(packed),
+            _ => content::compression(&head).unwrap_or(compressed),
         };
         let format = match options.format.or(named) {
             Some(format) => format,
@@ -33,7 +33,7 @@ pub(super) fn inputs(word: &str, options: &ReadOptions) -> Result<Vec<Input>, Da
     addresses(word)?.into_iter().map(object).collect()
 }
 
-/// The files of a data set. Their names say what they are, so that none has to be opened for it.
+/// The files of a data set. Their formats follow from their names, so that none has to be opened.
 pub(super) fn of_set(
     client: &std::sync::Arc<Client>,
     name: &SetName,
@@ -57,7 +57,7 @@ pub(super) fn of_set(
     Ok(files.into_iter().filter_map(input).collect())
 }
 
-/// Data sets write lines of JSON into files that are called `.json`, too.
+/// Data sets also use `.json` for lines of JSON.
 fn named(path: &Path) -> (Option<Format>, Compression) {
     let (format, compression) = by_name(path);
     let inner = if compression == Compression::None { path.into() } else { path.with_extension("") };

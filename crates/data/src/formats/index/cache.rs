@@ -1,7 +1,8 @@
-//! The text form of an index, and the file it is kept in between runs.
+//! The text form of an index, which is cached between runs.
 //!
-//! The first line names the form, the last holds a hash of all before it. A file has a line with what it was when it was
-//! indexed, and then a line a document: bytes since the one before, length, lines since the one before, hash.
+//! The first line names the version of the form, the last one is a hash of everything before it. Each file has a line with its
+//! state when it was indexed, and then one line per document: bytes since the previous one, length, lines since the previous
+//! one, hash.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -17,8 +18,8 @@ use crate::sealed::{self, Lines, Sealed, escaped, escaped_path, path, unescaped}
 const FORM: &str = "flatout index 1";
 
 impl Index {
-    /// The index kept in `cache`, if it is of these very files and options; otherwise it is built, and kept there. A cache
-    /// that is damaged is built again, and one that cannot be written is done without.
+    /// The index in `cache`, if it belongs to exactly these files and options; otherwise builds it and caches it. A damaged
+    /// cache is rebuilt, and errors of writing it are ignored.
     pub fn cached(cache: &Path, inputs: &[Input], options: &ReadOptions) -> Result<Self, DataError> {
         let kept = fs::File::open(cache).ok().and_then(|file| Self::from_text(file).ok());
         if let Some(index) = kept.filter(|index| index.is_of(inputs, options)) {
@@ -29,7 +30,7 @@ impl Index {
         Ok(index)
     }
 
-    /// Whether it was made from these files, as they are now, with these options.
+    /// Whether it was made from these files in their present state, with these options.
     pub fn is_of(&self, inputs: &[Input], options: &ReadOptions) -> bool {
         self.options == *options
             && self.files.len() == inputs.len()
@@ -79,12 +80,12 @@ impl Index {
         out.end()
     }
 
-    /// Reads the text form.
+    /// Parses the text form.
     pub fn from_text(text: impl Read) -> Result<Self, DataError> {
         let mut lines = Lines::new(text);
         parse(&mut lines).ok_or_else(|| {
             DataError::input(
-                "This is no index of documents, or a damaged one: delete it, and it is made again.",
+                "This is not an index of documents, or it is damaged: delete it to build it again.",
             )
         })
     }

@@ -1,7 +1,7 @@
-//! Where every document lies, so that document i can be read at once.
+//! An index of the documents of files, which gives random access to them.
 //!
-//! An entry takes 24 bytes of memory. It holds the hash of the document's text, so that what is read later is what was
-//! indexed, or an error.
+//! An entry takes 24 bytes of memory. It has the hash of the document's text, so a document that has changed since it was
+//! indexed is an error.
 
 mod cache;
 
@@ -18,25 +18,25 @@ use flatout_waits::{self as waits, Unit, Wait};
 use rayon::prelude::*;
 
 use super::bytes::Bytes;
-use super::fault::{Skipped, Trouble};
+use super::fault::{ReadError, Skipped};
 use super::find::{Input, is_indexable, unreadable};
 use super::parquet::{Column, Page};
 use super::place::{Document, SourceLocation};
 use super::reader::read;
-use super::reading::TextOf;
+use super::stream_format::TextOf;
 use super::{Format, ReadOptions};
 use crate::error::DataError;
 use crate::random::{fingerprint, key};
 
-/// Files that are held open. More are opened again when they are read.
+/// Number of files kept open. Others are opened again for each read.
 const MOST_OPEN_FILES: usize = 128;
-/// Unpacked pages of parquet that are kept for the next reads.
+/// Most bytes of decompressed parquet pages that are cached for later reads.
 const MOST_PAGE_BYTES: usize = 64 << 20;
 
 pub struct Index {
     options: ReadOptions,
     files: Vec<Indexed>,
-    /// Of all files, in order.
+    /// The documents of all files, in order.
     extents: Vec<Extent>,
     skipped: Skipped,
     open: Mutex<HashMap<usize, Arc<Open>>>,
@@ -48,11 +48,11 @@ struct Indexed {
     path: Arc<PathBuf>,
     format: Format,
     version: Version,
-    /// Of its last document in `extents`, and one more.
+    /// End of its documents in `extents`.
     end: usize,
 }
 
-/// Numbers that change when a file does.
+/// The state of a file, which changes when the file does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Version {
     pub bytes: u64,
@@ -67,13 +67,13 @@ impl Version {
     }
 }
 
-/// One document: its bytes in the file, or in parquet its page and its place on that.
+/// The place of one document: its bytes in the file, or in parquet its page and its row on the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Extent {
     at: u64,
     hash: u64,
     len: u32,
-    /// The line, or in parquet the row, from 1; the largest number stands for all beyond it.
+    /// The line, or in parquet the row, from 1; saturates at the largest number.
     line: u32,
 }
 
@@ -85,18 +85,18 @@ enum Open {
 }
 
 impl Index {
-    /// Reads every input once, all cores taking files in turn. Wrong documents are errors, that of the first file that
-    /// has one, or are left out and counted.
+    /// Reads every input once, on all cores. Invalid documents are errors, of which that of the first file is returned, or are
+    /// skipped and counted.
     pub fn build(inputs: &[Input], options: &ReadOptions) -> Result<Self, DataError> {
         if let Some(input) = inputs.iter().find(|input| !is_indexable(input)) {
             return Err(DataError::input(format!(
-                "{} is packed or standard input and cannot be read from the middle: unpack it to a file first.",
+                "{} is compressed or standard input and allows no random access: decompress it to a file first.",
                 input.path.display()
             )));
         }
         let wait =
             waits::begin("reading text", Unit::Bytes, Some(inputs.iter().map(|input| input.bytes).sum()));
-        // Files behind one that failed need not be read; those before it must, as they may have failed earlier.
+        // Files after one that failed need not be read; those before it must, as they may fail too and would come first.
         let failed = AtomicUsize::new(usize::MAX);
         let scanned: Vec<Option<Result<Scanned, DataError>>> = inputs
             .par_iter()
@@ -132,17 +132,17 @@ impl Index {
         self.extents.len() as u64
     }
 
-    /// Documents of all inputs that were left out.
+    /// Skipped documents of all inputs.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }
 
-    /// A hash of the text of document `at`, by which it can be split off or found again. Equal texts have equal ones.
+    /// Hash of the text of document `at`, by which it can be split off or found again. Equal texts have equal hashes.
     pub fn hash(&self, at: u64) -> u64 {
         self.extents[at as usize].hash
     }
 
-    /// A number that differs when any text differs, or their order. Names and dates of files do not enter.
+    /// A number that changes with every text and with their order, but not with names and dates of files.
     pub fn fingerprint(&self) -> u64 {
         self.extents.iter().fold(key(0, self.count()), |hash, extent| key(hash, extent.hash))
     }
@@ -155,17 +155,17 @@ impl Index {
         SourceLocation { file: file.path.clone(), line, row, offset: extent.at }
     }
 
-    /// Document `at`, which is below [`Index::count`]. Many threads may read at once. A document that is not what it was
-    /// when it was indexed is an error.
+    /// Document `at`, which must be below [`Index::count`]. Threads may read concurrently. A document that has changed since it
+    /// was indexed is an error.
     pub fn read(&self, at: u64) -> Result<Document, DataError> {
         let (number, extent) = self.extent(at);
         let place = self.place(at);
-        let text = self.text(number, &extent).map_err(|trouble| match trouble {
-            Trouble::Wrong(_) => changed(&place),
-            Trouble::Failed(error) if error.kind() == io::ErrorKind::NotFound => {
+        let text = self.text(number, &extent).map_err(|error| match error {
+            ReadError::Invalid(_) => changed(&place),
+            ReadError::Io(error) if error.kind() == io::ErrorKind::NotFound => {
                 DataError::environment(format!("{place}: the file was removed after it was indexed."))
             }
-            Trouble::Failed(error) => DataError::environment(format!("{place} cannot be read: {error}.")),
+            ReadError::Io(error) => DataError::environment(format!("{place} cannot be read: {error}.")),
         })?;
         match text {
             Some(text) if fingerprint(text.as_bytes()) == extent.hash => Ok(Document { text, place }),
@@ -178,9 +178,9 @@ impl Index {
         (self.files.partition_point(|file| file.end <= at), self.extents[at])
     }
 
-    /// The text there now; `None` where there is none.
-    fn text(&self, number: usize, extent: &Extent) -> Result<Option<String>, Trouble> {
-        let bytes = |file: &File| -> Result<Option<Vec<u8>>, Trouble> {
+    /// The present text of a document; `None` where it is not readable as one.
+    fn text(&self, number: usize, extent: &Extent) -> Result<Option<String>, ReadError> {
+        let bytes = |file: &File| -> Result<Option<Vec<u8>>, ReadError> {
             let mut bytes = vec![0; extent.len as usize];
             match file.read_exact_at(&mut bytes, extent.at) {
                 Ok(()) => Ok(Some(bytes)),
@@ -199,15 +199,15 @@ impl Index {
         })
     }
 
-    fn open(&self, number: usize) -> Result<Arc<Open>, Trouble> {
+    fn open(&self, number: usize) -> Result<Arc<Open>, ReadError> {
         if let Some(open) = self.open.lock().expect("no reader panics").get(&number) {
             return Ok(open.clone());
         }
         let Indexed { path, format, .. } = &self.files[number];
         let file = File::open(path.as_path())?;
         let open = Arc::new(match format.stream() {
-            Some(reading) => {
-                let text_of = (reading.texts)(&file, &self.options)?;
+            Some(stream_format) => {
+                let text_of = (stream_format.texts)(&file, &self.options)?;
                 Open::Stream(file, text_of)
             }
             None => Open::Parquet(Column::open(Bytes::File(file), &self.options.field)?),
@@ -220,10 +220,10 @@ impl Index {
         Ok(open)
     }
 
-    fn page(&self, wanted: PageKey, column: &Column) -> Result<Arc<Page>, Trouble> {
+    fn page(&self, wanted: PageKey, column: &Column) -> Result<Arc<Page>, ReadError> {
         let mut pages = self.pages.lock().expect("no reader panics");
         if let Some(at) = pages.iter().position(|(key, _)| *key == wanted) {
-            let found = pages.remove(at).expect("it was just found");
+            let found = pages.remove(at).expect("the entry was just found");
             let page = found.1.clone();
             pages.push_front(found);
             return Ok(page);

@@ -1,10 +1,10 @@
-//! Strings stored as lengths and bytes, or as what each shares with the one before. Lengths are stored as differences.
+//! The encodings DELTA_LENGTH_BYTE_ARRAY, DELTA_BYTE_ARRAY and DELTA_BINARY_PACKED.
 
 use std::ops::Range;
 
 use super::levels::varint;
 
-/// Places of `count` strings whose lengths stand at `at` and whose bytes follow. `None` where they cannot be so.
+/// Ranges of `count` strings whose lengths are at `at` and whose bytes follow. `None` where the data are invalid.
 pub(super) fn lengths(bytes: &[u8], at: usize, count: usize) -> Option<Vec<Range<u32>>> {
     let mut at = at;
     let lengths = integers(bytes, &mut at, count)?;
@@ -17,7 +17,7 @@ pub(super) fn lengths(bytes: &[u8], at: usize, count: usize) -> Option<Vec<Range
     Some(places)
 }
 
-/// `count` strings that each begin with some bytes of the one before, written out. Not more than `most` bytes.
+/// Decodes `count` strings, each of which shares a prefix with the previous one. At most `most` bytes.
 pub(super) fn prefixed(
     bytes: &[u8],
     at: usize,
@@ -43,7 +43,7 @@ pub(super) fn prefixed(
     Some((out, places))
 }
 
-/// `count` integers as blocks of packed differences, from `at`, which is moved behind them.
+/// Decodes `count` delta-encoded integers from `at`, which is advanced past them.
 pub(super) fn integers(bytes: &[u8], at: &mut usize, count: usize) -> Option<Vec<i64>> {
     let zigzag = |value: u64| (value >> 1) as i64 ^ -((value & 1) as i64);
     let block = usize::try_from(varint(bytes, at)?).ok()?;
@@ -84,7 +84,7 @@ pub(super) fn integers(bytes: &[u8], at: &mut usize, count: usize) -> Option<Vec
     Some(out)
 }
 
-/// `width` bits from `start`, the lowest first.
+/// `width` bits from bit `start`, the lowest bit first.
 fn bits(bytes: &[u8], start: usize, width: u32) -> u64 {
     let mut value = 0u128;
     let first = start / 8;
@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn differences_add_up() {
-        // 7, 5, 3, 1, 2, 3, 4, 5 in one block of 32: least difference -2, two bits each.
+        // 7, 5, 3, 1, 2, 3, 4, 5 in one block of 32: minimum delta -2, bit width 2.
         let mut bytes = vec![32, 1, 8, 14, 3, 2];
         let differences = [0u8, 0, 0, 3, 3, 3, 3];
         let mut packed = vec![0u8; 8];

@@ -1,17 +1,17 @@
-//! The end of a parquet file: its schema, and where the column that is wanted lies.
+//! The footer of a parquet file: its schema, and the column chunks of the requested column.
 
-use super::thrift::{BINARY, Bad, I32, I64, LIST, STRUCT, Thrift};
+use super::thrift::{BINARY, I32, I64, LIST, STRUCT, Thrift, ThriftError};
 use crate::formats::fault::{Fault, Reason};
 
-/// A column's part of a row group.
+/// A column chunk: a column's part of a row group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Chunk {
-    /// Where its pages begin and end in the file.
+    /// Start and end of its pages in the file.
     pub start: u64,
     pub end: u64,
     pub rows: u64,
     pub codec: Codec,
-    /// Whether values may be null: pages then say which are.
+    /// Whether values may be null, so that pages have definition levels.
     pub optional: bool,
 }
 
@@ -23,7 +23,7 @@ pub(super) enum Codec {
     Zstd,
 }
 
-/// Names of codecs by their number in the format, and ours where there is one.
+/// Names of codecs by their number in the format, and the supported ones.
 const CODECS: [(&str, Option<Codec>); 8] = [
     ("none", Some(Codec::None)),
     ("snappy", Some(Codec::Snappy)),
@@ -48,12 +48,12 @@ pub(super) struct Element {
     pub repetition: i64,
     pub children: i64,
     pub converted: Option<i64>,
-    /// The number of the logical type, which is a union.
+    /// The field id in the union of logical types.
     pub logical: Option<i16>,
 }
 
 impl Element {
-    /// Its kind, as messages call it.
+    /// Its kind, for messages.
     fn described(&self) -> String {
         match self.kind.and_then(|kind| TYPES.get(usize::try_from(kind).ok()?)) {
             Some(kind) => kind.to_string(),
@@ -61,14 +61,14 @@ impl Element {
         }
     }
 
-    /// Strings, enumerations, JSON, and bytes that say nothing of themselves.
+    /// Strings, enumerations, JSON, and byte arrays without annotation.
     pub fn is_text(&self) -> bool {
         self.kind == Some(BYTE_ARRAY)
             && matches!(self.converted, None | Some(0 | 4 | 19))
             && matches!(self.logical, None | Some(1 | 4 | 12))
     }
 
-    /// Bytes that say nothing of themselves: a text, or what images are kept as.
+    /// Byte arrays without annotation: a text, or binary data such as images.
     pub fn may_be_bytes(&self) -> bool {
         self.kind == Some(BYTE_ARRAY) && self.converted.is_none() && self.logical.is_none()
     }
@@ -87,12 +87,12 @@ struct Column {
     kind: i64,
     path: Vec<String>,
     codec: i64,
-    packed_bytes: i64,
+    compressed_bytes: i64,
     data_offset: i64,
     dictionary_offset: i64,
 }
 
-/// The chunks of `field` in order, which share no byte. `bytes` is the footer, `data_end` where it begins in the file.
+/// The chunks of `field` in order, checked not to overlap. `bytes` is the footer, `data_end` its offset in the file.
 pub(super) fn chunks(bytes: &[u8], field: &str, data_end: u64) -> Result<Vec<Chunk>, Fault> {
     let (schema, groups) = schema_and_groups(bytes)?;
     let element = column(&schema, field)?;
@@ -105,17 +105,19 @@ pub(super) fn chunks(bytes: &[u8], field: &str, data_end: u64) -> Result<Vec<Chu
     )
 }
 
-/// The schema, its elements in order, and the row groups.
+/// The elements of the schema in order, and the row groups.
 pub(super) fn schema_and_groups(bytes: &[u8]) -> Result<(Vec<Element>, Vec<Group>), Fault> {
     parse(bytes).map_err(|bad| match bad {
-        Bad::Ended => Fault::file(Reason::Damaged, "the footer of the parquet file ends too early"),
-        Bad::Wrong(said) => {
-            Fault::file(Reason::Damaged, format!("the footer of the parquet file is damaged ({said})"))
+        ThriftError::UnexpectedEnd => {
+            Fault::file(Reason::Damaged, "the footer of the parquet file ends too early")
+        }
+        ThriftError::Invalid(message) => {
+            Fault::file(Reason::Damaged, format!("the footer of the parquet file is damaged ({message})"))
         }
     })
 }
 
-/// The chunks of the column at a path of the schema, one a row group that has rows. They share no byte.
+/// The chunks of the column at a path of the schema, one per row group with rows, checked not to overlap.
 pub(super) fn column_chunks(
     groups: &[Group],
     path: &[String],
@@ -123,7 +125,7 @@ pub(super) fn column_chunks(
     optional: bool,
     data_end: u64,
 ) -> Result<Vec<Chunk>, Fault> {
-    // A group without rows has no pages, and states no place for them.
+    // A row group without rows has no pages and states no offsets.
     let groups = groups.iter().enumerate().filter(|(_, group)| group.rows != 0);
     let chunks: Vec<Chunk> = groups
         .map(|(at, group)| chunk(at, group, path, kind, optional, data_end))
@@ -131,14 +133,15 @@ pub(super) fn column_chunks(
     let mut places: Vec<(u64, u64)> = chunks.iter().map(|chunk| (chunk.start, chunk.end)).collect();
     places.sort_unstable();
     if places.windows(2).any(|two| two[1].0 < two[0].1) {
-        return Err(Fault::file(Reason::Damaged, "two row groups of the parquet file lie in the same place"));
+        return Err(Fault::file(Reason::Damaged, "two row groups of the parquet file overlap"));
     }
     Ok(chunks)
 }
 
-/// The column at the top of the schema that has this name, if it holds text.
+/// The top-level column with this name, if it holds text.
 fn column<'s>(schema: &'s [Element], field: &str) -> Result<&'s Element, Fault> {
-    let damaged = |said: &str| Fault::file(Reason::Damaged, format!("the schema of the parquet file {said}"));
+    let damaged =
+        |message: &str| Fault::file(Reason::Damaged, format!("the schema of the parquet file {message}"));
     let root = schema.first().ok_or_else(|| damaged("is empty"))?;
     let mut top = Vec::new();
     let mut at = 1;
@@ -156,7 +159,7 @@ fn column<'s>(schema: &'s [Element], field: &str) -> Result<&'s Element, Fault> 
         0 => "no column of it holds text".to_string(),
         _ => format!("columns with text are {}", texts.join(", ")),
     };
-    let wrong = |said: String| Err(Fault::file(Reason::Schema, format!("{said}; {others}")));
+    let wrong = |message: String| Err(Fault::file(Reason::Schema, format!("{message}; {others}")));
     let Some(element) = top.iter().find(|element| element.name == field) else {
         return wrong(format!("there is no column `{field}`"));
     };
@@ -164,16 +167,16 @@ fn column<'s>(schema: &'s [Element], field: &str) -> Result<&'s Element, Fault> 
         return wrong(format!("the column `{field}` is a list"));
     }
     if !element.is_text() {
-        let said = match element.kind {
+        let message = match element.kind {
             Some(BYTE_ARRAY) => "of bytes that are not text".into(),
             _ => element.described(),
         };
-        return wrong(format!("the column `{field}` is {said}, not a string"));
+        return wrong(format!("the column `{field}` is {message}, not a string"));
     }
     Ok(element)
 }
 
-/// Behind the element at `at` and everything below it.
+/// Index after the element at `at` and all its descendants.
 pub(super) fn subtree_end(schema: &[Element], at: usize) -> Option<usize> {
     let mut open: i64 = 1;
     for (index, element) in schema.iter().enumerate().skip(at) {
@@ -193,8 +196,8 @@ fn chunk(
     optional: bool,
     data_end: u64,
 ) -> Result<Chunk, Fault> {
-    let fault = |reason, said: String| Fault::file(reason, format!("row group {}: {said}", at + 1));
-    let damaged = |said: &str| fault(Reason::Damaged, said.into());
+    let fault = |reason, message: String| Fault::file(reason, format!("row group {}: {message}", at + 1));
+    let damaged = |message: &str| fault(Reason::Damaged, message.into());
     let column = group
         .columns
         .iter()
@@ -204,7 +207,7 @@ fn chunk(
         return Err(fault(Reason::Unsupported, "the column is encrypted".into()));
     }
     if column.elsewhere {
-        return Err(fault(Reason::Unsupported, "the column lies in another file".into()));
+        return Err(fault(Reason::Unsupported, "the column is in another file".into()));
     }
     if column.kind != kind {
         return Err(damaged("the column has another type than in the schema"));
@@ -213,8 +216,8 @@ fn chunk(
     let codec = match known {
         Some((_, Some(codec))) => *codec,
         Some((name, None)) => {
-            let said = format!("the codec {name} is not supported, only snappy, gzip, zstd and none");
-            return Err(fault(Reason::Unsupported, said));
+            let message = format!("the codec {name} is not supported, only snappy, gzip, zstd and none");
+            return Err(fault(Reason::Unsupported, message));
         }
         None => return Err(damaged("the codec does not exist")),
     };
@@ -223,14 +226,14 @@ fn chunk(
         if dictionary > 0 && dictionary < column.data_offset { dictionary } else { column.data_offset };
     let extent = || {
         let start = u64::try_from(first).ok().filter(|start| *start >= 4)?;
-        let end = start.checked_add(u64::try_from(column.packed_bytes).ok()?)?;
+        let end = start.checked_add(u64::try_from(column.compressed_bytes).ok()?)?;
         Some((start, end, u64::try_from(group.rows).ok()?)).filter(|_| end <= data_end)
     };
-    let (start, end, rows) = extent().ok_or_else(|| damaged("the column lies outside the file"))?;
+    let (start, end, rows) = extent().ok_or_else(|| damaged("the column is outside the file"))?;
     Ok(Chunk { start, end, rows, codec, optional })
 }
 
-fn parse(bytes: &[u8]) -> Result<(Vec<Element>, Vec<Group>), Bad> {
+fn parse(bytes: &[u8]) -> Result<(Vec<Element>, Vec<Group>), ThriftError> {
     let (mut schema, mut groups) = (Vec::new(), Vec::new());
     Thrift::new(bytes).structure(|thrift, id, kind| {
         match (id, kind) {
@@ -249,7 +252,7 @@ fn parse(bytes: &[u8]) -> Result<(Vec<Element>, Vec<Group>), Bad> {
     Ok((schema, groups))
 }
 
-fn schema_element(thrift: &mut Thrift) -> Result<Element, Bad> {
+fn schema_element(thrift: &mut Thrift) -> Result<Element, ThriftError> {
     let mut element = Element::default();
     thrift.structure(|thrift, id, kind| {
         match (id, kind) {
@@ -269,7 +272,7 @@ fn schema_element(thrift: &mut Thrift) -> Result<Element, Bad> {
     Ok(element)
 }
 
-fn row_group(thrift: &mut Thrift) -> Result<Group, Bad> {
+fn row_group(thrift: &mut Thrift) -> Result<Group, ThriftError> {
     let mut group = Group::default();
     thrift.structure(|thrift, id, kind| {
         match (id, kind) {
@@ -285,7 +288,7 @@ fn row_group(thrift: &mut Thrift) -> Result<Group, Bad> {
     Ok(group)
 }
 
-fn column_chunk(thrift: &mut Thrift) -> Result<Column, Bad> {
+fn column_chunk(thrift: &mut Thrift) -> Result<Column, ThriftError> {
     let mut column = Column::default();
     thrift.structure(|thrift, id, kind| {
         match (id, kind) {
@@ -298,7 +301,7 @@ fn column_chunk(thrift: &mut Thrift) -> Result<Column, Bad> {
                         Ok(())
                     })?,
                     (4, I32) => column.codec = thrift.integer()?,
-                    (7, I64) => column.packed_bytes = thrift.integer()?,
+                    (7, I64) => column.compressed_bytes = thrift.integer()?,
                     (9, I64) => column.data_offset = thrift.integer()?,
                     (11, I64) => column.dictionary_offset = thrift.integer()?,
                     _ => return Ok(false),
@@ -316,7 +319,7 @@ fn column_chunk(thrift: &mut Thrift) -> Result<Column, Bad> {
     Ok(column)
 }
 
-fn text(thrift: &mut Thrift) -> Result<String, Bad> {
+fn text(thrift: &mut Thrift) -> Result<String, ThriftError> {
     let bytes = thrift.binary()?;
-    String::from_utf8(bytes.to_vec()).map_err(|_| Bad::Wrong("a name is not UTF-8"))
+    String::from_utf8(bytes.to_vec()).map_err(|_| ThriftError::Invalid("a name is not UTF-8"))
 }

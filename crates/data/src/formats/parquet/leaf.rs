@@ -1,9 +1,9 @@
-//! The values of one column of a parquet file in order, each with the levels that say where it belongs.
+//! The values of one leaf column of a parquet file in order, with their repetition and definition levels.
 
 use super::footer::{BYTE_ARRAY, Chunk, Codec};
 use super::page::{self, Header, Page, PageKind, damaged, unsupported_encoding};
 use super::{Column, delta, levels};
-use crate::formats::fault::{Fault, Reason, Trouble};
+use crate::formats::fault::{Fault, ReadError, Reason};
 use crate::formats::field::Field;
 
 pub(super) const BOOLEAN: i64 = 0;
@@ -16,16 +16,16 @@ const DELTA_BINARY_PACKED: i64 = 5;
 /// One value; `None` for bytes that are not UTF-8, in a column of texts.
 type Value = Option<Field>;
 
-/// A column that holds values, read page by page.
+/// A leaf column, read page by page.
 pub(super) struct Leaf {
     column: Column,
     kind: i64,
-    /// Whether values that are not UTF-8 are bytes.
+    /// Whether values that are not UTF-8 are returned as bytes.
     has_bytes: bool,
-    /// The deepest repetition and definition of its values.
-    most_repeated: u8,
-    pub most_defined: u8,
-    /// Where the next page begins, and the chunk it is in.
+    /// Maximum repetition and definition level.
+    max_repetition_level: u8,
+    pub max_definition_level: u8,
+    /// Offset of the next page, and the chunk that contains it.
     at: u64,
     chunk: usize,
     dictionary: Option<Dictionary>,
@@ -38,7 +38,7 @@ enum Dictionary {
     Others(Vec<Field>),
 }
 
-/// The levels of a page, and the values of those entries that have one.
+/// The levels of a page, and the values of the entries that have one.
 #[derive(Default)]
 struct Entries {
     repeated: Vec<u8>,
@@ -47,13 +47,19 @@ struct Entries {
 }
 
 impl Leaf {
-    pub fn new(column: Column, kind: i64, has_bytes: bool, most_repeated: u8, most_defined: u8) -> Self {
+    pub fn new(
+        column: Column,
+        kind: i64,
+        has_bytes: bool,
+        max_repetition_level: u8,
+        max_definition_level: u8,
+    ) -> Self {
         Self {
             column,
             kind,
             has_bytes,
-            most_repeated,
-            most_defined,
+            max_repetition_level,
+            max_definition_level,
             at: 0,
             chunk: 0,
             dictionary: None,
@@ -62,8 +68,8 @@ impl Leaf {
         }
     }
 
-    /// Goes to the beginning of a row group.
-    pub fn begin(&mut self, group: usize) -> Result<(), Trouble> {
+    /// Seeks to the beginning of a row group.
+    pub fn begin(&mut self, group: usize) -> Result<(), ReadError> {
         let chunk = self.column.chunks.get(group);
         let chunk = chunk.ok_or_else(|| damaged("a column has fewer row groups than another"))?;
         (self.chunk, self.at, self.dictionary) = (group, chunk.start, None);
@@ -71,28 +77,29 @@ impl Leaf {
         Ok(())
     }
 
-    /// Whether everything of the row group was taken.
-    pub fn is_done(&mut self) -> Result<bool, Trouble> {
+    /// Whether the row group is exhausted.
+    pub fn is_done(&mut self) -> Result<bool, ReadError> {
         Ok(!self.fill()?)
     }
 
-    /// The levels of the next entry: how deep it repeats, how deep it is there.
-    pub fn levels(&mut self) -> Result<(u8, u8), Trouble> {
+    /// The repetition and the definition level of the next entry.
+    pub fn levels(&mut self) -> Result<(u8, u8), ReadError> {
         if !self.fill()? {
             return Err(damaged("a column ends before the others").into());
         }
         Ok((self.page.repeated[self.next], self.page.defined[self.next]))
     }
 
-    /// Takes the next entry; its value where it has one.
-    pub fn take(&mut self) -> Result<Option<Value>, Trouble> {
+    /// Takes the next entry, and its value where it has one.
+    pub fn take(&mut self) -> Result<Option<Value>, ReadError> {
         let (_, defined) = self.levels()?;
         self.next += 1;
-        Ok((defined == self.most_defined).then(|| self.page.values.next().expect("a value an entry")))
+        Ok((defined == self.max_definition_level)
+            .then(|| self.page.values.next().expect("a page has a value for each such entry")))
     }
 
-    /// Brings the next entry into view; false at the end of the row group.
-    fn fill(&mut self) -> Result<bool, Trouble> {
+    /// Makes the next entry available; false at the end of the row group.
+    fn fill(&mut self) -> Result<bool, ReadError> {
         while self.next == self.page.defined.len() {
             let chunk = &self.column.chunks[self.chunk];
             if self.at >= chunk.end {
@@ -100,20 +107,20 @@ impl Leaf {
             }
             let (header, body) = self.column.header(chunk, self.at)?;
             let is_first = self.at == chunk.start;
-            self.at = body + header.packed_bytes as u64;
+            self.at = body + header.compressed_bytes as u64;
             if header.kind == PageKind::Index {
                 continue;
             }
-            let packed = self.column.read(body, header.packed_bytes)?;
+            let compressed = self.column.read(body, header.compressed_bytes)?;
             match header.kind {
                 PageKind::Dictionary if !is_first => {
                     return Err(damaged("a dictionary does not come first in its row group").into());
                 }
                 PageKind::Dictionary => {
-                    self.dictionary = Some(self.dictionary(&header, packed, chunk.codec)?)
+                    self.dictionary = Some(self.dictionary(&header, compressed, chunk.codec)?)
                 }
                 _ => {
-                    self.page = self.entries(&header, packed, chunk)?;
+                    self.page = self.entries(&header, compressed, chunk)?;
                     self.next = 0;
                 }
             }
@@ -121,37 +128,43 @@ impl Leaf {
         Ok(true)
     }
 
-    fn dictionary(&self, header: &Header, packed: Vec<u8>, codec: Codec) -> Result<Dictionary, Fault> {
+    fn dictionary(&self, header: &Header, compressed: Vec<u8>, codec: Codec) -> Result<Dictionary, Fault> {
         if self.kind == BYTE_ARRAY {
-            return Ok(Dictionary::Texts(page::dictionary(header, packed, codec)?));
+            return Ok(Dictionary::Texts(page::dictionary(header, compressed, codec)?));
         }
-        page::check(header, &packed)?;
-        let bytes = page::unpack(packed, codec, header.bytes)?;
+        page::check(header, &compressed)?;
+        let bytes = page::decompress(compressed, codec, header.bytes)?;
         Ok(Dictionary::Others(plain(self.kind, &bytes, header.values)?))
     }
 
-    fn entries(&self, header: &Header, packed: Vec<u8>, chunk: &Chunk) -> Result<Entries, Fault> {
-        page::check(header, &packed)?;
+    fn entries(&self, header: &Header, compressed: Vec<u8>, chunk: &Chunk) -> Result<Entries, Fault> {
+        page::check(header, &compressed)?;
         let too_long = || damaged("a page's levels are longer than the page");
         let (repeated, defined, bytes, at) = match header.kind {
             PageKind::DataV2 => {
                 let before = header.level_bytes + header.repetition_bytes;
-                if before > packed.len() || before > header.bytes {
+                if before > compressed.len() || before > header.bytes {
                     return Err(too_long());
                 }
-                let repeated =
-                    decoded(&packed[..header.repetition_bytes], self.most_repeated, header.values)?;
-                let defined =
-                    decoded(&packed[header.repetition_bytes..before], self.most_defined, header.values)?;
-                let codec = if header.values_packed { chunk.codec } else { Codec::None };
-                let bytes = page::unpack(packed[before..].to_vec(), codec, header.bytes - before)?;
+                let repeated = decoded(
+                    &compressed[..header.repetition_bytes],
+                    self.max_repetition_level,
+                    header.values,
+                )?;
+                let defined = decoded(
+                    &compressed[header.repetition_bytes..before],
+                    self.max_definition_level,
+                    header.values,
+                )?;
+                let codec = if header.is_compressed { chunk.codec } else { Codec::None };
+                let bytes = page::decompress(compressed[before..].to_vec(), codec, header.bytes - before)?;
                 (repeated, defined, bytes, 0)
             }
             _ => {
-                if self.most_defined > 0 && header.level_encoding != page::RLE {
+                if self.max_definition_level > 0 && header.level_encoding != page::RLE {
                     return Err(unsupported_encoding(header.level_encoding));
                 }
-                let bytes = page::unpack(packed, chunk.codec, header.bytes)?;
+                let bytes = page::decompress(compressed, chunk.codec, header.bytes)?;
                 let mut at = 0;
                 let mut levels = |most: u8| {
                     if most == 0 {
@@ -165,11 +178,12 @@ impl Leaf {
                     at = end;
                     Ok(levels)
                 };
-                let (repeated, defined) = (levels(self.most_repeated)?, levels(self.most_defined)?);
+                let (repeated, defined) =
+                    (levels(self.max_repetition_level)?, levels(self.max_definition_level)?);
                 (repeated, defined, bytes, at)
             }
         };
-        let count = defined.iter().filter(|level| **level == self.most_defined).count();
+        let count = defined.iter().filter(|level| **level == self.max_definition_level).count();
         let values = self.values(header, bytes, at, count)?.into_iter();
         Ok(Entries { repeated, defined, values })
     }
@@ -197,7 +211,7 @@ impl Leaf {
             page::PLAIN_DICTIONARY | page::RLE_DICTIONARY if count == 0 => Vec::new(),
             page::PLAIN_DICTIONARY | page::RLE_DICTIONARY => {
                 let Some(Dictionary::Others(known)) = &self.dictionary else {
-                    return Err(damaged("a page needs a dictionary that is not there"));
+                    return Err(damaged("a page needs a dictionary, which is missing"));
                 };
                 let (width, rest) = bytes.split_first().ok_or_else(early)?;
                 let mut fields = Vec::new();
@@ -242,12 +256,12 @@ fn decoded(bytes: &[u8], most: u8, count: usize) -> Result<Vec<u8>, Fault> {
     })
     .ok_or_else(|| damaged("a page's levels end too early"))?;
     if is_beyond {
-        return Err(damaged("a page has a level that its schema does not"));
+        return Err(damaged("a page has a level beyond its schema"));
     }
     Ok(levels)
 }
 
-/// `count` values of a fixed size, one after another.
+/// Decodes `count` PLAIN values of a fixed size.
 fn plain(kind: i64, bytes: &[u8], count: usize) -> Result<Vec<Field>, Fault> {
     let size = match kind {
         BOOLEAN => {
@@ -257,7 +271,7 @@ fn plain(kind: i64, bytes: &[u8], count: usize) -> Result<Vec<Field>, Fault> {
         }
         INT32 | FLOAT => 4,
         INT64 | DOUBLE => 8,
-        _ => return Err(Fault::file(Reason::Unsupported, "a column has a type that is not read")),
+        _ => return Err(Fault::file(Reason::Unsupported, "a column has an unsupported type")),
     };
     if count.checked_mul(size).is_none_or(|wanted| wanted > bytes.len()) {
         return Err(damaged("a page's values end too early"));

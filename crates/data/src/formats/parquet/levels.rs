@@ -1,6 +1,6 @@
-//! Runs of equal integers and packed integers, in which parquet stores which values are null and dictionary indices.
+//! The hybrid of run-length encoding and bit-packing for levels and dictionary indices.
 
-/// Hands `count` integers of `width` bits to `take`. `None` where the bytes end before.
+/// Calls `take` with `count` integers of `width` bits. `None` where the bytes end too early.
 pub(super) fn decode(bytes: &[u8], width: u32, count: usize, mut take: impl FnMut(u32)) -> Option<()> {
     if width > 32 {
         return None;
@@ -21,7 +21,7 @@ pub(super) fn decode(bytes: &[u8], width: u32, count: usize, mut take: impl FnMu
         } else {
             let values = run.checked_mul(8)?.min(left);
             let packed = bytes.get(at..)?;
-            // The last group may be cut short behind the values that count.
+            // The last group may be truncated after the values that are needed.
             let needed = (values.checked_mul(width as usize)?).div_ceil(8);
             unpack(packed.get(..needed)?, width, values, &mut take);
             at = at.checked_add(run.checked_mul(width as usize)?)?;
@@ -31,7 +31,7 @@ pub(super) fn decode(bytes: &[u8], width: u32, count: usize, mut take: impl FnMu
     Some(())
 }
 
-/// Integers of `width` bits, the lowest bits first. `bytes` holds `count` of them.
+/// Unpacks `count` integers of `width` bits from `bytes`, the lowest bits first.
 fn unpack(bytes: &[u8], width: u32, count: usize, take: &mut impl FnMut(u32)) {
     let mask = (1u64 << width) - 1;
     let (mut held, mut bits) = (0u64, 0);
@@ -71,7 +71,7 @@ mod tests {
 
     #[test]
     fn runs_and_packed_groups_follow_each_other() {
-        // Eight values of three bits, as in the format's description, then a run of four sevens.
+        // Eight values of three bits, as in the specification, then a run of four sevens.
         let bytes = [0b0000_0011, 0b1000_1000, 0b1100_0110, 0b1111_1010, 8, 7];
         assert_eq!(decoded(&bytes, 3, 12).unwrap(), [0, 1, 2, 3, 4, 5, 6, 7, 7, 7, 7, 7]);
         assert_eq!(decoded(&bytes, 3, 5).unwrap(), [0, 1, 2, 3, 4]);

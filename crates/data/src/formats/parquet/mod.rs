@@ -1,16 +1,15 @@
 //! Parquet, as far as texts, conversations, labels and images in rows need it.
 //!
-//! Pages of both versions are read, packed with snappy, gzip, zstd or not at all, their values plain, by dictionary or
-//! as differences.
+//! Supports data pages V1 and V2, the codecs snappy, gzip, zstd and none, and the encodings PLAIN, dictionary and DELTA.
 //!
 //! ```text
-//! thrift    how metadata is written
-//! footer    the schema, and where the column's chunks lie
-//! page      a page's header, bytes and rows   (levels, delta: how integers are packed)
-//! rows      every column, lists and structures too, put together to rows   (leaf: the values of one, in order)
+//! thrift    the compact protocol of the metadata
+//! footer    the schema, and the column chunks
+//! page      a page's header, bytes and rows   (levels, delta: encodings of integers)
+//! rows      rows assembled from all columns, lists and structures included   (leaf: the values of one column)
 //! ```
 //!
-//! A page is the unit of reading: the largest one bounds the memory, and a row can be found again by its page.
+//! A page is the unit of reading: the largest one bounds the memory, and a row is found again by its page.
 
 mod delta;
 mod footer;
@@ -27,8 +26,8 @@ use std::sync::Arc;
 
 use super::ReadOptions;
 use super::bytes::Bytes;
-use super::fault::{Fault, Reason, Trouble};
-use super::reading::{Documents, RawDocument};
+use super::fault::{Fault, ReadError, Reason};
+use super::stream_format::{Documents, RawDocument};
 use footer::Chunk;
 use page::{Header, PageKind};
 
@@ -36,35 +35,35 @@ pub(super) use page::Page;
 pub(super) use rows::Rows;
 
 const MAGIC: &[u8] = b"PAR1";
-/// A footer larger than this is not read. Real ones have some kilobytes a row group.
+/// Largest footer that is read. Real ones have some kilobytes per row group.
 const MOST_FOOTER_BYTES: u64 = 256 << 20;
-/// Headers hold the smallest and largest value of a page, which may be long.
+/// Initial read for a page header, whose statistics may make it longer.
 const FIRST_HEADER_BYTES: u64 = 1 << 10;
 const MOST_HEADER_BYTES: u64 = 16 << 20;
 
-/// The column of a file, open.
+/// A column of an open file.
 pub(super) struct Column {
     file: Arc<Bytes>,
     chunks: Vec<Chunk>,
 }
 
-/// Where the parts of a column lie in a file, by row groups in order. The metadata of a file is read once for all of them.
+/// The column chunks of a column, by row group in order. The metadata of a file is read once for all of them.
 #[derive(Clone)]
 pub(super) struct RowGroups {
     chunks: Arc<Vec<Chunk>>,
 }
 
 impl RowGroups {
-    pub fn read(file: Bytes, field: &str) -> Result<Self, Trouble> {
+    pub fn read(file: Bytes, field: &str) -> Result<Self, ReadError> {
         Ok(Self { chunks: Arc::new(Column::open(file, field)?.chunks) })
     }
 
-    /// Rows of all of them.
+    /// Number of rows in all of them.
     pub fn rows(&self) -> u64 {
         self.chunks.iter().map(|chunk| chunk.rows).sum()
     }
 
-    /// In how many ranges of as many bytes row groups begin.
+    /// Number of byte ranges of this size in which row groups begin.
     pub fn ranges(&self, bytes: u64) -> u64 {
         self.chunks.iter().map(|chunk| chunk.start / bytes).collect::<BTreeSet<u64>>().len() as u64
     }
@@ -72,17 +71,17 @@ impl RowGroups {
 
 /// The rows of a column in order.
 pub(super) struct Parquet {
-    /// Until it is opened by the first `next`.
+    /// Set until the first `next` opens it.
     file: Option<Bytes>,
     field: String,
     max_document_bytes: usize,
     column: Option<Column>,
     chunk: usize,
-    /// Where the next page of the chunk begins.
+    /// Offset of the next page of the chunk.
     at: u64,
     dictionary: Option<Page>,
     page: Page,
-    /// Where the page lies, and the next row on it.
+    /// Offset of the page, and the next row on it.
     page_at: u64,
     next: usize,
     /// Rows before the page, in the file and in the chunk.
@@ -91,7 +90,7 @@ pub(super) struct Parquet {
 }
 
 impl Documents for Parquet {
-    fn next(&mut self) -> Result<Option<RawDocument>, Trouble> {
+    fn next(&mut self) -> Result<Option<RawDocument>, ReadError> {
         if let Some(file) = self.file.take() {
             let column = Column::open(file, &self.field)?;
             self.at = column.chunks.first().map_or(0, |chunk| chunk.start);
@@ -107,13 +106,13 @@ impl Documents for Parquet {
         }
         let (row, at, on_page) = (self.rows_before + self.next as u64 + 1, self.page_at, self.next);
         self.next += 1;
-        let fault = |reason, said: &str| Err(Fault::at_row(reason, row, at, said).into());
+        let fault = |reason, message: &str| Err(Fault::at_row(reason, row, at, message).into());
         let Some(bytes) = self.page.row(on_page) else {
             return fault(Reason::Null, &format!("the column `{}` is null", self.field));
         };
         if bytes.len() > self.max_document_bytes {
-            let said = format!("the document is longer than {} bytes", self.max_document_bytes);
-            return fault(Reason::TooLong, &said);
+            let message = format!("the document is longer than {} bytes", self.max_document_bytes);
+            return fault(Reason::TooLong, &message);
         }
         match std::str::from_utf8(bytes) {
             Ok(text) => Ok(Some(RawDocument {
@@ -124,13 +123,13 @@ impl Documents for Parquet {
                 len: on_page as u32,
             })),
             Err(error) => {
-                let said = format!("byte {} of the document is not UTF-8", error.valid_up_to());
-                fault(Reason::NotUtf8, &said)
+                let message = format!("byte {} of the document is not UTF-8", error.valid_up_to());
+                fault(Reason::NotUtf8, &message)
             }
         }
     }
 
-    /// Damage names its row itself.
+    /// Faults have their row already.
     fn position(&self) -> Option<(u64, u64)> {
         None
     }
@@ -158,7 +157,7 @@ impl Parquet {
         }
     }
 
-    /// The rows of those row groups alone whose column begins within `extent`.
+    /// The rows of the row groups whose column chunk begins within `extent`.
     pub fn within(file: Bytes, groups: &RowGroups, extent: Range<u64>, options: &ReadOptions) -> Self {
         let chunks = groups.chunks.iter();
         let rows_before =
@@ -169,27 +168,27 @@ impl Parquet {
         Self { file: None, column, at, rows_before, ..Self::empty(options) }
     }
 
-    /// Decodes the next page with rows; false at the end of the file. Damage names the row it begins before.
-    fn next_page(&mut self) -> Result<bool, Trouble> {
+    /// Decodes the next page with rows; false at the end of the file. Damage is reported with the row it precedes.
+    fn next_page(&mut self) -> Result<bool, ReadError> {
         let (row, at) = (self.rows_before + 1, self.at);
-        self.decode_page().map_err(|trouble| match trouble {
-            Trouble::Wrong(mut fault) => {
+        self.decode_page().map_err(|error| match error {
+            ReadError::Invalid(mut fault) => {
                 fault.row = Some(row);
-                Trouble::Wrong(fault.at_byte(at))
+                ReadError::Invalid(fault.at_byte(at))
             }
             failed => failed,
         })
     }
 
-    fn decode_page(&mut self) -> Result<bool, Trouble> {
+    fn decode_page(&mut self) -> Result<bool, ReadError> {
         let Some(column) = &self.column else { return Ok(false) };
         loop {
             let Some(chunk) = column.chunks.get(self.chunk) else { return Ok(false) };
             if self.at >= chunk.end {
                 if self.chunk_rows_before != chunk.rows {
                     let (found, stated) = (self.chunk_rows_before, chunk.rows);
-                    let said = format!("a row group has {found} rows instead of the {stated} it states");
-                    return Err(Fault::file(Reason::Damaged, said).into());
+                    let message = format!("a row group has {found} rows instead of the {stated} it states");
+                    return Err(Fault::file(Reason::Damaged, message).into());
                 }
                 self.chunk += 1;
                 self.chunk_rows_before = 0;
@@ -199,22 +198,22 @@ impl Parquet {
             }
             let (header, body) = column.header(chunk, self.at)?;
             self.page_at = self.at;
-            self.at = body + header.packed_bytes as u64;
+            self.at = body + header.compressed_bytes as u64;
             match header.kind {
                 PageKind::Index => continue,
-                // A page found by its place takes the dictionary from there, so it may be nowhere else.
+                // Random access to a page takes the dictionary from the beginning of the chunk, so it is allowed only there.
                 PageKind::Dictionary if self.page_at != chunk.start => {
-                    let said = "a dictionary does not come first in its row group";
-                    return Err(Fault::file(Reason::Damaged, said).into());
+                    let message = "a dictionary does not come first in its row group";
+                    return Err(Fault::file(Reason::Damaged, message).into());
                 }
                 PageKind::Dictionary => {
-                    let packed = column.read(body, header.packed_bytes)?;
-                    self.dictionary = Some(page::dictionary(&header, packed, chunk.codec)?);
+                    let compressed = column.read(body, header.compressed_bytes)?;
+                    self.dictionary = Some(page::dictionary(&header, compressed, chunk.codec)?);
                 }
                 PageKind::Data | PageKind::DataV2 => {
-                    let packed = column.read(body, header.packed_bytes)?;
+                    let compressed = column.read(body, header.compressed_bytes)?;
                     let dictionary = self.dictionary.as_ref();
-                    self.page = page::data(&header, packed, chunk.codec, chunk.optional, dictionary)?;
+                    self.page = page::data(&header, compressed, chunk.codec, chunk.optional, dictionary)?;
                     if self.page.rows() > 0 {
                         return Ok(true);
                     }
@@ -226,7 +225,7 @@ impl Parquet {
 
 impl Column {
     /// Reads the footer and finds the column.
-    pub fn open(file: Bytes, field: &str) -> Result<Self, Trouble> {
+    pub fn open(file: Bytes, field: &str) -> Result<Self, ReadError> {
         let mut column = Self { file: Arc::new(file), chunks: Vec::new() };
         if let Some((footer, data_end)) = column.footer()? {
             column.chunks = footer::chunks(&footer, field, data_end)?;
@@ -234,9 +233,9 @@ impl Column {
         Ok(column)
     }
 
-    /// The footer and where it begins; `None` in an empty file.
-    fn footer(&self) -> Result<Option<(Vec<u8>, u64)>, Trouble> {
-        let damaged = |said: &str| Fault::file(Reason::Damaged, said);
+    /// The footer and its offset; `None` in an empty file.
+    fn footer(&self) -> Result<Option<(Vec<u8>, u64)>, ReadError> {
+        let damaged = |message: &str| Fault::file(Reason::Damaged, message);
         let size = self.file.len()?;
         if size == 0 {
             return Ok(None);
@@ -264,10 +263,10 @@ impl Column {
         Ok(Some((self.read(data_end, len as usize)?, data_end)))
     }
 
-    /// The page whose header is at `at`, with the dictionary it may need.
-    pub fn page(&self, at: u64) -> Result<Page, Trouble> {
+    /// The page whose header is at `at`, decoded with the dictionary it may need.
+    pub fn page(&self, at: u64) -> Result<Page, ReadError> {
         let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end).contains(&at));
-        let chunk = chunk.ok_or_else(|| Fault::file(Reason::Damaged, "the page is not there any more"))?;
+        let chunk = chunk.ok_or_else(|| Fault::file(Reason::Damaged, "the page no longer exists"))?;
         let (header, body) = self.header(chunk, at)?;
         let dictionary = match page::needs_dictionary(&header) {
             false => None,
@@ -275,27 +274,27 @@ impl Column {
                 let (header, body) = self.header(chunk, chunk.start)?;
                 (header.kind == PageKind::Dictionary)
                     .then(|| {
-                        let packed = self.read(body, header.packed_bytes)?;
-                        page::dictionary(&header, packed, chunk.codec).map_err(Trouble::from)
+                        let compressed = self.read(body, header.compressed_bytes)?;
+                        page::dictionary(&header, compressed, chunk.codec).map_err(ReadError::from)
                     })
                     .transpose()?
             }
         };
-        let packed = self.read(body, header.packed_bytes)?;
-        Ok(page::data(&header, packed, chunk.codec, chunk.optional, dictionary.as_ref())?)
+        let compressed = self.read(body, header.compressed_bytes)?;
+        Ok(page::data(&header, compressed, chunk.codec, chunk.optional, dictionary.as_ref())?)
     }
 
-    /// The header at `at`, and where the page's bytes begin.
-    fn header(&self, chunk: &Chunk, at: u64) -> Result<(Header, u64), Trouble> {
+    /// The header at `at`, and the offset of the page's bytes.
+    fn header(&self, chunk: &Chunk, at: u64) -> Result<(Header, u64), ReadError> {
         let left = chunk.end - at;
         let mut wanted = FIRST_HEADER_BYTES;
         loop {
             let bytes = self.read(at, wanted.min(left) as usize)?;
             if let Some((header, len)) = page::header(&bytes)? {
                 let body = at + len as u64;
-                if header.packed_bytes as u64 > chunk.end - body {
-                    let said = "a page states more bytes than its column has";
-                    return Err(Fault::file(Reason::Damaged, said).into());
+                if header.compressed_bytes as u64 > chunk.end - body {
+                    let message = "a page states more bytes than its column has";
+                    return Err(Fault::file(Reason::Damaged, message).into());
                 }
                 return Ok((header, body));
             }
@@ -306,9 +305,9 @@ impl Column {
         }
     }
 
-    fn read(&self, at: u64, len: usize) -> Result<Vec<u8>, Trouble> {
+    fn read(&self, at: u64, len: usize) -> Result<Vec<u8>, ReadError> {
         let mut bytes = vec![0; len];
-        // The pages of a row group are read one after another.
+        // The pages of a row group are read sequentially.
         let chunk = self.chunks.iter().find(|chunk| (chunk.start..chunk.end).contains(&at));
         let until = chunk.map_or(at + len as u64, |chunk| chunk.end);
         match self.file.read_exact_at(&mut bytes, at, until) {

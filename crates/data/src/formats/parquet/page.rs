@@ -1,4 +1,4 @@
-//! A page of a parquet column: its header, its bytes unpacked, its values.
+//! A page of a parquet column: its header, its decompressed bytes, its values.
 
 use std::io::{Cursor, Read};
 use std::ops::Range;
@@ -6,28 +6,28 @@ use std::ops::Range;
 use super::delta;
 use super::footer::Codec;
 use super::levels;
-use super::thrift::{Bad, FALSE, I32, STRUCT, TRUE, Thrift};
+use super::thrift::{FALSE, I32, STRUCT, TRUE, Thrift, ThriftError};
 use crate::formats::fault::{Fault, Reason};
 use crate::formats::{Compression, stream};
 
-/// The most bytes a page may have unpacked, and the most rows. Writers make pages of about a megabyte; one that holds a
-/// thousand books is still below this.
+/// Limits on the decompressed bytes and the values of a page. Writers make pages of about a megabyte; one with a thousand books
+/// is still below the limit.
 pub(super) const MOST_BYTES: usize = 1 << 30;
 const MOST_ROWS: usize = 1 << 22;
 
 #[derive(Debug, Default)]
 pub(super) struct Header {
     pub kind: PageKind,
-    pub packed_bytes: usize,
+    pub compressed_bytes: usize,
     pub bytes: usize,
     crc: Option<u32>,
     pub values: usize,
     pub encoding: i64,
     pub level_encoding: i64,
-    /// Of the second form of data pages: bytes of levels before the values, and whether the values are packed.
+    /// Of data pages V2: the length of the definition levels, and whether the values are compressed.
     pub level_bytes: usize,
     pub repetition_bytes: usize,
-    pub values_packed: bool,
+    pub is_compressed: bool,
 }
 
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +36,7 @@ pub(super) enum PageKind {
     Data,
     DataV2,
     Dictionary,
-    /// Something between pages that holds no values.
+    /// An index page, which has no values.
     Index,
 }
 
@@ -47,7 +47,7 @@ const DELTA_LENGTH_BYTE_ARRAY: i64 = 6;
 const DELTA_BYTE_ARRAY: i64 = 7;
 pub(super) const RLE_DICTIONARY: i64 = 8;
 
-/// The rows of a page, as places in its bytes; `None` where a row is null.
+/// The rows of a page, as ranges of its bytes; `None` where a row is null.
 #[derive(Debug, Default)]
 pub(in crate::formats) struct Page {
     bytes: Vec<u8>,
@@ -63,26 +63,26 @@ impl Page {
         self.rows[at].as_ref().map(|range| &self.bytes[range.start as usize..range.end as usize])
     }
 
-    /// Memory it holds.
+    /// Memory it takes.
     pub fn size(&self) -> usize {
         self.bytes.capacity() + self.rows.capacity() * size_of::<Option<Range<u32>>>()
     }
 }
 
-/// The header at the beginning of `bytes` and its length; `None` where it goes on behind them.
+/// Parses the header at the beginning of `bytes` and returns its length; `None` where it continues after them.
 pub(super) fn header(bytes: &[u8]) -> Result<Option<(Header, usize)>, Fault> {
-    let mut header = Header { values_packed: true, ..Header::default() };
+    let mut header = Header { is_compressed: true, ..Header::default() };
     let mut kind = -1;
-    let (mut bytes_stated, mut packed_stated, mut values) = (0, 0, 0);
+    let (mut bytes_stated, mut compressed_stated, mut values) = (0, 0, 0);
     let (mut level_bytes, mut repetition_bytes) = (0, 0);
     let mut thrift = Thrift::new(bytes);
     let parsed = thrift.structure(|thrift, id, field| {
         match (id, field) {
             (1, I32) => kind = thrift.integer()?,
             (2, I32) => bytes_stated = thrift.integer()?,
-            (3, I32) => packed_stated = thrift.integer()?,
+            (3, I32) => compressed_stated = thrift.integer()?,
             (4, I32) => header.crc = Some(thrift.integer()? as u32),
-            // Of a data page, a dictionary, and the second form of data pages; the fields of the third differ.
+            // The headers of a data page, a dictionary page, and a data page V2, whose fields differ.
             (5 | 7, STRUCT) => thrift.structure(|thrift, id, field| {
                 match (id, field) {
                     (1, I32) => values = thrift.integer()?,
@@ -98,8 +98,8 @@ pub(super) fn header(bytes: &[u8]) -> Result<Option<(Header, usize)>, Fault> {
                     (4, I32) => header.encoding = thrift.integer()?,
                     (5, I32) => level_bytes = thrift.integer()?,
                     (6, I32) => repetition_bytes = thrift.integer()?,
-                    (7, TRUE) => header.values_packed = true,
-                    (7, FALSE) => header.values_packed = false,
+                    (7, TRUE) => header.is_compressed = true,
+                    (7, FALSE) => header.is_compressed = false,
                     _ => return Ok(false),
                 }
                 Ok(true)
@@ -110,8 +110,10 @@ pub(super) fn header(bytes: &[u8]) -> Result<Option<(Header, usize)>, Fault> {
     });
     match parsed {
         Ok(()) => {}
-        Err(Bad::Ended) => return Ok(None),
-        Err(Bad::Wrong(said)) => return Err(damaged(format!("a page's header is damaged ({said})"))),
+        Err(ThriftError::UnexpectedEnd) => return Ok(None),
+        Err(ThriftError::Invalid(message)) => {
+            return Err(damaged(format!("a page's header is damaged ({message})")));
+        }
     }
     header.kind = match kind {
         0 => PageKind::Data,
@@ -123,7 +125,7 @@ pub(super) fn header(bytes: &[u8]) -> Result<Option<(Header, usize)>, Fault> {
     let size = |stated: i64, most: usize| usize::try_from(stated).ok().filter(|stated| *stated <= most);
     for (place, stated, most) in [
         (&mut header.bytes, bytes_stated, MOST_BYTES),
-        (&mut header.packed_bytes, packed_stated, MOST_BYTES),
+        (&mut header.compressed_bytes, compressed_stated, MOST_BYTES),
         (&mut header.values, values, MOST_ROWS),
         (&mut header.level_bytes, level_bytes, MOST_BYTES),
         (&mut header.repetition_bytes, repetition_bytes, MOST_BYTES),
@@ -132,8 +134,8 @@ pub(super) fn header(bytes: &[u8]) -> Result<Option<(Header, usize)>, Fault> {
             Some(size) => size,
             None if stated < 0 => return Err(damaged("a page states a negative size")),
             None => {
-                let said = format!("a page states a size of {stated}; at most {most} is read");
-                return Err(Fault::file(Reason::Unsupported, said));
+                let message = format!("a page states a size of {stated}; at most {most} is read");
+                return Err(Fault::file(Reason::Unsupported, message));
             }
         };
     }
@@ -141,12 +143,12 @@ pub(super) fn header(bytes: &[u8]) -> Result<Option<(Header, usize)>, Fault> {
 }
 
 /// The values of a dictionary page.
-pub(super) fn dictionary(header: &Header, packed: Vec<u8>, codec: Codec) -> Result<Page, Fault> {
-    check(header, &packed)?;
+pub(super) fn dictionary(header: &Header, compressed: Vec<u8>, codec: Codec) -> Result<Page, Fault> {
+    check(header, &compressed)?;
     if header.encoding != PLAIN && header.encoding != PLAIN_DICTIONARY {
         return Err(unsupported_encoding(header.encoding));
     }
-    let bytes = unpack(packed, codec, header.bytes)?;
+    let bytes = decompress(compressed, codec, header.bytes)?;
     let rows = plain(&bytes, 0, header.values)?.into_iter().map(Some).collect();
     Ok(Page { bytes, rows })
 }
@@ -159,25 +161,25 @@ pub(super) fn needs_dictionary(header: &Header) -> bool {
 /// The rows of a data page.
 pub(super) fn data(
     header: &Header,
-    packed: Vec<u8>,
+    compressed: Vec<u8>,
     codec: Codec,
     optional: bool,
     dictionary: Option<&Page>,
 ) -> Result<Page, Fault> {
-    check(header, &packed)?;
+    check(header, &compressed)?;
     let (bytes, levels, values_at) = match header.kind {
         PageKind::DataV2 => {
             let before = header.level_bytes + header.repetition_bytes;
-            if before > packed.len() || before > header.bytes {
+            if before > compressed.len() || before > header.bytes {
                 return Err(damaged("a page's levels are longer than the page"));
             }
-            let levels = packed[header.repetition_bytes..before].to_vec();
-            let values = packed[before..].to_vec();
-            let codec = if header.values_packed { codec } else { Codec::None };
-            (unpack(values, codec, header.bytes - before)?, optional.then_some(levels), 0)
+            let levels = compressed[header.repetition_bytes..before].to_vec();
+            let values = compressed[before..].to_vec();
+            let codec = if header.is_compressed { codec } else { Codec::None };
+            (decompress(values, codec, header.bytes - before)?, optional.then_some(levels), 0)
         }
         _ => {
-            let bytes = unpack(packed, codec, header.bytes)?;
+            let bytes = decompress(compressed, codec, header.bytes)?;
             if !optional {
                 (bytes, None, 0)
             } else if header.level_encoding != RLE {
@@ -218,7 +220,7 @@ pub(super) fn data(
 
 pub(super) type Values = (Vec<u8>, Vec<Range<u32>>);
 
-/// `count` values that begin at `at` of `bytes`, and the bytes they lie in.
+/// Decodes `count` values that begin at `at` of `bytes`; returns their bytes and ranges.
 pub(super) fn values(
     header: &Header,
     bytes: Vec<u8>,
@@ -233,7 +235,7 @@ pub(super) fn values(
         }
         PLAIN_DICTIONARY | RLE_DICTIONARY => {
             let dictionary =
-                dictionary.ok_or_else(|| damaged("a page needs a dictionary that is not there"))?;
+                dictionary.ok_or_else(|| damaged("a page needs a dictionary, which is missing"))?;
             indexed(&bytes[at..], count, dictionary)
         }
         DELTA_LENGTH_BYTE_ARRAY => {
@@ -263,7 +265,7 @@ fn plain(bytes: &[u8], at: usize, count: usize) -> Result<Vec<Range<u32>>, Fault
     Ok(values)
 }
 
-/// The values that some indices name. Only those values are kept of the dictionary.
+/// The values that some indices refer to. Copies only those values of the dictionary.
 fn indexed(bytes: &[u8], count: usize, dictionary: &Page) -> Result<Values, Fault> {
     let mut indices = Vec::new();
     if count > 0 {
@@ -287,41 +289,41 @@ fn indexed(bytes: &[u8], count: usize, dictionary: &Page) -> Result<Values, Faul
     Ok((kept, values))
 }
 
-pub(super) fn check(header: &Header, packed: &[u8]) -> Result<(), Fault> {
+pub(super) fn check(header: &Header, compressed: &[u8]) -> Result<(), Fault> {
     let Some(stated) = header.crc else { return Ok(()) };
     let mut crc = flate2::Crc::new();
-    crc.update(packed);
+    crc.update(compressed);
     if crc.sum() != stated {
         return Err(damaged("the checksum of a page is wrong"));
     }
     Ok(())
 }
 
-pub(super) fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u8>, Fault> {
-    let wrong = || damaged("a page unpacks to another size than it states");
-    let through = |compression, packed: Vec<u8>| {
-        // The stated size is believed as far as the packed bytes make it likely; anything beyond has to be there first.
-        let mut out = Vec::with_capacity(size.min(32 * packed.len()) + 1);
-        let stream = stream::unpack(Box::new(Cursor::new(packed)), compression);
+pub(super) fn decompress(compressed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u8>, Fault> {
+    let wrong = || damaged("a page decompresses to another size than it states");
+    let through = |compression, compressed: Vec<u8>| {
+        // The stated size is allocated only as far as the compressed size makes it plausible.
+        let mut out = Vec::with_capacity(size.min(32 * compressed.len()) + 1);
+        let stream = stream::decompress(Box::new(Cursor::new(compressed)), compression);
         match stream.take(size as u64 + 1).read_to_end(&mut out) {
             Ok(_) => Ok(out),
-            Err(error) => Err(damaged(format!("a page cannot be unpacked: {error}"))),
+            Err(error) => Err(damaged(format!("a page cannot be decompressed: {error}"))),
         }
     };
     let bytes = match codec {
-        Codec::None => packed,
-        Codec::Gzip => through(Compression::Gzip, packed)?,
-        Codec::Zstd if size == 0 && packed.is_empty() => Vec::new(),
-        Codec::Zstd => through(Compression::Zstd, packed)?,
-        Codec::Snappy if size == 0 && packed.is_empty() => Vec::new(),
+        Codec::None => compressed,
+        Codec::Gzip => through(Compression::Gzip, compressed)?,
+        Codec::Zstd if size == 0 && compressed.is_empty() => Vec::new(),
+        Codec::Zstd => through(Compression::Zstd, compressed)?,
+        Codec::Snappy if size == 0 && compressed.is_empty() => Vec::new(),
         Codec::Snappy => {
-            // The size that snappy states is checked before it is allocated: three bytes give 64 at the most.
-            let stated = snap::raw::decompress_len(&packed).map_err(|_| wrong())?;
-            if stated != size || stated / 22 > packed.len() {
+            // The size that snappy states is checked before it is allocated: three bytes give at most 64.
+            let stated = snap::raw::decompress_len(&compressed).map_err(|_| wrong())?;
+            if stated != size || stated / 22 > compressed.len() {
                 return Err(wrong());
             }
-            let unpacked = snap::raw::Decoder::new().decompress_vec(&packed);
-            unpacked.map_err(|error| damaged(format!("a page cannot be unpacked: {error}")))?
+            let decompressed = snap::raw::Decoder::new().decompress_vec(&compressed);
+            decompressed.map_err(|error| damaged(format!("a page cannot be decompressed: {error}")))?
         }
     };
     if bytes.len() != size {
@@ -330,8 +332,8 @@ pub(super) fn unpack(packed: Vec<u8>, codec: Codec, size: usize) -> Result<Vec<u
     Ok(bytes)
 }
 
-pub(super) fn damaged(said: impl Into<String>) -> Fault {
-    Fault::file(Reason::Damaged, said)
+pub(super) fn damaged(message: impl Into<String>) -> Fault {
+    Fault::file(Reason::Damaged, message)
 }
 
 pub(super) fn unsupported_encoding(encoding: i64) -> Fault {

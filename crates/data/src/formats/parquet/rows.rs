@@ -1,7 +1,8 @@
-//! The rows of a parquet file, with lists and structures put together from the levels of their columns.
+//! The rows of a parquet file, with lists and structures assembled from the levels of their columns.
 //!
-//! A column stores for each value how deep it is there (its definition) and the list it goes on with (its repetition).
-//! Reading walks the schema once a row: every leaf below a node moves on by what the node takes.
+//! For each value, a column stores how many optional and repeated levels are defined (its definition level) and the list that
+//! it continues (its repetition level). Reading walks the schema once per row: every node consumes its entries from all leaves
+//! below it.
 
 use std::sync::Arc;
 
@@ -10,21 +11,21 @@ use super::footer::{self, BYTE_ARRAY, Element, OPTIONAL, REPEATED};
 use super::leaf::{BOOLEAN, DOUBLE, FLOAT, INT32, INT64, Leaf};
 use crate::formats::ReadOptions;
 use crate::formats::bytes::Bytes;
-use crate::formats::fault::{Fault, Reason, Trouble};
+use crate::formats::fault::{Fault, ReadError, Reason};
 use crate::formats::field::{Field, Fields};
-use crate::formats::reading::{self, Row};
+use crate::formats::stream_format::{self, Row};
 
-/// Schemas that nest deeper are not read.
+/// Maximum nesting of a schema.
 const DEEPEST: usize = 24;
-/// A row of more values than this is not taken into memory.
+/// Most values of a row.
 const MOST_VALUES: usize = 1 << 20;
-/// Annotations of groups, in the old numbers and the new.
+/// Annotations of groups: the converted type and the logical type.
 const LIST: (i64, i16) = (3, 3);
 const MAP: (i64, i16) = (1, 2);
 
-/// A value that is put together from the columns below.
+/// How a value is assembled from the columns below.
 enum NodeForm {
-    /// The number of the leaf.
+    /// The index of the leaf.
     Value(usize),
     Structure(Vec<(String, Node)>),
     List(Repeated),
@@ -32,7 +33,7 @@ enum NodeForm {
     Map(Repeated),
 }
 
-/// A repeated value, and the levels of its elements: the repetition they go on with, the definition they are there with.
+/// A repeated value: the repetition level at which a list continues, and the definition level at which an element exists.
 struct Repeated {
     element: Box<Node>,
     repeated: u8,
@@ -41,30 +42,30 @@ struct Repeated {
 
 struct Node {
     form: NodeForm,
-    /// Where it may be absent, the definition it has where it is there.
+    /// The definition level of a present value, where it is optional.
     optional: Option<u8>,
-    /// The first leaf below it and the one behind the last.
+    /// The range of leaves below it.
     leaves: (usize, usize),
 }
 
 /// The rows of a file in order.
 pub(in crate::formats) struct Rows {
-    /// Until it is opened by the first `next`.
+    /// Set until the first `next` opens it.
     file: Option<Bytes>,
     max_row_bytes: usize,
     max_image_bytes: usize,
     most_bytes: usize,
     top: Vec<(String, Node)>,
     leaves: Vec<Leaf>,
-    /// Rows of each group.
+    /// Number of rows of each row group.
     groups: Vec<u64>,
     group: usize,
     left: u64,
     row: u64,
 }
 
-impl reading::Rows for Rows {
-    fn next(&mut self) -> Result<Option<Row>, Trouble> {
+impl stream_format::Rows for Rows {
+    fn next(&mut self) -> Result<Option<Row>, ReadError> {
         if let Some(file) = self.file.take() {
             self.open(file)?;
         }
@@ -72,7 +73,9 @@ impl reading::Rows for Rows {
             if self.group > 0
                 && self.leaves.iter_mut().map(Leaf::is_done).any(|done| !matches!(done, Ok(true)))
             {
-                return Err(Fault::file(Reason::Damaged, "a column goes on behind its row group").into());
+                return Err(
+                    Fault::file(Reason::Damaged, "a column has more values than its row group").into()
+                );
             }
             let Some(rows) = self.groups.get(self.group) else { return Ok(None) };
             self.left = *rows;
@@ -82,11 +85,11 @@ impl reading::Rows for Rows {
         self.left -= 1;
         self.row += 1;
         let row = self.row;
-        let mut taken = Taken::default();
-        let fields = self.fields(&mut taken).map_err(|trouble| match trouble {
-            Trouble::Wrong(mut fault) => {
+        let mut taken = RowUsage::default();
+        let fields = self.fields(&mut taken).map_err(|error| match error {
+            ReadError::Invalid(mut fault) => {
                 fault.row = Some(row);
-                Trouble::Wrong(fault)
+                ReadError::Invalid(fault)
             }
             failed => failed,
         })?;
@@ -94,15 +97,15 @@ impl reading::Rows for Rows {
             return Err(Fault::at_row(Reason::NotUtf8, row, 0, "a text of the row is not UTF-8").into());
         }
         if taken.bytes > self.max_row_bytes {
-            let said = format!("the row is longer than {} bytes", self.max_row_bytes);
-            return Err(Fault::at_row(Reason::TooLong, row, 0, said).into());
+            let message = format!("the row is longer than {} bytes", self.max_row_bytes);
+            return Err(Fault::at_row(Reason::TooLong, row, 0, message).into());
         }
         if taken.largest_image > self.max_image_bytes || taken.bytes + taken.image_bytes > self.most_bytes {
-            let said = format!(
+            let message = format!(
                 "the row has an image of {} bytes and {} bytes of images, more than {} and {}",
                 taken.largest_image, taken.image_bytes, self.max_image_bytes, self.most_bytes
             );
-            return Err(Fault::at_row(Reason::LargeImage, row, 0, said).into());
+            return Err(Fault::at_row(Reason::LargeImage, row, 0, message).into());
         }
         Ok(Some(Row { fields, line: None, row: Some(row), at: 0 }))
     }
@@ -124,7 +127,7 @@ impl Rows {
         }
     }
 
-    fn fields(&mut self, taken: &mut Taken) -> Result<Fields, Trouble> {
+    fn fields(&mut self, taken: &mut RowUsage) -> Result<Fields, ReadError> {
         let mut fields = Fields::default();
         for (name, node) in &self.top {
             fields.0.push((name.clone(), node.read(&mut self.leaves, taken)?));
@@ -132,7 +135,7 @@ impl Rows {
         Ok(fields)
     }
 
-    fn open(&mut self, file: Bytes) -> Result<(), Trouble> {
+    fn open(&mut self, file: Bytes) -> Result<(), ReadError> {
         let file = Column { file: Arc::new(file), chunks: Vec::new() };
         let Some((footer, data_end)) = file.footer()? else { return Ok(()) };
         let (schema, groups) = footer::schema_and_groups(&footer)?;
@@ -163,11 +166,11 @@ impl Rows {
     }
 }
 
-/// The bytes and values a row took so far.
+/// Bytes and values of a row so far.
 #[derive(Default)]
-struct Taken {
+struct RowUsage {
     values: usize,
-    /// Of texts.
+    /// Bytes of texts.
     bytes: usize,
     image_bytes: usize,
     largest_image: usize,
@@ -175,7 +178,7 @@ struct Taken {
 }
 
 impl Node {
-    fn read(&self, leaves: &mut [Leaf], taken: &mut Taken) -> Result<Field, Trouble> {
+    fn read(&self, leaves: &mut [Leaf], taken: &mut RowUsage) -> Result<Field, ReadError> {
         let (_, defined) = leaves[self.leaves.0].levels()?;
         if self.optional.is_some_and(|needed| defined < needed) {
             return self.absent(leaves, Field::Null);
@@ -185,7 +188,7 @@ impl Node {
             NodeForm::Structure(fields) => {
                 let mut read = Fields::default();
                 for (name, node) in fields {
-                    // Files of one schema write what an object has not as null.
+                    // Files with a single schema write missing keys of an object as null.
                     match node.read(leaves, taken)? {
                         Field::Null => {}
                         field => read.0.push((name.clone(), field)),
@@ -212,8 +215,8 @@ impl Node {
         &self,
         list: &Repeated,
         leaves: &mut [Leaf],
-        taken: &mut Taken,
-    ) -> Result<Vec<Field>, Trouble> {
+        taken: &mut RowUsage,
+    ) -> Result<Vec<Field>, ReadError> {
         let first = self.leaves.0;
         if leaves[first].levels()?.1 < list.defined {
             self.absent(leaves, Field::Null)?;
@@ -223,8 +226,8 @@ impl Node {
         loop {
             taken.values += 1;
             if taken.values > MOST_VALUES {
-                let said = format!("a row has more than {MOST_VALUES} values");
-                return Err(Fault::file(Reason::TooLong, said).into());
+                let message = format!("a row has more than {MOST_VALUES} values");
+                return Err(Fault::file(Reason::TooLong, message).into());
             }
             elements.push(list.element.read(leaves, taken)?);
             if leaves[first].is_done()? || leaves[first].levels()?.0 < list.repeated {
@@ -233,7 +236,7 @@ impl Node {
         }
     }
 
-    fn value(&self, value: Option<Option<Field>>, taken: &mut Taken) -> Field {
+    fn value(&self, value: Option<Option<Field>>, taken: &mut RowUsage) -> Field {
         match value {
             None => Field::Null,
             Some(None) => {
@@ -252,8 +255,8 @@ impl Node {
         }
     }
 
-    /// Every leaf below has one entry that says so.
-    fn absent(&self, leaves: &mut [Leaf], field: Field) -> Result<Field, Trouble> {
+    /// Consumes the single entry that every leaf below has for an absent value.
+    fn absent(&self, leaves: &mut [Leaf], field: Field) -> Result<Field, ReadError> {
         for leaf in &mut leaves[self.leaves.0..self.leaves.1] {
             leaf.take()?;
         }
@@ -264,7 +267,7 @@ impl Node {
 struct LeafColumn {
     path: Vec<String>,
     kind: i64,
-    /// Whether it may hold bytes that are no text.
+    /// Whether it may contain binary data.
     has_bytes: bool,
     repeated: u8,
     defined: u8,
@@ -272,14 +275,14 @@ struct LeafColumn {
 
 struct Builder<'s> {
     schema: &'s [Element],
-    /// Whether bytes that are no text are read.
+    /// Whether binary data is read.
     reads_bytes: bool,
     found: Vec<LeafColumn>,
 }
 
 impl Builder<'_> {
-    /// The node at `at` below a path with these levels of repetition and definition; `None` where nothing below it can
-    /// be read.
+    /// The node at `at` below a path with these maximum repetition and definition levels; `None` where nothing below it can be
+    /// read.
     fn node(&mut self, at: usize, path: &mut Vec<String>, levels: (u8, u8)) -> Result<Option<Node>, Fault> {
         let element = &self.schema[at];
         if path.len() >= DEEPEST {
@@ -350,7 +353,7 @@ impl Builder<'_> {
         let is = |(old, new)| element.converted == Some(old) || element.logical == Some(new);
         let is_only_list = matches!(fields.as_slice(), [(_, Node { form: NodeForm::List(_), .. })]);
         if is_only_list && (is(LIST) || is(MAP)) {
-            // The group around the repeated one is a name for the list itself.
+            // The group around the repeated one stands for the list itself.
             let (_, list) = fields.remove(0);
             let NodeForm::List(list) = list.form else { unreachable!("it is a list") };
             return Ok(Some(match is(MAP) {
@@ -362,7 +365,7 @@ impl Builder<'_> {
     }
 }
 
-/// A list's repeated group is a frame around its element where it holds nothing else.
+/// Unwraps the repeated group of a list where it has only one field, the element.
 fn unwrapped(mut entry: Node) -> Node {
     match &mut entry.form {
         NodeForm::Structure(fields) if fields.len() == 1 && fields[0].0 != "array" => fields.remove(0).1,

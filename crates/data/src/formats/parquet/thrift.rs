@@ -1,21 +1,21 @@
-//! Thrift's compact protocol, as far as parquet's metadata needs it: integers, strings, lists, structures.
+//! Thrift's compact protocol, as far as parquet's metadata needs it: integers, strings, lists, structs.
 
-/// A position in encoded bytes. Every read is checked; an error says what was expected.
+/// A cursor over encoded bytes. Every read is checked.
 pub(super) struct Thrift<'b> {
     bytes: &'b [u8],
     at: usize,
 }
 
-/// The reason of a failure: the bytes ended, or say something impossible.
+/// The error of decoding: the bytes end too early, or are invalid.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Bad {
-    Ended,
-    Wrong(&'static str),
+pub(super) enum ThriftError {
+    UnexpectedEnd,
+    Invalid(&'static str),
 }
 
-type Result<T> = std::result::Result<T, Bad>;
+type Result<T> = std::result::Result<T, ThriftError>;
 
-/// The types of fields that are read here.
+/// The type ids of fields that are read here.
 pub(super) const TRUE: u8 = 1;
 pub(super) const FALSE: u8 = 2;
 const BYTE: u8 = 3;
@@ -30,7 +30,7 @@ const MAP: u8 = 11;
 pub(super) const STRUCT: u8 = 12;
 const UUID: u8 = 13;
 
-/// Structures inside one another. Parquet's own need six.
+/// Maximum nesting of structs. Parquet's own metadata needs six.
 const DEEPEST: usize = 16;
 
 impl<'b> Thrift<'b> {
@@ -38,13 +38,13 @@ impl<'b> Thrift<'b> {
         Self { bytes, at: 0 }
     }
 
-    /// Bytes read so far.
+    /// Number of bytes read so far.
     pub fn at(&self) -> usize {
         self.at
     }
 
-    /// Calls `field` with the number and type of every field of a structure. It reads the value and gives true, or
-    /// leaves it alone and gives false.
+    /// Calls `field` with the id and type of every field of a struct. It either reads the value and returns true, or leaves it
+    /// and returns false.
     pub fn structure(&mut self, mut field: impl FnMut(&mut Self, i16, u8) -> Result<bool>) -> Result<()> {
         let mut last = 0;
         while let Some((id, kind)) = self.field(last)? {
@@ -60,7 +60,7 @@ impl<'b> Thrift<'b> {
     pub fn list(&mut self, kind: u8, mut element: impl FnMut(&mut Self) -> Result<()>) -> Result<()> {
         let (found, len) = self.list_header()?;
         if found != kind && len > 0 {
-            return Err(Bad::Wrong("a list holds another type than it should"));
+            return Err(ThriftError::Invalid("a list holds another type than it should"));
         }
         (0..len).try_for_each(|_| element(self))
     }
@@ -72,7 +72,7 @@ impl<'b> Thrift<'b> {
 
     pub fn binary(&mut self) -> Result<&'b [u8]> {
         let len = self.varint()?;
-        self.take(usize::try_from(len).map_err(|_| Bad::Ended)?)
+        self.take(usize::try_from(len).map_err(|_| ThriftError::UnexpectedEnd)?)
     }
 
     fn field(&mut self, last: i16) -> Result<Option<(i16, u8)>> {
@@ -84,25 +84,25 @@ impl<'b> Thrift<'b> {
             0 => i16::try_from(self.integer()?).ok(),
             delta => last.checked_add(i16::from(delta)),
         };
-        Ok(Some((id.ok_or(Bad::Wrong("a field's number is too large"))?, byte & 15)))
+        Ok(Some((id.ok_or(ThriftError::Invalid("a field's number is too large"))?, byte & 15)))
     }
 
     fn list_header(&mut self) -> Result<(u8, usize)> {
         let byte = self.byte()?;
         let len = match byte >> 4 {
-            15 => usize::try_from(self.varint()?).map_err(|_| Bad::Ended)?,
+            15 => usize::try_from(self.varint()?).map_err(|_| ThriftError::UnexpectedEnd)?,
             short => usize::from(short),
         };
-        // An element takes a byte at least, so a length that lies costs nothing.
+        // An element takes at least one byte, so a false length is detected before anything is allocated.
         if len > self.bytes.len() - self.at {
-            return Err(Bad::Ended);
+            return Err(ThriftError::UnexpectedEnd);
         }
         Ok((byte & 15, len))
     }
 
     fn skip(&mut self, kind: u8, depth: usize) -> Result<()> {
         if depth > DEEPEST {
-            return Err(Bad::Wrong("structures lie too deep inside one another"));
+            return Err(ThriftError::Invalid("structures are nested too deeply"));
         }
         match kind {
             TRUE | FALSE => {}
@@ -118,7 +118,7 @@ impl<'b> Thrift<'b> {
             MAP => {
                 let len = self.varint()?;
                 if len > (self.bytes.len() - self.at) as u64 {
-                    return Err(Bad::Ended);
+                    return Err(ThriftError::UnexpectedEnd);
                 }
                 if len > 0 {
                     let kinds = self.byte()?;
@@ -135,12 +135,12 @@ impl<'b> Thrift<'b> {
                     self.skip(kind, depth + 1)?;
                 }
             }
-            _ => return Err(Bad::Wrong("a field has a type that does not exist")),
+            _ => return Err(ThriftError::Invalid("a field has a type that does not exist")),
         }
         Ok(())
     }
 
-    /// In lists and maps truth values have a byte of their own.
+    /// Booleans in lists and maps take a byte each.
     fn skip_element(&mut self, kind: u8, depth: usize) -> Result<()> {
         match kind {
             TRUE | FALSE => self.byte().map(drop),
@@ -157,7 +157,7 @@ impl<'b> Thrift<'b> {
                 return Ok(value);
             }
         }
-        Err(Bad::Wrong("an integer is too long"))
+        Err(ThriftError::Invalid("an integer is too long"))
     }
 
     fn byte(&mut self) -> Result<u8> {
@@ -165,7 +165,11 @@ impl<'b> Thrift<'b> {
     }
 
     fn take(&mut self, len: usize) -> Result<&'b [u8]> {
-        let end = self.at.checked_add(len).filter(|end| *end <= self.bytes.len()).ok_or(Bad::Ended)?;
+        let end = self
+            .at
+            .checked_add(len)
+            .filter(|end| *end <= self.bytes.len())
+            .ok_or(ThriftError::UnexpectedEnd)?;
         let taken = &self.bytes[self.at..end];
         self.at = end;
         Ok(taken)

@@ -1,9 +1,9 @@
-//! Operations of RandAugment on colours, with Pillow's arithmetic: `ImageOps` and `ImageEnhance`.
+//! Colour operations of RandAugment, with Pillow's arithmetic (`ImageOps` and `ImageEnhance`).
 
 use super::canvas::Canvas;
 use crate::images::CHANNELS;
 
-/// Stretches every channel so that its least byte becomes 0 and its largest 255.
+/// Stretches every channel so that its smallest byte becomes 0 and its largest 255.
 pub(super) fn auto_contrast(canvas: &mut Canvas<'_>, _: f64) {
     let tables = canvas.histograms().map(|counts| {
         let least = counts.iter().position(|count| *count > 0).unwrap_or(0);
@@ -13,13 +13,13 @@ pub(super) fn auto_contrast(canvas: &mut Canvas<'_>, _: f64) {
         }
         let scale = 255.0 / (most - least) as f64;
         let offset = -(least as f64) * scale;
-        // A conversion cuts off what is out of range, and the fraction.
+        // The conversion saturates and truncates.
         std::array::from_fn(|byte| (byte as f64 * scale + offset) as u8)
     });
     canvas.map_channels(tables);
 }
 
-/// Makes all bytes of a channel about equally frequent.
+/// Equalises the histogram of every channel.
 pub(super) fn equalize(canvas: &mut Canvas<'_>, _: f64) {
     let tables = canvas.histograms().map(|counts| {
         let all: usize = counts.iter().sum();
@@ -48,7 +48,7 @@ pub(super) fn posterize(canvas: &mut Canvas<'_>, bits: f64) {
     canvas.map(|byte| byte & mask);
 }
 
-/// Inverts bytes from a threshold on.
+/// Inverts bytes that are at least the threshold.
 pub(super) fn solarize(canvas: &mut Canvas<'_>, threshold: f64) {
     canvas.map(|byte| if f64::from(byte) < threshold { byte } else { 255 - byte });
 }
@@ -58,7 +58,7 @@ pub(super) fn solarize_add(canvas: &mut Canvas<'_>, added: f64) {
     canvas.map(|byte| if byte < 128 { byte.saturating_add(added as u8) } else { byte });
 }
 
-/// Scales the distance of every pixel from its grey.
+/// Scales the distance of every pixel from its luminance.
 pub(super) fn colour(canvas: &mut Canvas<'_>, factor: f64) {
     for pixel in canvas.pixels.chunks_exact_mut(CHANNELS) {
         let grey = grey(pixel);
@@ -66,7 +66,7 @@ pub(super) fn colour(canvas: &mut Canvas<'_>, factor: f64) {
     }
 }
 
-/// Scales the distance of every byte from the mean of the image's grey.
+/// Scales the distance of every byte from the mean luminance of the image.
 pub(super) fn contrast(canvas: &mut Canvas<'_>, factor: f64) {
     let greys = canvas.pixels.chunks_exact(CHANNELS).map(|pixel| u64::from(grey(pixel)));
     let count = (canvas.pixels.len() / CHANNELS) as f64;
@@ -78,7 +78,7 @@ pub(super) fn brightness(canvas: &mut Canvas<'_>, factor: f64) {
     canvas.map(|byte| blend(0, byte, factor));
 }
 
-/// Scales the distance of every pixel from a mean of its neighbours, in which it counts five times. The edge stays.
+/// Scales the distance of every pixel from a smoothed image, in which the pixel itself has weight five. Border pixels stay.
 pub(super) fn sharpness(canvas: &mut Canvas<'_>, factor: f64) {
     const OTHER: f32 = 1.0 / 13.0;
     const OWN: f32 = 5.0 / 13.0;
@@ -99,14 +99,14 @@ pub(super) fn sharpness(canvas: &mut Canvas<'_>, factor: f64) {
     }
 }
 
-/// Luminance as ITU-R 601 weighs it.
+/// Luminance with the weights of ITU-R 601.
 fn grey(pixel: &[u8]) -> u8 {
     let [red, green, blue] = [pixel[0], pixel[1], pixel[2]].map(u32::from);
     ((red * 19595 + green * 38470 + blue * 7471 + 0x8000) >> 16) as u8
 }
 
-/// Between two bytes, or beyond the second.
+/// Interpolates between two bytes, or extrapolates beyond the second.
 fn blend(from: u8, to: u8, factor: f64) -> u8 {
-    // A conversion cuts off what is out of range, and the fraction.
+    // The conversion saturates and truncates.
     (f32::from(from) + factor as f32 * (f32::from(to) - f32::from(from))) as u8
 }

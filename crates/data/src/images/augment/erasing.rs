@@ -1,4 +1,4 @@
-//! Random erasing: a rectangle of an image replaced by one colour or by noise.
+//! Random erasing: replaces a rectangle of an image by one colour or by noise.
 
 use flatout_settings::choice;
 
@@ -7,13 +7,13 @@ use crate::images::CHANNELS;
 use crate::random::Uniform;
 
 choice! {
-    /// The pixels of an erased rectangle.
+    /// The content of an erased rectangle.
     pub enum ErasedWith {
-        /// The mean that images are normalised by, which a model sees as 0.
+        /// The mean of the normalisation, which a model sees as 0.
         Mean = "mean",
-        /// A normal colour around that mean, one for the rectangle.
+        /// One normally distributed colour around that mean.
         Colour = "colour",
-        /// A normal colour around that mean, another for every pixel.
+        /// A normally distributed colour around that mean for every pixel.
         Noise = "noise",
     }
 }
@@ -21,17 +21,17 @@ choice! {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Erasing {
     pub probability: f64,
-    /// Shares of the image's area, from and to.
+    /// Least and largest share of the image's area.
     pub area: (f64, f64),
-    /// Ratios of height to width, from and to; logarithms are drawn evenly.
+    /// Least and largest ratio of height to width; the logarithm is uniform.
     pub ratio: (f64, f64),
     pub with: ErasedWith,
-    /// The mean and deviation of every channel, of values from 0 to 1.
+    /// Mean and standard deviation of every channel, for values from 0 to 1.
     pub mean: [f64; CHANNELS],
     pub deviation: [f64; CHANNELS],
 }
 
-/// An erased part, in pixels.
+/// The erased rectangle, in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Rectangle {
     pub left: usize,
@@ -40,7 +40,7 @@ pub(super) struct Rectangle {
     pub height: usize,
 }
 
-/// How often an area and a ratio are drawn until a rectangle fits.
+/// Number of attempts to draw a rectangle that fits.
 const TRIES: usize = 10;
 
 impl Erasing {
@@ -63,7 +63,7 @@ impl Erasing {
         }
     }
 
-    /// A rectangle by numbers drawn between 0 and 1; `None` where none of the draws fits into the image.
+    /// Draws a rectangle; `None` where no attempt fits into the image.
     pub(super) fn rectangle(
         &self,
         width: usize,
@@ -85,7 +85,7 @@ impl Erasing {
         None
     }
 
-    /// The next colour. Values beyond black and white are clipped, because pixels are bytes.
+    /// The next colour. Values outside the range of a byte are clipped.
     fn colour(&self, uniform: &mut Uniform) -> [u8; CHANNELS] {
         std::array::from_fn(|channel| {
             let by = match self.with {

@@ -1,12 +1,12 @@
-//! Operations of RandAugment that move pixels, with Pillow's arithmetic: affine maps from the result to the image.
+//! Geometric operations of RandAugment, with Pillow's arithmetic: affine maps from output to input coordinates.
 
 use super::canvas::Canvas;
 use crate::images::CHANNELS;
 use crate::images::filter::Filter;
 
-/// Rotates around the middle, counterclockwise.
+/// Rotates counterclockwise around the centre.
 pub(super) fn rotate(canvas: &mut Canvas<'_>, degrees: f64) {
-    // Pillow rounds to 15 digits, so that right angles are right.
+    // Pillow rounds to 15 digits, so that right angles are exact.
     let rounded = |value: f64| (value * 1e15).round() / 1e15;
     let (sin, cos) = (-degrees.to_radians()).sin_cos();
     let (sin, cos) = (rounded(sin), rounded(cos));
@@ -24,17 +24,17 @@ pub(super) fn shear_y(canvas: &mut Canvas<'_>, factor: f64) {
     affine(canvas, [1.0, 0.0, 0.0, factor, 1.0, 0.0]);
 }
 
-/// By a share of the width.
+/// Translates by a share of the width.
 pub(super) fn translate_x(canvas: &mut Canvas<'_>, share: f64) {
     affine(canvas, [1.0, 0.0, share * canvas.width as f64, 0.0, 1.0, 0.0]);
 }
 
-/// By a share of the height.
+/// Translates by a share of the height.
 pub(super) fn translate_y(canvas: &mut Canvas<'_>, share: f64) {
     affine(canvas, [1.0, 0.0, 0.0, 0.0, 1.0, share * canvas.height() as f64]);
 }
 
-/// Takes the pixel at (x, y) from (a x + b y + c, d x + e y + f), between pixels and in pixels from the edge.
+/// Takes the pixel at (x, y) from (a x + b y + c, d x + e y + f), where coordinates are those of pixel edges.
 fn affine(canvas: &mut Canvas<'_>, [a, b, c, d, e, f]: [f64; 6]) {
     let source = Source { width: canvas.width, height: canvas.height(), pixels: canvas.spare };
     source.pixels.clear();
@@ -54,7 +54,7 @@ fn affine(canvas: &mut Canvas<'_>, [a, b, c, d, e, f]: [f64; 6]) {
     }
 }
 
-/// The image that is read from.
+/// The input image.
 struct Source<'a> {
     width: usize,
     height: usize,
@@ -62,7 +62,7 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// The colour at a place, in pixels from the middle of the first one.
+    /// The interpolated colour at a position, relative to the centre of the first pixel.
     fn at(&self, filter: Filter, [x, y]: [f64; 2]) -> [u8; CHANNELS] {
         let (left, top) = (x.floor(), y.floor());
         let (right, down) = (x - left, y - top);
@@ -78,7 +78,7 @@ impl Source<'_> {
                     |[one, other]| one + (other - one) * down,
                 )
             }
-            // Nothing is scaled here, so that the four nearest pixels of a side are enough.
+            // The scale is 1, so the four nearest pixels in each direction suffice.
             Filter::Bicubic | Filter::Lanczos => {
                 let columns = [-1, 0, 1, 2].map(|by| inside(left + by, self.width));
                 let rows = [-1, 0, 1, 2].map(|by| inside(top + by, self.height));
@@ -87,7 +87,7 @@ impl Source<'_> {
         }
     }
 
-    /// Values of the given rows and columns, mixed along each row and then across the rows.
+    /// Interpolates along each of the given rows, and then across the rows.
     fn mixed<const N: usize>(
         &self,
         rows: [usize; N],
@@ -98,18 +98,18 @@ impl Source<'_> {
         let rows = rows.map(|row| &self.pixels[row * self.width * CHANNELS..][..self.width * CHANNELS]);
         std::array::from_fn(|channel| {
             let value = |row: &[u8]| along(columns.map(|column| f64::from(row[column * CHANNELS + channel])));
-            // A conversion cuts off what is out of range, and the fraction.
+            // The conversion saturates and truncates.
             across(rows.map(value)) as u8
         })
     }
 }
 
-/// The pixel itself, or the nearest one at the edge.
+/// The index itself, clamped to the image.
 fn inside(place: isize, count: usize) -> usize {
     place.clamp(0, count as isize - 1) as usize
 }
 
-/// Pillow's cubic through the two values in the middle, of coefficient -1.
+/// Pillow's cubic interpolation between the two middle values, with coefficient -1.
 fn cubic([before, one, other, behind]: [f64; 4], by: f64) -> f64 {
     let slope = -before + other;
     let curve = 2.0 * (before - one) + other - behind;

@@ -1,7 +1,7 @@
-//! Training images changed at random, after they were cut, scaled and mirrored: RandAugment, then random erasing.
+//! Random changes to training images after cropping, scaling and mirroring: RandAugment, then random erasing.
 //!
-//! Draws follow from the key of a sample alone, in streams apart from the one that draws its part: threads, ranks
-//! and resumed runs change no bit, and a run without these has the bits it had before there were any.
+//! Random numbers depend on the key of a sample alone and have streams separate from the one that draws the crop. Threads,
+//! ranks and resumed runs therefore do not change results, and neither do these operations where they are disabled.
 
 mod canvas;
 mod colours;
@@ -26,7 +26,7 @@ pub struct Changes {
     pub erasing: Option<Erasing>,
 }
 
-/// Streams of random numbers of a sample: that of its part has no number.
+/// Numbers of the random streams of a sample. The stream of its crop has none.
 const OPERATIONS: u64 = 1;
 const ERASED: u64 = 2;
 
@@ -37,7 +37,7 @@ impl Changes {
         *self == Self::NONE
     }
 
-    /// Changes pixels of rows of `width`. `spare` is worked in.
+    /// Changes pixels in rows of `width`. `spare` is scratch memory.
     pub(super) fn apply(
         &self,
         sample: u64,
@@ -56,7 +56,7 @@ impl Changes {
     }
 }
 
-/// A normal number of mean 0 and deviation 1.
+/// A standard normal number.
 fn normal(uniform: &mut Uniform) -> f64 {
     let (radius, angle) = (1.0 - uniform.draw(), uniform.draw());
     (-2.0 * radius.ln()).sqrt() * (std::f64::consts::TAU * angle).cos()

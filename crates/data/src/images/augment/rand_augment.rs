@@ -1,7 +1,7 @@
-//! RandAugment: a few operations, drawn from a table, each about as strong as asked for.
+//! RandAugment: applies a few operations drawn from a table, with random magnitudes around a given one.
 //!
-//! Operations and strengths are those of timm's `rand-mM-nN-mstdS-pP-inc1`, the form that vision transformers are trained
-//! with. Magnitudes go from 0 to 10, and every operation but three, which have one strength, grows with them.
+//! Operations and magnitudes are those of timm's `rand-mM-nN-mstdS-pP-inc1`, with which vision transformers are usually
+//! trained. Magnitudes go from 0 to 10; all operations but three, which have a single strength, grow with them.
 
 use super::canvas::Canvas;
 use super::{colours, geometry, normal};
@@ -10,21 +10,21 @@ use crate::random::{Uniform, key};
 
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RandAugment {
-    /// Operations that are drawn for an image, one after another; one may be drawn twice.
+    /// Number of operations drawn per image, with replacement.
     pub operations: usize,
-    /// The probability that a drawn operation is applied.
+    /// Probability that a drawn operation is applied.
     pub probability: f64,
-    /// The mean and deviation of a magnitude, which is cut off at 0 and 10.
+    /// Mean and standard deviation of the magnitude, which is clipped to 0 to 10.
     pub magnitude: f64,
     pub noise: f64,
-    /// The colour of what operations move into the image from outside.
+    /// Colour of pixels that operations move in from outside the image.
     pub fill: [u8; CHANNELS],
 }
 
 /// The largest magnitude.
 const MOST: f64 = 10.0;
 
-/// An operation of the table.
+/// A row of the table of operations.
 pub(super) struct Operation {
     /// The argument of the operation for a level from 0 to 1 and a sign of -1 or 1.
     pub argument: fn(f64, f64) -> f64,
@@ -50,7 +50,7 @@ pub(super) const TABLE: [Operation; 15] = [
     Operation { argument: |level, sign| sign * level * 0.45, apply: geometry::translate_y },
 ];
 
-/// A factor around 1, which changes nothing.
+/// A factor around 1, which leaves the image unchanged.
 fn enhancement(level: f64, sign: f64) -> f64 {
     (1.0 + sign * level * 0.9).max(0.1)
 }

@@ -1,4 +1,4 @@
-//! Every operation against timm's (`tests/augment/make.py`), and what is drawn of them.
+//! Tests of every operation against timm's (`tests/augment/make.py`), and of the random choices.
 
 use serde_json::Value;
 
@@ -26,7 +26,7 @@ impl Golden {
         Self { bytes: read("expected.bin"), width, height, expected }
     }
 
-    /// The pixels of the image, which is the first, and of every result.
+    /// The pixels of a stored image: number 0 is the input, and the others are results.
     fn pixels(&self, number: usize) -> &[u8] {
         let image = self.width * self.height * CHANNELS;
         &self.bytes[number * image..][..image]
@@ -101,7 +101,7 @@ fn a_sample_has_one_change_and_others_have_others() {
     let changes = Changes { rand_augment: Some(RAND_AUGMENT), erasing: Some(ERASING) };
     let all: Vec<Vec<u8>> = (0..400).map(|sample| changed(changes, sample, &golden)).collect();
     assert!((0..400).all(|sample| changed(changes, sample, &golden) == all[sample as usize]));
-    // An image stays where neither operation is applied and nothing is erased: 0.5 * 0.5 * 0.75 of all.
+    // An image stays unchanged where neither operation is applied and nothing is erased: with probability 0.5 * 0.5 * 0.75.
     let same = all.iter().filter(|pixels| pixels.as_slice() == golden.pixels(0)).count();
     assert!((50..100).contains(&same), "{same} of 400 are as they were");
     let distinct: std::collections::BTreeSet<&Vec<u8>> = all.iter().collect();
@@ -109,7 +109,7 @@ fn a_sample_has_one_change_and_others_have_others() {
     assert_eq!(changed(Changes::NONE, 3, &golden), golden.pixels(0));
 }
 
-/// Changes of one kind do not move what is drawn for the other.
+/// Changes of one kind do not affect the random numbers of the other.
 #[test]
 fn erasing_is_drawn_apart_from_operations() {
     let golden = Golden::read();
@@ -123,13 +123,13 @@ fn erasing_is_drawn_apart_from_operations() {
 }
 
 #[test]
-fn operations_are_drawn_evenly_and_about_as_strong_as_asked_for() {
+fn operations_are_uniform_with_the_requested_magnitude() {
     let mut counts = [0; TABLE.len()];
     let mut levels = Vec::new();
     for sample in 0..6000 {
         let mut uniform = Uniform::new(key(key(sample, OPERATIONS), 0));
         counts[(uniform.draw() * TABLE.len() as f64) as usize] += 1;
-        // Whether it is applied, and its sign.
+        // The draws for whether it is applied, and for its sign.
         let _ = [uniform.draw(), uniform.draw()];
         levels.push(9.0 + 0.5 * normal(&mut uniform));
     }
@@ -143,7 +143,7 @@ fn operations_are_drawn_evenly_and_about_as_strong_as_asked_for() {
 fn erased_pixels_are_the_mean_or_lie_around_it() {
     let (width, height) = (64, 64);
     let erased = |with: ErasedWith, sample: u64| {
-        // One that no noise has by itself.
+        // A value that noise does not produce.
         let mut pixels = vec![1; width * height * CHANNELS];
         let area = (0.5, 0.5);
         let erasing = Erasing { probability: 1.0, area, ratio: (1.0, 1.0), with, ..ERASING };

@@ -1,11 +1,11 @@
-//! A JPEG decoder for baseline and progressive photographs that decodes only what a view needs.
+//! A JPEG decoder for baseline and progressive images that decodes only the parts a view needs.
 //!
-//! It reads one scan or progressive ones, grey or luminance and two colours; others go to the library's decoder.
-//! Blocks outside the part that is seen are read over, rows below it are not read, and each component is transformed at
-//! the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels for every one of the view.
+//! It supports a single sequential scan or progressive scans, with one component or YCbCr; other images go to the library's
+//! decoder. Blocks outside the crop are entropy-decoded but not transformed, MCU rows below it are not read, and each component
+//! is transformed at the smallest scale (1, 1/2, 1/4, 1/8) that still has two pixels per pixel of the view.
 //!
-//! Components stay planes of their own size. They are scaled one by one and become colours at the size of the view, which
-//! is the same as doing so before, but for rounding and for colours out of range in between.
+//! Components stay separate planes of their own size. They are resampled one by one and converted to RGB at the size of the
+//! view, which differs from converting first only by rounding and clipping.
 
 use std::cell::RefCell;
 
@@ -18,69 +18,69 @@ use super::progressive::{Blocks, coefficients};
 use crate::images::resample::{Region, byte};
 use crate::images::view::Crop;
 
-/// The pixels of a component that cover what is seen, and where in them that is.
+/// The pixels of a component that cover the crop, and the position of the crop in them.
 #[derive(Debug, Clone, PartialEq)]
 pub(in crate::images) struct Plane {
     pub width: usize,
     pub height: usize,
-    /// Rows are this far apart.
+    /// Distance between rows.
     pub stride: usize,
     pub bytes: Vec<u8>,
     pub part: Region,
 }
 
 thread_local! {
-    /// Memory of planes that are done with: new memory comes page by page, which is a twentieth of the time of a picture.
-    static KEPT: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    /// Pool of freed planes: touching fresh memory page by page would cost a twentieth of the time of an image.
+    static POOL: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Planes whose memory a thread keeps, and the most bytes of one.
-const MOST_KEPT: usize = 3;
-const MOST_KEPT_BYTES: usize = 4 << 20;
+/// Number of planes in a thread's pool, and the largest size of one.
+const MOST_POOLED: usize = 3;
+const MOST_POOLED_BYTES: usize = 4 << 20;
 
-/// A buffer of `bytes` bytes of any content.
-fn spare(bytes: usize) -> Vec<u8> {
-    let mut found = KEPT.with_borrow_mut(Vec::pop).unwrap_or_default();
+/// A buffer of `bytes` bytes with arbitrary content.
+fn pooled_buffer(bytes: usize) -> Vec<u8> {
+    let mut found = POOL.with_borrow_mut(Vec::pop).unwrap_or_default();
     found.resize(bytes, 0);
     found
 }
 
 impl Drop for Plane {
     fn drop(&mut self) {
-        if self.bytes.capacity() > MOST_KEPT_BYTES {
+        if self.bytes.capacity() > MOST_POOLED_BYTES {
             return;
         }
         let bytes = std::mem::take(&mut self.bytes);
-        // A thread that ends has no use for it.
-        let _ = KEPT.try_with(|kept| {
-            let mut kept = kept.borrow_mut();
-            if kept.len() < MOST_KEPT {
-                kept.push(bytes);
+        // The pool no longer exists while the thread ends.
+        let _ = POOL.try_with(|pool| {
+            let mut pool = pool.borrow_mut();
+            if pool.len() < MOST_POOLED {
+                pool.push(bytes);
             }
         });
     }
 }
 
-/// The segments before the scan, of an image that this decoder reads.
+/// The segments before the entropy-coded data, of an image that this decoder supports.
 pub(super) struct Baseline<'a> {
     width: usize,
     height: usize,
     is_progressive: bool,
     pub components: Vec<Component>,
-    /// Of each number, where there is one.
+    /// Quantisation tables by number.
     quantisation: [Option<Box<[u16; 64]>>; 4],
     pub dc_tables: [Option<Huffman>; 4],
     pub ac_tables: [Option<Huffman>; 4],
-    /// Groups of blocks between restarts; 0 for none.
+    /// Restart interval in MCUs; 0 for none.
     pub restart: usize,
-    /// The codes of the only scan; of a progressive one everything from the first scan's marker on.
+    /// The entropy-coded data of the only scan; of a progressive image, everything from the first SOS marker on.
     pub data: &'a [u8],
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Component {
     pub id: u8,
-    /// Blocks of a group across and down.
+    /// Horizontal and vertical sampling factor: blocks per MCU.
     pub across: usize,
     pub down: usize,
     quantisation: usize,
@@ -88,13 +88,13 @@ pub(super) struct Component {
     ac_table: usize,
 }
 
-/// Pixels of a reduced scale for every pixel of the view, in each direction: with fewer, edges would be visibly sharper
-/// than those of the whole picture made smaller.
+/// Least pixels of a reduced scale per pixel of the view, in each direction. With fewer, edges would be visibly sharper than in
+/// a downscaled full image.
 const SPARE: f64 = 2.0;
 pub(super) const DAMAGED: Broken = "a table is damaged";
 
 impl<'a> Baseline<'a> {
-    /// `None` for a JPEG of another kind. The segments have been walked over before: their lengths fit.
+    /// `None` for an unsupported JPEG. The segments were validated before: their lengths fit.
     pub fn read(bytes: &'a [u8]) -> Result<Option<Self>, Broken> {
         let mut found = Self {
             width: 0,
@@ -129,11 +129,12 @@ impl<'a> Baseline<'a> {
                     }
                     found.is_progressive = marker == 0xc2;
                 }
-                // Adobe's note: 1 is luminance and colours; others are left to the other decoder.
+                // Colour transform 1 of Adobe's APP14 segment is YCbCr; other values are left to the library's decoder.
                 0xee if body.starts_with(b"Adobe") && body.get(11) != Some(&1) => return Ok(None),
                 0xda if found.is_progressive => {
                     found.data = &bytes[at - length - 1..];
-                    // Steps that come between scans are left to the other decoder. Codes never hold their marker.
+                    // Quantisation tables between scans are left to the library's decoder. Entropy-coded data never contains
+                    // their marker.
                     let has_steps_later = memchr::memmem::find(found.data, &[0xff, 0xdb]).is_some();
                     return Ok((!has_steps_later && !found.components.is_empty()).then_some(found));
                 }
@@ -160,7 +161,7 @@ impl<'a> Baseline<'a> {
         Ok(())
     }
 
-    /// Whether the frame is of the kind that is read here: one or three components, colours not finer than luminance.
+    /// Parses the frame header. Returns whether it is supported: one or three components, chroma no finer than luma.
     fn take_frame(&mut self, body: &[u8]) -> Result<bool, Broken> {
         let [8, h1, h0, w1, w0, count, rest @ ..] = body else { return Ok(false) };
         (self.width, self.height) =
@@ -179,7 +180,7 @@ impl<'a> Baseline<'a> {
         }
         Ok(match self.components.as_mut_slice() {
             [grey] => {
-                // The only component of a scan is not grouped, whatever it says.
+                // The blocks of a scan with one component are not interleaved, whatever its sampling factors.
                 (grey.across, grey.down) = (1, 1);
                 true
             }
@@ -192,7 +193,7 @@ impl<'a> Baseline<'a> {
         })
     }
 
-    /// Whether the scan has all components in their order.
+    /// Parses the scan header. Returns whether the scan has all components in order.
     fn take_scan(&mut self, body: &[u8]) -> Result<bool, Broken> {
         let [count, rest @ ..] = body else { return Err(DAMAGED) };
         let named = rest.get(..2 * usize::from(*count)).ok_or(DAMAGED)?;
@@ -212,49 +213,52 @@ impl<'a> Baseline<'a> {
         (self.width, self.height)
     }
 
-    /// Blocks of a group of the finest component, across and down.
+    /// The largest sampling factors, horizontal and vertical.
     fn finest(&self) -> (usize, usize) {
         (self.components[0].across, self.components[0].down)
     }
 
-    /// Groups of the picture, across and down.
+    /// Number of MCUs, horizontal and vertical.
     pub fn groups(&self) -> (usize, usize) {
         let finest = self.finest();
         (self.width.div_ceil(8 * finest.0), self.height.div_ceil(8 * finest.1))
     }
 
-    /// Blocks of a component that have pixels of the picture, across and down.
+    /// Number of blocks of a component that contain pixels of the image, horizontal and vertical.
     pub fn blocks(&self, number: usize) -> (usize, usize) {
         let (component, finest) = (&self.components[number], self.finest());
         let blocks = |pixels: usize, own: usize, finest: usize| (pixels * own).div_ceil(finest).div_ceil(8);
         (blocks(self.width, component.across, finest.0), blocks(self.height, component.down, finest.1))
     }
 
-    /// The whole picture, rows of red, green and blue.
+    /// Decodes the whole image to RGB.
     pub fn whole(&self, out: &mut Vec<u8>) -> Result<(), Broken> {
         let (width, height) = (self.width, self.height);
         let planes =
             self.planes(Crop { left: 0, top: 0, width, height, is_flipped: false }, width, height)?;
-        // Every byte is written.
+        // Every byte is overwritten.
         out.resize(width * height * 3, 0);
         colours(&planes, width, out);
         Ok(())
     }
 
-    /// The planes of what is seen, for a view of `width` x `height`.
+    /// The planes of a crop, for a view of `width` x `height`.
     pub fn planes(&self, crop: Crop, width: usize, height: usize) -> Result<Vec<Plane>, Broken> {
         let scan = Scan::new(if self.is_progressive { &[] } else { self.data });
-        // With the widest vectors there are: no operation is joined with another, so the bytes do not depend on them.
+        // Uses the widest vectors available. Operations are not fused, so the result does not depend on them.
         #[cfg(target_arch = "x86_64")]
         if let Some(transform) = pulp::x86::V3::try_new() {
             let view = (width, height);
-            return Simd::vectorize(transform, Making { image: self, scan: &scan, crop, view, transform });
+            return Simd::vectorize(
+                transform,
+                VectorisedPlanes { image: self, scan: &scan, crop, view, transform },
+            );
         }
-        self.made(&scan, crop, (width, height), Portable)
+        self.decode_planes(&scan, crop, (width, height), Portable)
     }
 
     #[inline(always)]
-    fn made(
+    fn decode_planes(
         &self,
         scan: &Scan,
         crop: Crop,
@@ -264,13 +268,13 @@ impl<'a> Baseline<'a> {
         let (finest, groups) = (self.finest(), self.groups());
         let across = Span::of(crop.left, crop.width, 8 * finest.0);
         let down = Span::of(crop.top, crop.height, 8 * finest.1);
-        let mut made = Vec::new();
+        let mut decoders = Vec::new();
         for component in &self.components {
-            made.push(Made::new(self, component, crop, view, (across, down))?);
+            decoders.push(ComponentDecoder::new(self, component, crop, view, (across, down))?);
         }
         if self.is_progressive {
-            for (made, blocks) in made.iter_mut().zip(coefficients(self)?) {
-                made.read = Some(blocks);
+            for (decoder, blocks) in decoders.iter_mut().zip(coefficients(self)?) {
+                decoder.read = Some(blocks);
             }
         }
         let mut bits = scan.bits();
@@ -284,20 +288,20 @@ impl<'a> Baseline<'a> {
                     predictions = [0; 3];
                 }
                 let is_seen = row >= down.begin && across.contains(column);
-                for (made, prediction) in made.iter_mut().zip(&mut predictions) {
+                for (decoder, prediction) in decoders.iter_mut().zip(&mut predictions) {
                     let at = is_seen.then(|| (column - across.begin, row - down.begin));
-                    made.group(&mut bits, prediction, (column, row), at, transform)?;
+                    decoder.group(&mut bits, prediction, (column, row), at, transform)?;
                 }
             }
-            if bits.is_overdrawn() {
-                return Err("it ends in the middle");
+            if bits.is_past_end() {
+                return Err("its entropy-coded data ends too early");
             }
         }
-        Ok(made.into_iter().map(|made| made.plane).collect())
+        Ok(decoders.into_iter().map(|decoder| decoder.plane).collect())
     }
 }
 
-/// Tables of codes of a segment, into their places.
+/// Parses the Huffman tables of a DHT segment.
 pub(super) fn table_of_codes(
     mut body: &[u8],
     dc_tables: &mut [Option<Huffman>; 4],
@@ -314,8 +318,8 @@ pub(super) fn table_of_codes(
     Ok(())
 }
 
-/// Planes that are to be made.
-struct Making<'a, T> {
+/// The arguments of [`Baseline::decode_planes`], for vectorisation.
+struct VectorisedPlanes<'a, T> {
     image: &'a Baseline<'a>,
     scan: &'a Scan,
     crop: Crop,
@@ -323,16 +327,16 @@ struct Making<'a, T> {
     transform: T,
 }
 
-impl<T: Transform> WithSimd for Making<'_, T> {
+impl<T: Transform> WithSimd for VectorisedPlanes<'_, T> {
     type Output = Result<Vec<Plane>, Broken>;
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) -> Self::Output {
-        self.image.made(self.scan, self.crop, self.view, self.transform)
+        self.image.decode_planes(self.scan, self.crop, self.view, self.transform)
     }
 }
 
-/// Groups of blocks that cover a stretch of pixels.
+/// The MCUs that cover a range of pixels.
 #[derive(Debug, Clone, Copy)]
 struct Span {
     begin: usize,
@@ -353,23 +357,23 @@ impl Span {
     }
 }
 
-/// A component while it is made.
-struct Made<'a> {
-    /// Of the only scan; a progressive one's are its scans'.
+/// The state of a component during decoding.
+struct ComponentDecoder<'a> {
+    /// Table of the only scan; progressive scans have their own.
     dc_table: Option<&'a Huffman>,
     ac_table: Option<&'a Huffman>,
-    /// The coefficients of these scans.
+    /// The coefficients of progressive scans.
     read: Option<Blocks>,
     steps: [f32; 64],
-    /// Blocks of a group.
+    /// Sampling factors: blocks per MCU.
     across: usize,
     down: usize,
-    /// Pixels of a block, in each direction.
+    /// Width and height of a transformed block in pixels.
     size: usize,
     plane: Plane,
 }
 
-impl<'a> Made<'a> {
+impl<'a> ComponentDecoder<'a> {
     fn new(
         image: &'a Baseline<'_>,
         component: &Component,
@@ -387,16 +391,16 @@ impl<'a> Made<'a> {
         let size = [1, 2, 4].into_iter().find(suffices).unwrap_or(8);
         let scale = (share.0 * size as f64 / 8.0, share.1 * size as f64 / 8.0);
         let first = (across.begin * component.across * size, down.begin * component.down * size);
-        // The encoder padded blocks beyond the image; those pixels are dropped.
+        // Blocks beyond the image are the encoder's padding; their pixels are dropped.
         let end = |pixels: usize, scale: f64| (pixels as f64 * scale).ceil() as usize;
         let stride = across.count() * component.across * size;
         let rows = down.count() * component.down * size;
         let table =
-            image.quantisation[component.quantisation].as_ref().ok_or("a table of steps is missing")?;
+            image.quantisation[component.quantisation].as_ref().ok_or("a quantisation table is missing")?;
         let codes = |tables: &'a [Option<Huffman>; 4], number: usize| {
             let table = tables[number].as_ref();
             if table.is_none() && !image.is_progressive {
-                Err("a table of codes is missing")
+                Err("a Huffman table is missing")
             } else {
                 Ok(table)
             }
@@ -413,8 +417,8 @@ impl<'a> Made<'a> {
                 width: (end(image.width, scale.0) - first.0).min(stride),
                 height: (end(image.height, scale.1) - first.1).min(rows),
                 stride,
-                // Every group that is seen is made, so every byte is written.
-                bytes: spare(stride * rows),
+                // Every MCU of the crop is transformed, so every byte is overwritten.
+                bytes: pooled_buffer(stride * rows),
                 part: Region {
                     left: crop.left as f64 * scale.0 - first.0 as f64,
                     top: crop.top as f64 * scale.1 - first.1 as f64,
@@ -426,7 +430,7 @@ impl<'a> Made<'a> {
         })
     }
 
-    /// The blocks of a group of the picture: made at a place among the groups that are seen, or read over.
+    /// Decodes the blocks of an MCU, and transforms them where the MCU has a position `at` in the crop.
     #[inline(always)]
     fn group(
         &mut self,
@@ -458,15 +462,15 @@ impl<'a> Made<'a> {
                     _ => return Err(DAMAGED),
                 };
                 let Some((column, row)) = at else { continue };
-                // The only place it is called from: elsewhere the transform would not be part of this code, and its
-                // vectors not registers.
+                // This must stay the only call site: otherwise the transform is not inlined here, and its vectors do not stay
+                // in registers.
                 self.put(&block, is_flat, (column * self.across + x, row * self.down + y), transform);
             }
         }
         Ok(())
     }
 
-    /// The pixels of the block in a column and a row of those that are seen.
+    /// Writes the pixels of the block at a column and a row of the crop.
     #[inline(always)]
     fn put(&mut self, block: &[i16; 64], is_flat: bool, at: (usize, usize), transform: impl Transform) {
         let (left, top) = (at.0 * self.size, at.1 * self.size);

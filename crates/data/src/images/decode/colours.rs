@@ -1,20 +1,20 @@
-//! The planes of a JPEG as red, green and blue, at the size of the whole picture.
+//! Converts the planes of a JPEG to RGB at the full size of the image.
 //!
-//! Coarse colours are interpolated as other decoders do: three parts of the nearest and one of the next, in each direction.
-//! Then red is Y + 1.402 (Cr - 128), green Y - 0.344136 (Cb - 128) - 0.714136 (Cr - 128), blue Y + 1.772 (Cb - 128), in numbers
-//! of 16 bits with four of them behind the point. Rows are done one by one, in loops that become vector instructions.
+//! Subsampled chroma is interpolated with the usual triangle filter: three parts of the nearest sample and one of the next, in
+//! each direction. Then R = Y + 1.402 (Cr - 128), G = Y - 0.344136 (Cb - 128) - 0.714136 (Cr - 128), B = Y + 1.772 (Cb - 128),
+//! in 16-bit fixed point with four fractional bits. Rows are processed one by one, in loops that vectorise.
 
 use pulp::{Arch, Simd, WithSimd};
 
 use super::baseline::Plane;
 use crate::images::CHANNELS;
 
-/// Pixels that are done at once.
+/// Pixels per vectorised step.
 const RUN: usize = 32;
 
-/// Fills `out`, `width` pixels a row. Planes are those of one component or three, of which the colours may be coarser.
+/// Fills `out`, with `width` pixels per row, from one plane or three, of which chroma may be subsampled.
 pub(super) fn colours(planes: &[Plane], width: usize, out: &mut [u8]) {
-    // Whole numbers throughout: bytes do not depend on how wide vectors are.
+    // Integer arithmetic throughout, so the result does not depend on the width of vectors.
     Arch::new().dispatch(Colours { planes, width, out });
 }
 
@@ -50,7 +50,7 @@ fn row(plane: &Plane, y: usize) -> &[u8] {
 
 #[inline(always)]
 fn three(light: &Plane, colours: [&Plane; 2], width: usize, out: &mut [u8]) {
-    // Whether colours are half as fine.
+    // Whether chroma is subsampled horizontally and vertically.
     let [coarse] = [colours[0]].map(|colour| (colour.width < light.width, colour.height < light.height));
     let mut sums = vec![0u16; colours[0].width + 2];
     let mut fine = [(); 2].map(|()| vec![0u8; 2 * colours[0].width]);
@@ -67,7 +67,7 @@ fn three(light: &Plane, colours: [&Plane; 2], width: usize, out: &mut [u8]) {
     }
 }
 
-/// Row `y` of the picture of a plane that is coarse across or down.
+/// Interpolates row `y` of a plane that is subsampled horizontally or vertically.
 #[inline(always)]
 fn interpolated(plane: &Plane, y: usize, (across, down): (bool, bool), sums: &mut [u16], fine: &mut [u8]) {
     let count = plane.width;
@@ -86,8 +86,8 @@ fn interpolated(plane: &Plane, y: usize, (across, down): (bool, bool), sums: &mu
     }
     (sums[0], sums[count + 1]) = (sums[1], sums[count]);
     let (before, here, after) = (&sums[..count], &sums[1..=count], &sums[2..count + 2]);
-    // Halves are rounded up on one side and down on the other, so that they are neither in the mean: as other decoders do,
-    // up on the left where rows are interpolated as well, else up on the right.
+    // Alternates rounding up and down, so that the mean has no bias. As in other decoders, the left pixel rounds up where rows
+    // are interpolated as well, otherwise the right one.
     let halves = if down { [8, 7] } else { [7, 8] };
     let pairs = fine.as_chunks_mut::<2>().0.iter_mut().zip(before).zip(here).zip(after);
     for (((pair, before), here), after) in pairs {
@@ -96,7 +96,7 @@ fn interpolated(plane: &Plane, y: usize, (across, down): (bool, bool), sums: &mu
     }
 }
 
-/// A row of pixels. All slices are of as many.
+/// Converts a row of pixels. All slices have the same number of pixels.
 #[inline(always)]
 fn convert(light: &[u8], blue: &[u8], red: &[u8], line: &mut [u8]) {
     let (runs, rest) = line.as_chunks_mut::<{ RUN * CHANNELS }>();
@@ -119,14 +119,14 @@ fn convert(light: &[u8], blue: &[u8], red: &[u8], line: &mut [u8]) {
 
 #[inline(always)]
 fn of_run(light: &[u8; RUN], blue: &[u8; RUN], red: &[u8; RUN]) -> [u8; RUN * CHANNELS] {
-    // The upper half of a product of two numbers of 16 bits is one instruction.
+    // The upper half of a 16-bit product is a single instruction.
     let part =
         |colour: u8, factor: i16| ((((i32::from(colour) - 128) << 7) * i32::from(factor)) >> 16) as i16;
     let byte = |value: i16| ((value + 8) >> 4).clamp(0, 255) as u8;
     let mut bytes = [[0u8; RUN]; CHANNELS];
     for at in 0..RUN {
         let (light, blue, red) = (i16::from(light[at]) << 4, blue[at], red[at]);
-        // Of 1.402, 0.344136, 0.714136 and 1.772, times 2^13.
+        // 1.402, 0.344136, 0.714136 and 1.772, times 2^13.
         bytes[0][at] = byte(light + part(red, 11_485));
         bytes[1][at] = byte(light - part(blue, 2_819) - part(red, 5_850));
         bytes[2][at] = byte(light + part(blue, 14_516));
@@ -147,7 +147,7 @@ mod tests {
     use crate::random::Uniform;
 
     fn plane(width: usize, height: usize, uniform: &mut Uniform) -> Plane {
-        // A stride and a last row that hold more than is there.
+        // A stride and a number of rows larger than the plane.
         let (stride, rows) = (width + 5, height + 3);
         let bytes = (0..stride * rows).map(|_| (uniform.draw() * 256.0) as u8).collect();
         let part =
@@ -155,7 +155,7 @@ mod tests {
         Plane { width, height, stride, bytes, part }
     }
 
-    /// A colour at a pixel of the picture, by the definition.
+    /// A sample at a pixel of the image, by the definition.
     fn at(plane: &Plane, x: usize, y: usize, (across, down): (usize, usize)) -> f64 {
         let along = |place: usize, factor: usize, there: usize| {
             if factor == 1 {
@@ -196,7 +196,7 @@ mod tests {
                         light + 1.772 * blue,
                     ];
                     for (byte, wanted) in pixel.iter().zip(wanted) {
-                        // Half for rounding, and as much again for each colour, which is rounded before.
+                        // 0.5 for rounding, and as much again for each chroma sample, which was rounded before.
                         let away = (f64::from(*byte) - wanted.clamp(0.0, 255.0)).abs();
                         assert!(away < 1.6, "{byte} of {wanted} at {x}, {y} of {width} x {height}");
                     }

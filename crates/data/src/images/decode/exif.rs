@@ -1,6 +1,6 @@
-//! The orientation that a camera wrote down, and pixels turned upright.
+//! EXIF orientation: reads it, and rotates and mirrors pixels upright.
 
-/// How stored rows and columns lie in the picture, as EXIF numbers it: 1 is upright.
+/// The EXIF orientation, from 1 (upright) to 8.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Orientation(u8);
 
@@ -14,7 +14,7 @@ const ORIENTATION: u16 = 0x0112;
 const SHORT: u16 = 3;
 
 impl Orientation {
-    /// Out of EXIF data, which begin with a TIFF header; upright where they say nothing that can be read.
+    /// Parses EXIF data, which begin with a TIFF header; upright where they are missing or invalid.
     pub fn of(exif: &[u8]) -> Self {
         Self::find(exif)
             .filter(|number| (1..=8).contains(number))
@@ -50,7 +50,7 @@ impl Orientation {
         self.0 >= 5
     }
 
-    /// Turns stored pixels upright, and gives width and height of the picture.
+    /// Turns stored pixels upright and returns width and height of the result.
     pub fn upright(self, width: usize, height: usize, pixels: &mut Vec<u8>) -> (usize, usize) {
         if self.0 == 1 {
             return (width, height);
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(Orientation::of(b"II*\0\xff\xff\xff\xff"), Orientation::default());
     }
 
-    /// Where the first row and column of the stored image are in the picture is how EXIF defines its numbers.
+    /// EXIF defines orientations by the side of the image at which the first stored row and column lie.
     #[test]
     fn pictures_are_turned_as_the_numbers_are_defined() {
         // Stored: a row of a b c over a row of d e f.

@@ -1,9 +1,9 @@
-//! The inverse cosine transform of a block, in full or at a reduced scale.
+//! The inverse discrete cosine transform of a block, at full or reduced scale.
 //!
-//! Blocks lie by columns: coefficient (u across, v down) is at 8 u + v. The full transform is that of Arai, Agui and
-//! Nakajima: its scale factors are folded into the steps of quantisation ([`steps`]), and a row of eight numbers is done
-//! at once, so that the compiler makes vector instructions of it. At 1/2, 1/4 and 1/8 the lowest 4, 2 or 1 frequencies of
-//! each direction are transformed by the transform of that size: what a picture of that size would be coded as.
+//! Blocks are stored by columns: coefficient (u horizontal, v vertical) is at 8 u + v. The full transform is that of Arai, Agui
+//! and Nakajima: its scale factors are folded into the quantisation steps ([`steps`]), and a row of eight numbers is processed
+//! at once, so that the compiler vectorises it. At 1/2, 1/4 and 1/8 scale, the lowest 4, 2 or 1 frequencies of each direction
+//! go through the transform of that size, which is how an image of that size would be coded.
 
 use std::array::from_fn;
 use std::f64::consts::PI;
@@ -12,14 +12,14 @@ use std::ops::{Add, Mul, Sub};
 use super::huffman::place;
 use crate::images::resample::byte;
 
-/// Eight numbers side by side, whatever they lie in.
+/// Eight numbers in one vector, of any representation.
 pub(super) trait Eight:
     Copy + Add<Output = Self> + Sub<Output = Self> + Mul<f32, Output = Self>
 {
 }
 impl Eight for Row {}
 
-/// Eight numbers side by side.
+/// Eight numbers as an array.
 #[derive(Debug, Clone, Copy)]
 struct Row([f32; 8]);
 
@@ -47,8 +47,8 @@ impl Mul<f32> for Row {
     }
 }
 
-/// The steps of a table, which is in zigzag order, by place, with the factors that a transform to `size` x `size` pixels
-/// wants its input to have.
+/// The quantisation steps of a table, from zigzag order to block positions, scaled as a transform to `size` x `size` pixels
+/// expects.
 pub(super) fn steps(table: &[u16; 64], size: usize) -> [f32; 64] {
     let mut steps = [0.0; 64];
     for (zigzag, step) in table.iter().enumerate() {
@@ -88,13 +88,13 @@ pub(super) fn transform<R: Eight>([a0, a1, a2, a3, a4, a5, a6, a7]: [R; 8]) -> [
     [e0 + o7, e1 + o6, e2 + o5, e3 + o4, e3 - o4, e2 - o5, e1 - o6, e0 - o7]
 }
 
-/// The full transform, by whatever instructions: the bytes are the same.
+/// The full transform, for an instruction set. All implementations give the same bytes.
 pub(super) trait Transform: Copy {
-    /// Writes the pixels of a block of coefficients, 8 x 8, into a plane whose rows are `stride` apart.
+    /// Writes the pixels of an 8 x 8 block of coefficients into a plane with distance `stride` between rows.
     fn full(self, block: &[i16; 64], steps: &[f32; 64], plane: &mut [u8], stride: usize);
 }
 
-/// By what the compiler makes of rows of eight.
+/// The compiler's own vectorisation of rows of eight.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 
@@ -121,7 +121,7 @@ pub(super) fn reduced<const SIZE: usize>(
 ) {
     let basis = Basis::<SIZE>::NUMBERS;
     let amplitude = |at: usize| f32::from(block[at]) * steps[at];
-    // Across, for every frequency down; then down.
+    // Horizontally for every vertical frequency, then vertically.
     let across: [[f32; SIZE]; SIZE] =
         from_fn(|x| from_fn(|v| (0..SIZE).map(|u| basis[x][u] * amplitude(8 * u + v)).sum()));
     for y in 0..SIZE {
@@ -135,7 +135,7 @@ pub(super) fn reduced<const SIZE: usize>(
 struct Basis<const SIZE: usize>;
 
 impl<const SIZE: usize> Basis<SIZE> {
-    /// Of place x and frequency u: sqrt(2 / SIZE) cos((2 x + 1) u pi / (2 SIZE)), and sqrt(1 / SIZE) for DC.
+    /// For position x and frequency u: sqrt(2 / SIZE) cos((2 x + 1) u pi / (2 SIZE)), and sqrt(1 / SIZE) for DC.
     const NUMBERS: [[f32; SIZE]; SIZE] = {
         let mut numbers = [[0.0; SIZE]; SIZE];
         let mut at = 0;
@@ -161,7 +161,7 @@ impl<const SIZE: usize> Basis<SIZE> {
 mod tests {
     use super::*;
 
-    /// The definition, for any size: the pixels that orthonormal cosines of these amplitudes make.
+    /// The definition, for any size: the sum of orthonormal cosines with these amplitudes.
     fn defined(amplitudes: &[[f64; 8]; 8], size: usize) -> Vec<f64> {
         let wave = |x: usize, u: usize| {
             let norm = if u == 0 { (1.0 / size as f64).sqrt() } else { (2.0 / size as f64).sqrt() };
@@ -186,7 +186,7 @@ mod tests {
     fn transforms_are_those_of_the_definition() {
         let mut uniform = crate::random::Uniform::new(4);
         for trial in 0..200 {
-            // Amplitudes fall with frequency, as those of photographs do.
+            // Amplitudes fall with frequency, as in photographs.
             let mut amplitudes = [[0.0; 8]; 8];
             let mut table = [0u16; 64];
             for (zigzag, step) in table.iter_mut().enumerate() {

@@ -1,7 +1,7 @@
-//! The full inverse cosine transform by instructions of AVX2.
+//! The full inverse cosine transform with AVX2.
 //!
-//! The operations are those of [`super::inverse`], in the same order and each rounded by itself, so the bytes are the
-//! same; a register holds eight numbers.
+//! The operations are those of [`super::inverse`] in the same order, each rounded separately, so the bytes are the same; a
+//! register holds eight numbers.
 
 use std::ops::{Add, Mul, Sub};
 
@@ -46,7 +46,7 @@ impl Transform for V3 {
     fn full(self, block: &[i16; 64], steps: &[f32; 64], plane: &mut [u8], stride: usize) {
         let (avx, avx2) = (self.avx, self.avx2);
         let (columns, steps) = (block.as_chunks::<8>().0, steps.as_chunks::<8>().0);
-        // Loops, and no closures, which the compiler may leave as calls without these instructions.
+        // Loops in place of closures, which the compiler may leave as calls without these instructions.
         let mut c = [Lanes { with: self, x: avx._mm256_setzero_ps() }; 8];
         for u in 0..8 {
             let wide = avx._mm256_cvtepi32_ps(avx2._mm256_cvtepi16_epi32(pulp::cast(columns[u])));
@@ -54,7 +54,7 @@ impl Transform for V3 {
         }
         let c = transform(c);
         let c = [c[0].x, c[1].x, c[2].x, c[3].x, c[4].x, c[5].x, c[6].x, c[7].x];
-        // Rows become columns: pairs, fours, halves.
+        // Transposes: pairs, fours, halves.
         let low = |a, b| avx._mm256_unpacklo_ps(a, b);
         let high = |a, b| avx._mm256_unpackhi_ps(a, b);
         let pairs = [
@@ -85,7 +85,7 @@ impl Transform for V3 {
             rows[i + 4].x = avx._mm256_permute2f128_ps::<0x31>(fours[i], fours[i + 4]);
         }
         let rows = transform(rows);
-        // Rounded to the nearest and cut off at 0 by narrowing; at 255 before, which numbers out of range ask for.
+        // Rounds to nearest. Narrowing clips at 0 but wraps numbers out of range, so they are clipped at 255 before.
         let mut whole = [avx._mm256_setzero_si256(); 8];
         for (whole, row) in whole.iter_mut().zip(rows) {
             let moved = avx._mm256_add_ps(row.x, avx._mm256_set1_ps(128.0));
@@ -120,7 +120,7 @@ mod tests {
         let Some(with) = V3::try_new() else { return };
         let mut uniform = Uniform::new(9);
         for trial in 0..2000 {
-            // Up to numbers that only damaged images have.
+            // Scales up to numbers that only damaged images have.
             let scale = [1.0, 40.0, 3000.0, 1e9][trial % 4];
             let steps: [f32; 64] = std::array::from_fn(|_| (1.0 + uniform.draw() * scale) as f32);
             let block: [i16; 64] = std::array::from_fn(|at| {

@@ -1,4 +1,4 @@
-//! JPEG: its segments are read here, so that sizes, orientation and a missing end are known before the decoder begins.
+//! JPEG: parses the segments, so that size, orientation and truncation are known before decoding.
 
 use zune_core::bytestream::ZCursor;
 use zune_core::colorspace::ColorSpace;
@@ -11,7 +11,7 @@ use super::{broken, check_size};
 use crate::formats::Reason;
 use crate::images::flaw::Flaw;
 
-/// The segments before the first scan.
+/// The contents of the segments before the first scan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Segments {
     width: usize,
@@ -28,12 +28,12 @@ impl Segments {
         let mut frame = None;
         let mut orientation = Orientation::default();
         loop {
-            // Any number of bytes 0xff may stand before a marker.
+            // Any number of fill bytes 0xff may precede a marker.
             let marker = loop {
                 match bytes.get(at).ok_or_else(cut)? {
                     0xff => at += 1,
                     marker if at > 2 && bytes[at - 1] == 0xff => break *marker,
-                    _ => return Err(broken(&format!("byte {at} is no marker"))),
+                    _ => return Err(broken(&format!("byte {at} is not a marker"))),
                 }
             };
             at += 1;
@@ -52,16 +52,16 @@ impl Segments {
                     if depth != 8 {
                         return Err(Flaw::new(
                             Reason::Unsupported,
-                            format!("the JPEG has {depth} bits a sample, and 8 are read"),
+                            format!("the JPEG has {depth} bits per sample, and only 8 are supported"),
                         ));
                     }
                     frame = Some((u16::from_be_bytes([w1, w0]), u16::from_be_bytes([h1, h0])));
                 }
-                // Lossless, hierarchical and arithmetically coded ones, and what is no frame: tables and reserved.
+                // Lossless, hierarchical and arithmetically coded frames, and reserved markers.
                 0xc3 | 0xc5..=0xc7 | 0xc9..=0xcb | 0xcd..=0xcf => {
                     return Err(Flaw::new(
                         Reason::Unsupported,
-                        "the JPEG is lossless, hierarchical or arithmetically coded, which is not read",
+                        "the JPEG is lossless, hierarchical or arithmetically coded, which is not supported",
                     ));
                 }
                 0xe1 => {
@@ -75,7 +75,7 @@ impl Segments {
             at += length.max(2);
         }
         let (width, height) = frame.ok_or_else(|| broken(&"its pixels come before its size"))?;
-        // Coded data never hold an end marker, so one behind the first scan's header is the end.
+        // Entropy-coded data never contain an EOI marker, so any EOI after the first scan header is the end.
         if memchr::memmem::rfind(&bytes[at..], &END).is_none() {
             return Err(cut());
         }
@@ -83,14 +83,14 @@ impl Segments {
     }
 }
 
-/// Width and height of the picture.
+/// Width and height of the upright image.
 pub(super) fn size(bytes: &[u8], max_pixels: u64) -> Result<(usize, usize), Flaw> {
     let Segments { width, height, orientation } = Segments::read(bytes)?;
     check_size(width, height, max_pixels)?;
     Ok(if orientation.is_turned() { (height, width) } else { (width, height) })
 }
 
-/// Width and height of one that is stored as it is to be seen; `None` for one that has to be turned.
+/// Width and height of an image that is stored upright; `None` for one that has to be rotated or mirrored.
 pub(super) fn upright(bytes: &[u8], max_pixels: u64) -> Result<Option<(usize, usize)>, Flaw> {
     let Segments { width, height, orientation } = Segments::read(bytes)?;
     check_size(width, height, max_pixels)?;
@@ -112,12 +112,12 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
         .jpeg_set_out_colorspace(ColorSpace::RGB)
         .set_max_width(usize::from(u16::MAX))
         .set_max_height(usize::from(u16::MAX))
-        // Otherwise what cannot be decoded would come back grey.
+        // Without strict mode, undecodable parts would be grey.
         .set_strict_mode(true);
     let mut decoder = JpegDecoder::new_with_options(ZCursor::new(bytes), options);
     decoder.decode_headers().map_err(|error| broken(&error))?;
-    let said = decoder.info().map(|info| (usize::from(info.width), usize::from(info.height)));
-    if said != Some((width, height)) {
+    let stated = decoder.info().map(|info| (usize::from(info.width), usize::from(info.height)));
+    if stated != Some((width, height)) {
         return Err(broken(&"it states two sizes"));
     }
     out.clear();

@@ -1,14 +1,14 @@
-//! Encoded images to pixels.
+//! Decodes images to pixels.
 //!
-//! JPEG: baseline and progressive, grey, YCbCr, RGB, and CMYK and YCCK as Adobe writes them (inverted). PNG: every colour
-//! type and depth; of 16 bits the upper 8 are taken, and of an animation the still image is taken that viewers without
-//! animation show. WebP: lossy and lossless; of an animation the first frame is taken. Transparent pixels are blended onto
-//! white. All are turned upright by their EXIF orientation. Colour profiles are not applied.
+//! JPEG: baseline and progressive, greyscale, YCbCr, RGB, and CMYK and YCCK as Adobe writes them (inverted). PNG: every colour
+//! type and bit depth; of 16 bits the upper 8 are kept, and of an animation the default image. WebP: lossy and lossless; of an
+//! animation the first frame. Transparent pixels are blended onto white. All images are turned upright by their EXIF
+//! orientation. Colour profiles are not applied.
 //!
-//! Of the usual kind of JPEG only what is seen is decoded, at a reduced scale where that is enough ([`Jpeg`]); all other
-//! images are decoded whole, JPEG of other kinds by `zune-jpeg`, PNG by `png`, WebP by `image-webp`.
+//! Common JPEG images are decoded only where a view needs it, at a reduced scale where that suffices ([`Jpeg`]). All other
+//! images are decoded completely: other JPEG images by `zune-jpeg`, PNG by `png`, WebP by `image-webp`.
 //!
-//! Nothing is allocated for an image before its header has been compared with the limit.
+//! Memory for an image is allocated only after its header was checked against the limit.
 
 mod baseline;
 mod colours;
@@ -29,11 +29,11 @@ use super::view::Crop;
 use crate::contained::contained;
 use crate::formats::Reason;
 
-/// Pixels that an image may have where nothing else is said: 8192 x 8192. One that is decoded takes 3 bytes a pixel, and
-/// up to 9 more while it is decoded.
+/// Default limit on the pixels of an image: 8192 x 8192. A decoded image takes 3 bytes per pixel, and up to 9 more during
+/// decoding.
 pub const MAX_PIXELS: u64 = 1 << 26;
 
-/// Kinds of images that are known by their first bytes and not read, for the sentence about them.
+/// Unsupported formats by their first bytes, to name them in the error.
 const OTHERS: [(&[u8], usize, &str); 8] = [
     (b"GIF8", 0, "a GIF image"),
     (b"BM", 0, "a BMP image"),
@@ -49,7 +49,7 @@ const OTHERS: [(&[u8], usize, &str); 8] = [
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub kind: ImageFormat,
-    /// Upright.
+    /// Size of the upright image.
     pub width: usize,
     pub height: usize,
 }
@@ -87,7 +87,7 @@ fn kind(bytes: &[u8]) -> Result<ImageFormat, Flaw> {
     })
 }
 
-/// Reads the header alone.
+/// Reads only the header.
 pub(crate) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
     let kind = kind(bytes)?;
     let read = contained(|| match kind {
@@ -99,10 +99,10 @@ pub(crate) fn header(bytes: &[u8], max_pixels: u64) -> Result<Header, Flaw> {
     Ok(Header { kind, width, height })
 }
 
-/// Decodes into `out`: rows from the top, red, green and blue of a pixel together. Gives width and height.
+/// Decodes into `out`: rows from the top, three bytes (red, green, blue) per pixel. Returns width and height.
 pub(crate) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result<(usize, usize), Flaw> {
     let kind = kind(bytes)?;
-    // Decoders are fuzzed, and still another program's: a panic in one is a broken image, not the end of a run.
+    // A panic of a third-party decoder makes the image a broken one and does not end the run.
     let decoded = contained(|| match kind {
         ImageFormat::Jpeg => jpeg::decode(bytes, max_pixels, out),
         ImageFormat::Png => png::decode(bytes, max_pixels, out),
@@ -115,12 +115,12 @@ fn broken(why: &dyn std::fmt::Display) -> Flaw {
     Flaw::new(Reason::BrokenImage, format!("the image is damaged ({why})"))
 }
 
-/// A colour that is seen through to white.
+/// Blends a colour onto white.
 fn on_white(colour: u8, alpha: u8) -> u8 {
     ((u32::from(colour) * u32::from(alpha) + 255 * (255 - u32::from(alpha)) + 127) / 255) as u8
 }
 
-/// Lays red, green, blue and alpha over white, in place.
+/// Blends RGBA pixels onto white, in place.
 fn over_white(pixels: &mut Vec<u8>) {
     let count = pixels.len() / 4;
     for at in 0..count {
@@ -130,7 +130,7 @@ fn over_white(pixels: &mut Vec<u8>) {
     pixels.truncate(3 * count);
 }
 
-/// A JPEG of which only what is seen needs to be decoded.
+/// A JPEG that can be decoded in part.
 pub(super) struct Jpeg<'a> {
     pub width: usize,
     pub height: usize,
@@ -138,7 +138,7 @@ pub(super) struct Jpeg<'a> {
 }
 
 impl<'a> Jpeg<'a> {
-    /// `None` for images of other kinds, and for those that are not stored upright.
+    /// `None` for other formats, and for images that are not stored upright.
     pub fn of(bytes: &'a [u8], max_pixels: u64) -> Result<Option<Self>, Flaw> {
         if kind(bytes)? != ImageFormat::Jpeg {
             return Ok(None);
@@ -148,13 +148,13 @@ impl<'a> Jpeg<'a> {
         Ok(image.map(|image| Self { width, height, image }))
     }
 
-    /// The planes that a view of `width` x `height` needs of a part.
+    /// The planes that a view of `width` x `height` needs of a crop.
     pub fn planes(&self, crop: Crop, width: usize, height: usize) -> Result<Vec<Plane>, Flaw> {
         self.image.planes(crop, width, height).map_err(|why| broken(&why))
     }
 }
 
-/// Refuses sizes that are not to be allocated.
+/// Refuses sizes that must not be allocated.
 fn check_size(width: usize, height: usize, max_pixels: u64) -> Result<(), Flaw> {
     if width == 0 || height == 0 {
         return Err(Flaw::new(Reason::BrokenImage, format!("the image has {width} x {height} pixels")));
@@ -163,7 +163,7 @@ fn check_size(width: usize, height: usize, max_pixels: u64) -> Result<(), Flaw> 
         return Err(Flaw::new(
             Reason::TooManyPixels,
             format!(
-                "the image says it has {width} x {height} pixels, more than data.max_pixels={max_pixels}"
+                "the header of the image states {width} x {height} pixels, more than data.max_pixels={max_pixels}"
             ),
         ));
     }

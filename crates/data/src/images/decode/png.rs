@@ -1,4 +1,4 @@
-//! PNG: every colour type and depth to red, green and blue.
+//! PNG: decodes every colour type and bit depth to RGB.
 
 use std::io::Cursor;
 
@@ -8,13 +8,13 @@ use super::exif::Orientation;
 use super::{broken, check_size, on_white, over_white};
 use crate::images::flaw::Flaw;
 
-/// For chunks beside the pixels, a profile or a palette.
+/// Limit on memory for other chunks, such as a profile or a palette.
 const SPARE_BYTES: usize = 8 << 20;
 
 type Bytes<'a> = Cursor<&'a [u8]>;
 
 fn open(bytes: &[u8], max_pixels: u64) -> Result<(Reader<Bytes<'_>>, usize, usize), Flaw> {
-    // Of an image that is too large not even a row is to be allocated, and opening it allocates some.
+    // Opening an image allocates a row, so its size is checked before.
     let stated = |at: usize| {
         bytes.get(at..at + 4).map(|four| u32::from_be_bytes(four.try_into().expect("four bytes")))
     };
@@ -46,9 +46,9 @@ pub(super) fn decode(bytes: &[u8], max_pixels: u64, out: &mut Vec<u8>) -> Result
     out.clear();
     out.resize(size, 0);
     let frame = reader.next_frame(out).map_err(|error| broken(&error))?;
-    // An image of an animation may be smaller than the whole, and the first one is not.
+    // A frame of an animation may be smaller than the image, but its default image must not.
     if (frame.width as usize, frame.height as usize) != (width, height) {
-        return Err(broken(&"its first image is not of its size"));
+        return Err(broken(&"its default image has another size"));
     }
     match frame.color_type {
         ColorType::Rgb => out.truncate(width * height * 3),

@@ -1,7 +1,7 @@
-//! The coefficients of a progressive JPEG, gathered over its scans.
+//! Collects the coefficients of a progressive JPEG over its scans.
 //!
-//! Each scan adds some of them, or a bit to those that are there. All are kept, 128 bytes a block, until the last scan is
-//! read; then they are transformed as those of any other JPEG.
+//! Each scan adds coefficients, or a bit to existing ones. All are stored, 128 bytes per block, until the last scan is read;
+//! then they are transformed like those of any other JPEG.
 
 use super::baseline::{Baseline, DAMAGED, table_of_codes};
 use super::huffman::{Band, Bits, Broken, Huffman, Scan};
@@ -12,12 +12,12 @@ pub(super) struct Blocks {
     pub all: Vec<[i16; 64]>,
 }
 
-/// More scans than any encoder writes: each may be short and still go over the whole picture.
+/// Limit on scans, above what encoders write: a short scan may still cover the whole image.
 const MOST_SCANS: usize = 256;
 
-/// A scan's header.
+/// A scan header.
 struct Header {
-    /// Of the components in it, by number: their DC and their AC tables.
+    /// Each component in the scan: its number, its DC table and its AC table.
     of: Vec<(usize, usize, usize)>,
     band: Band,
     is_first: bool,
@@ -51,10 +51,10 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
         all: vec![[0; 64]; groups.0 * across * groups.1 * down],
     };
     let mut all: Vec<Blocks> = image.components.iter().map(|of| blocks(of.across, of.down)).collect();
-    let mut codes = Codes { image, dc_tables: [const { None }; 4], ac_tables: [const { None }; 4] };
+    let mut codes = HuffmanTables { image, dc_tables: [const { None }; 4], ac_tables: [const { None }; 4] };
     let (mut restart, mut scans) = (image.restart, 0);
     let mut rest = image.data;
-    // A marker follows, behind any number of bytes 0xff.
+    // A marker follows, after any number of fill bytes 0xff.
     while let [marker, after @ ..] = rest {
         rest = after;
         match marker {
@@ -89,39 +89,39 @@ pub(super) fn coefficients(image: &Baseline<'_>) -> Result<Vec<Blocks>, Broken> 
     if scans == 0 { Err("it has no scan") } else { Ok(all) }
 }
 
-/// Tables of codes: those before the first scan, and those between scans instead of them.
-struct Codes<'a> {
+/// Huffman tables: those before the first scan, replaced by those between scans.
+struct HuffmanTables<'a> {
     image: &'a Baseline<'a>,
     dc_tables: [Option<Huffman>; 4],
     ac_tables: [Option<Huffman>; 4],
 }
 
-impl Codes<'_> {
+impl HuffmanTables<'_> {
     fn dc_table(&self, number: usize) -> Result<&Huffman, Broken> {
         self.dc_tables[number]
             .as_ref()
             .or(self.image.dc_tables[number].as_ref())
-            .ok_or("a table of codes is missing")
+            .ok_or("a Huffman table is missing")
     }
     fn ac_table(&self, number: usize) -> Result<&Huffman, Broken> {
         self.ac_tables[number]
             .as_ref()
             .or(self.image.ac_tables[number].as_ref())
-            .ok_or("a table of codes is missing")
+            .ok_or("a Huffman table is missing")
     }
 }
 
-/// A scan, and what it is read with.
+/// A scan with its header and tables.
 struct Pass<'a> {
     image: &'a Baseline<'a>,
     header: &'a Header,
     scan: &'a Scan,
-    /// Units between restarts; 0 for none.
+    /// Restart interval in MCUs; 0 for none.
     restart: usize,
-    codes: &'a Codes<'a>,
+    codes: &'a HuffmanTables<'a>,
 }
 
-/// Goes on behind a restart marker where one is due before a unit.
+/// Continues after a restart marker where one is due before a unit (MCU or block).
 fn restarts(bits: &mut Bits<'_>, unit: usize, restart: usize) -> Result<bool, Broken> {
     if restart == 0 || unit == 0 || !unit.is_multiple_of(restart) {
         return Ok(false);
@@ -131,10 +131,10 @@ fn restarts(bits: &mut Bits<'_>, unit: usize, restart: usize) -> Result<bool, Br
 }
 
 fn end(bits: &Bits<'_>) -> Result<(), Broken> {
-    if bits.is_overdrawn() { Err("it ends in the middle") } else { Ok(()) }
+    if bits.is_past_end() { Err("its entropy-coded data ends too early") } else { Ok(()) }
 }
 
-/// A scan of DC coefficients: of one component block by block, of several by groups.
+/// A scan of DC coefficients: block by block with one component, interleaved in MCUs with several.
 fn dc_scan(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
     let Pass { image, header, scan, restart, codes } = *pass;
     let (mut bits, low) = (scan.bits(), header.band.low);
@@ -173,24 +173,24 @@ fn dc_scan(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
     end(&bits)
 }
 
-/// A scan of AC coefficients, which is of one component.
+/// A scan of AC coefficients, which always has one component.
 fn ac_scan(pass: &Pass<'_>, all: &mut [Blocks]) -> Result<(), Broken> {
     let Pass { image, header, scan, restart, codes } = *pass;
     let (number, _, table) = header.of[0];
     let (table, mut bits) = (codes.ac_table(table)?, scan.bits());
     let (across, down) = image.blocks(number);
     let blocks = &mut all[number];
-    // Blocks that have nothing more in this scan.
-    let mut over = 0u32;
+    // The EOB run: further blocks without coefficients in this scan.
+    let mut eob_run = 0u32;
     for row in 0..down {
         let line = &mut blocks.all[row * blocks.across..][..across];
         for (column, block) in line.iter_mut().enumerate() {
             if restarts(&mut bits, row * across + column, restart)? {
-                over = 0;
+                eob_run = 0;
             }
             match header.is_first {
-                true => table.first_of_band(&mut bits, header.band, &mut over, block)?,
-                false => table.refined_band(&mut bits, header.band, &mut over, block)?,
+                true => table.first_of_band(&mut bits, header.band, &mut eob_run, block)?,
+                false => table.refined_band(&mut bits, header.band, &mut eob_run, block)?,
             }
         }
         end(&bits)?;

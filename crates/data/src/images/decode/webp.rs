@@ -1,4 +1,4 @@
-//! WebP: its chunks are read here, so that sizes, orientation and a missing end are known before the decoder begins.
+//! WebP: parses the chunks, so that size, orientation and truncation are known before decoding.
 
 use std::io::Cursor;
 
@@ -8,21 +8,21 @@ use super::exif::Orientation;
 use super::{broken, check_size, over_white};
 use crate::images::flaw::Flaw;
 
-/// The chunks of a file: the size of its canvas and the orientation of its picture.
+/// The size of the canvas and the orientation of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Chunks {
     width: usize,
     height: usize,
     orientation: Orientation,
-    /// The end of the last chunk. Nothing behind it belongs to the image.
+    /// End of the last chunk; trailing bytes do not belong to the image.
     end: usize,
 }
 
-/// The name and the length before the bytes of a chunk. The whole file is one.
+/// Size of a chunk header: FourCC and size. The whole file is a chunk, too.
 const CHUNK_HEAD: usize = 8;
-/// `RIFF`, the length of what follows, and `WEBP`.
+/// Size of the file header: `RIFF`, the size of what follows, and `WEBP`.
 const HEAD: usize = CHUNK_HEAD + 4;
-/// The place, size, duration and options before the chunks of a frame.
+/// Position, size, duration and flags at the beginning of an ANMF chunk.
 const FRAME_HEAD: usize = 16;
 const ANIMATED: u8 = 1 << 1;
 
@@ -36,7 +36,7 @@ impl Chunks {
         if first != b"VP8X" {
             let size = picture_size(first, body)?;
             let (width, height) =
-                size.ok_or_else(|| broken(&"it begins with neither a picture nor a header"))?;
+                size.ok_or_else(|| broken(&"it begins with neither a bitstream nor a header"))?;
             return Ok(Self { width, height, orientation, end });
         }
         let canvas = (number(body, 4, 3)? + 1, number(body, 7, 3)? + 1);
@@ -49,13 +49,13 @@ impl Chunks {
                 b"EXIF" => {
                     found.orientation = Orientation::of(body.strip_prefix(b"Exif\0\0").unwrap_or(body))
                 }
-                // Of an animation the first frame is the picture.
+                // The first frame of an animation is the image.
                 b"ANMF" if is_animated && !is_complete => {
                     frame(body)?;
                     is_complete = true;
                 }
                 _ if is_animated => {}
-                // The decoder allocates what the picture states, so it has to be what the header states.
+                // The decoder allocates the size in the bitstream, so it must match the header.
                 _ => {
                     if let Some(size) = picture_size(name, body)? {
                         if size != canvas {
@@ -71,7 +71,7 @@ impl Chunks {
     }
 }
 
-/// Checks that the chunks of a frame state the size of the frame.
+/// Checks that the bitstream of a frame has the size of the frame.
 fn frame(bytes: &[u8]) -> Result<(), Flaw> {
     let stated = (number(bytes, 6, 3)? + 1, number(bytes, 9, 3)? + 1);
     let mut at = FRAME_HEAD;
@@ -86,7 +86,7 @@ fn frame(bytes: &[u8]) -> Result<(), Flaw> {
     Err(cut())
 }
 
-/// The name and the bytes of the chunk that begins at a place.
+/// The FourCC and the payload of the chunk at an offset.
 fn chunk(bytes: &[u8], at: usize) -> Result<(&[u8; 4], &[u8]), Flaw> {
     let name = bytes.get(at..).and_then(|rest| rest.first_chunk()).ok_or_else(cut)?;
     let length = number(bytes, at + 4, 4)?;
@@ -94,12 +94,12 @@ fn chunk(bytes: &[u8], at: usize) -> Result<(&[u8; 4], &[u8]), Flaw> {
     Ok((name, bytes.get(body..body + length).ok_or_else(cut)?))
 }
 
-/// Where the chunk after one begins: at an even place.
+/// The offset of the next chunk, which is even.
 fn after(at: usize, body: &[u8]) -> usize {
     at + CHUNK_HEAD + body.len() + body.len() % 2
 }
 
-/// Width and height that a coded picture states; `None` for chunks of other kinds.
+/// Width and height in a VP8 or VP8L bitstream; `None` for other chunks.
 fn picture_size(name: &[u8; 4], body: &[u8]) -> Result<Option<(usize, usize)>, Flaw> {
     const SIDE: usize = (1 << 14) - 1;
     Ok(match name {
@@ -112,7 +112,7 @@ fn picture_size(name: &[u8; 4], body: &[u8]) -> Result<Option<(usize, usize)>, F
     })
 }
 
-/// An unsigned number, its lowest byte first.
+/// An unsigned little-endian number.
 fn number(bytes: &[u8], at: usize, count: usize) -> Result<usize, Flaw> {
     let bytes = bytes.get(at..at + count).ok_or_else(cut)?;
     Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
@@ -122,7 +122,7 @@ fn cut() -> Flaw {
     broken(&"it is cut short")
 }
 
-/// Width and height of the picture.
+/// Width and height of the upright image.
 pub(super) fn size(bytes: &[u8], max_pixels: u64) -> Result<(usize, usize), Flaw> {
     let Chunks { width, height, orientation, .. } = Chunks::read(bytes)?;
     check_size(width, height, max_pixels)?;

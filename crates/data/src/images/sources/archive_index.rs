@@ -1,9 +1,9 @@
-//! The index of an archive's members and labels, kept between runs.
+//! A cache of the index of an archive's members and labels between runs.
 //!
-//! Looking through the headers of many large archives takes longer than all else before the first step. An archive has
-//! one file, named by the hash of its path and of the field that holds labels. The file names the archive, its size and
-//! when it was changed, then labels, members and what was left out, under a hash (`sealed`). One that is damaged, of
-//! another archive, or of an earlier state of it, is made again.
+//! Reading the headers of many large archives takes longer than everything else before the first step. Each archive has one
+//! file, named by a hash of its path and of the field that holds labels. The file records the archive's path, size and
+//! modification time, then labels, members and skipped ones, and is sealed by a hash (`sealed`). A file that is damaged, or of
+//! another archive or an earlier state of it, is replaced.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -18,36 +18,36 @@ use crate::sealed::{self, Lines, Sealed, escaped, escaped_path, path, unescaped}
 
 const FORM: &str = "flatout archive 1";
 
-/// The images of an archive, and what was left out of it.
+/// The images of an archive, and the members that were skipped.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(in crate::images) struct ArchiveIndex {
     pub members: Vec<Member>,
     pub labels: Labels,
-    /// Of the name of each image's sample.
+    /// Hash of the name of each image's sample.
     pub hashes: Vec<u64>,
     pub skipped: Skipped,
 }
 
-/// The archive and label field an index was made for: it is good for nothing else.
+/// The archive and the label field that an index is valid for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::images) struct Of {
-    /// As it was named, for places that are said; the file holds where that is.
+pub(in crate::images) struct CacheKey {
+    /// The path as given, for messages; the file stores the absolute one.
     named: Arc<PathBuf>,
     archive: PathBuf,
     version: Version,
     label: Option<String>,
 }
 
-impl Of {
-    /// An archive as it is now, its labels read from a field of JSON where one is named.
+impl CacheKey {
+    /// The key of an archive in its present state, with labels read from a field of JSON where one is named.
     pub fn now(archive: &Path, label: Option<&str>) -> io::Result<Self> {
         let version = Version::of(&fs::metadata(archive)?);
         let (named, archive) = (Arc::new(archive.to_path_buf()), std::path::absolute(archive)?);
         Ok(Self { named, archive, version, label: label.map(String::from) })
     }
 
-    /// Where its index is kept.
-    pub fn kept_at(&self, cache: &Path) -> PathBuf {
+    /// The file of its index.
+    pub fn file_in(&self, cache: &Path) -> PathBuf {
         let path = fingerprint(self.archive.as_os_str().as_encoded_bytes());
         let label = self.label.as_deref().map_or(0, |label| key(1, fingerprint(label.as_bytes())));
         cache.join("archives").join(format!("{:016x}", key(path, label)))
@@ -55,23 +55,23 @@ impl Of {
 }
 
 impl ArchiveIndex {
-    /// The index that is kept of an archive, as number `number` of a set. Where something was left out of it and that is
-    /// not allowed, there is none: who looks again finds what is wrong.
-    pub fn load(cache: &Path, of: &Of, on_error: OnError, number: u32) -> Option<Self> {
-        let file = File::open(of.kept_at(cache)).ok()?;
+    /// The cached index of archive `number` of a set. Returns `None` where members were skipped and that is not allowed, so
+    /// that reading the archive again reports them.
+    pub fn load(cache: &Path, of: &CacheKey, on_error: OnError, number: u32) -> Option<Self> {
+        let file = File::open(of.file_in(cache)).ok()?;
         let index = Self::from_text(file, of, number)?;
         (on_error == OnError::Skip || index.skipped.total() == 0).then_some(index)
     }
 
-    /// Keeps it, unless the archive has changed since it was looked through.
-    pub fn keep(&self, cache: &Path, of: &Of) -> io::Result<()> {
-        if Of::now(&of.named, of.label.as_deref())? != *of {
+    /// Caches the index, unless the archive has changed since it was read.
+    pub fn store(&self, cache: &Path, of: &CacheKey) -> io::Result<()> {
+        if CacheKey::now(&of.named, of.label.as_deref())? != *of {
             return Ok(());
         }
-        sealed::keep(&of.kept_at(cache), |out| self.to_text(out, of))
+        sealed::keep(&of.file_in(cache), |out| self.to_text(out, of))
     }
 
-    fn to_text(&self, out: impl Write, of: &Of) -> io::Result<()> {
+    fn to_text(&self, out: impl Write, of: &CacheKey) -> io::Result<()> {
         let mut out = Sealed::new(out);
         let Version { bytes, modified } = of.version;
         let label = of.label.as_deref().map_or("-".into(), |label| format!("={}", escaped(label)));
@@ -90,8 +90,8 @@ impl ArchiveIndex {
         out.end()
     }
 
-    /// Reads the text form; `None` where it is damaged, or of anything else.
-    fn from_text(text: impl Read, of: &Of, number: u32) -> Option<Self> {
+    /// Parses the text form; `None` where it is damaged or has another key.
+    fn from_text(text: impl Read, of: &CacheKey, number: u32) -> Option<Self> {
         let mut lines = Lines::new(text);
         let mut index = Self::default();
         let (mut names, mut is_of): (Vec<(String, SourceLocation)>, bool) = (Vec::new(), false);
@@ -111,7 +111,8 @@ impl ArchiveIndex {
                         None => None,
                         Some(label) => Some(String::from_utf8(unescaped(label)?).ok()?),
                     };
-                    let found = Of { named: of.named.clone(), archive: path(words.next()?)?, version, label };
+                    let found =
+                        CacheKey { named: of.named.clone(), archive: path(words.next()?)?, version, label };
                     is_of = found == *of;
                 }
                 "skipped" => {
@@ -143,7 +144,7 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    fn index(of: &Of) -> ArchiveIndex {
+    fn index(of: &CacheKey) -> ArchiveIndex {
         let mut index = ArchiveIndex::default();
         let place = |offset| SourceLocation { file: of.named.clone(), line: None, row: None, offset };
         for (at, label) in ["a cat", "dog\n", "a cat", "="].iter().enumerate() {
@@ -156,34 +157,37 @@ mod tests {
     }
 
     #[test]
-    fn an_index_comes_back_for_the_same_archive_and_no_other() {
+    fn an_index_is_valid_for_its_archive_only() {
         let scratch = Scratch::new("archive-index");
         let (cache, archive) = (scratch.path().join("cache"), scratch.write("a.tar", &[0; 4096]));
-        let of = Of::now(&archive, Some("class")).unwrap();
+        let of = CacheKey::now(&archive, Some("class")).unwrap();
         let mut made = index(&of);
-        made.keep(&cache, &of).unwrap();
+        made.store(&cache, &of).unwrap();
         assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Fail, 3), Some(made.clone()));
-        assert_eq!(ArchiveIndex::load(&cache, &Of::now(&archive, None).unwrap(), OnError::Fail, 3), None);
-        // An index with skipped samples serves only those who may skip.
+        assert_eq!(
+            ArchiveIndex::load(&cache, &CacheKey::now(&archive, None).unwrap(), OnError::Fail, 3),
+            None
+        );
+        // An index with skipped samples is valid only where skipping is allowed.
         let first = SourceLocation { file: Arc::new(archive.clone()), line: None, row: None, offset: 512 };
         made.skipped.note_many(Reason::Damaged, 2, first);
-        made.keep(&cache, &of).unwrap();
+        made.store(&cache, &of).unwrap();
         assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Fail, 3), None);
         assert_eq!(ArchiveIndex::load(&cache, &of, OnError::Skip, 3), Some(made.clone()));
-        // Another size is another archive, and an archive that changes while it is looked through is not kept.
+        // Another size is another archive, and an archive that changes while it is read is not cached.
         scratch.write("a.tar", &[0; 4608]);
-        let later = Of::now(&archive, Some("class")).unwrap();
+        let later = CacheKey::now(&archive, Some("class")).unwrap();
         assert_eq!(ArchiveIndex::load(&cache, &later, OnError::Skip, 3), None);
-        fs::remove_file(of.kept_at(&cache)).unwrap();
-        made.keep(&cache, &of).unwrap();
-        assert!(!of.kept_at(&cache).exists());
+        fs::remove_file(of.file_in(&cache)).unwrap();
+        made.store(&cache, &of).unwrap();
+        assert!(!of.file_in(&cache).exists());
     }
 
     #[test]
     fn a_damaged_index_is_none() {
         let scratch = Scratch::new("archive-index-damaged");
         let archive = scratch.write("a.tar", &[0; 4096]);
-        let of = Of::now(&archive, None).unwrap();
+        let of = CacheKey::now(&archive, None).unwrap();
         let mut text = Vec::new();
         index(&of).to_text(&mut text, &of).unwrap();
         let read = |text: &[u8]| ArchiveIndex::from_text(text, &of, 3);
@@ -194,7 +198,7 @@ mod tests {
             damaged[at] ^= 1;
             assert!(read(&damaged).is_none(), "damaged at {at}");
         }
-        // A member behind the archive's end under a right hash.
+        // A member beyond the end of the archive, with a valid hash.
         let mut outside = index(&of);
         outside.members[0].bytes = 5000;
         let mut text = Vec::new();

@@ -1,7 +1,7 @@
 //! The files of CIFAR-10 and CIFAR-100, binary or in their Python form, read into memory as pixels.
 //!
-//! A record of the binary form, which the other one is brought to, is one label byte (or two: coarse and fine) and 3072 bytes of a 32 x 32 image, all red, then all green, then
-//! all blue.
+//! A record of the binary form, to which the Python form is converted, is one label byte (or two: coarse and fine) and the 3072
+//! bytes of a 32 x 32 image, all red, then all green, then all blue.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::Xxh3;
 use super::{cifar_python, paths};
 use crate::error::DataError;
 use crate::formats::{SourceLocation, unreadable};
-use crate::images::stored::{Images, Picture, Stored, Trouble};
+use crate::images::stored::{ImageError, Images, Picture, Stored};
 use crate::random::key;
 
 const SIDE: usize = 32;
@@ -23,22 +23,22 @@ pub(in crate::images) struct Cifar {
     label_bytes: usize,
     labels: Vec<u8>,
     pixels: Vec<u8>,
-    /// Of all bytes.
+    /// Hash of all bytes.
     pub hash: u64,
     /// The largest label.
     pub most: u8,
-    /// The class of every label, where they are not the labels themselves.
+    /// The class of every label, where it is not the label itself.
     numbers: Option<Vec<u32>>,
 }
 
-/// Which of two labels is the class.
+/// The label that is the class, of two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::images) enum Label {
     Fine,
     Coarse,
 }
 
-/// The files that words name. From a folder those with the ending `.bin` are taken, or those of the Python form.
+/// The files that the entries name. Of a folder, the files ending in `.bin`, or those of the Python form.
 pub(in crate::images) fn files(words: &[String]) -> Result<Vec<PathBuf>, DataError> {
     let mut found = Vec::new();
     for word in words {
@@ -52,7 +52,7 @@ pub(in crate::images) fn files(words: &[String]) -> Result<Vec<PathBuf>, DataErr
     Ok(found)
 }
 
-/// Whether a path is a file of CIFAR, a folder of them, or a pattern of which the first file is one.
+/// Whether a path is a file of CIFAR, a folder of them, or a pattern whose first match is one.
 pub(in crate::images) fn is_cifar(path: &Path) -> Result<bool, DataError> {
     if path.is_dir() {
         return Ok(has_binary(path)? || !cifar_python::files(path)?.is_empty());
@@ -64,7 +64,7 @@ pub(in crate::images) fn is_cifar(path: &Path) -> Result<bool, DataError> {
     Ok(meant.first().is_some_and(|first| cifar_python::is_python(first)))
 }
 
-/// Whether a name has an ending without signs of a pattern, which no file of the Python form has.
+/// Whether a name has an ending and no wildcards, which no file of the Python form has.
 fn has_plain_ending(path: &Path) -> bool {
     let ending = path.extension().map(|ending| ending.as_encoded_bytes());
     ending.is_some_and(|ending| ending.iter().all(u8::is_ascii_alphanumeric))
@@ -75,7 +75,7 @@ fn has_binary(folder: &Path) -> Result<bool, DataError> {
 }
 
 impl Cifar {
-    /// Reads files, one after another. All hold records of the same form.
+    /// Reads files in order, which must have records of the same form.
     pub fn read(paths: &[PathBuf], label: Label) -> Result<Self, DataError> {
         let contents = paths.iter().map(|path| {
             let bytes = std::fs::read(path).map_err(|error| unreadable(path, &error))?;
@@ -118,13 +118,13 @@ impl Cifar {
         Ok(images)
     }
 
-    /// Gives labels other classes than their own numbers.
+    /// Sets the classes of labels, where they are not the labels themselves.
     pub fn renumber(&mut self, numbers: Option<Vec<u32>>) {
         self.hash = numbers.iter().flatten().fold(self.hash, |hash, number| key(hash, u64::from(*number)));
         self.numbers = numbers;
     }
 
-    /// The names of classes where the set's own list lies beside the first file; otherwise their numbers.
+    /// The class names of the set's own list, where it is in the folder of the first file; otherwise numbers.
     pub fn classes(&self, label: Label) -> Result<Vec<String>, DataError> {
         let (list, key) = match (self.label_bytes, label) {
             (1, _) => ("batches.meta.txt", "label_names"),
@@ -154,7 +154,7 @@ impl Cifar {
         self.fitting(names, &list)
     }
 
-    /// Names, where every label has one.
+    /// The names, if every label has one.
     fn fitting(&self, names: Vec<String>, list: &Path) -> Result<Vec<String>, DataError> {
         match self.labels.iter().position(|label| usize::from(*label) >= names.len()) {
             None => Ok(names),
@@ -169,7 +169,7 @@ impl Cifar {
     }
 }
 
-/// How many labels a record has: the sizes of files say it, or where they fit both forms the labels do.
+/// Labels per record, from the sizes of the files or, where they fit both forms, from the labels.
 fn label_bytes(paths: &[PathBuf], contents: &[Vec<u8>]) -> Result<usize, DataError> {
     let fits = |label_bytes: usize| {
         let wrong =
@@ -207,7 +207,7 @@ impl Images for Cifar {
         Some([SIDE, SIDE])
     }
 
-    fn stored<'a>(&'a self, index: u64, _: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
+    fn stored<'a>(&'a self, index: u64, _: &'a mut Vec<u8>) -> Result<Stored<'a>, ImageError> {
         let rgb = &self.pixels[index as usize * IMAGE..][..IMAGE];
         Ok(Stored::Pixels(Picture { width: SIDE, height: SIDE, rgb }))
     }
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use crate::scratch::Scratch;
 
-    /// A record whose pixels tell its number.
+    /// A record whose pixels encode its number.
     fn record(labels: &[u8], number: u8) -> Vec<u8> {
         let mut bytes = labels.to_vec();
         for plane in 0..3 {
@@ -319,13 +319,13 @@ mod tests {
         }
         assert!(!is_cifar(&folder.join("read*")).unwrap() && !is_cifar(&folder.join("absent")).unwrap());
         assert!(is_cifar(&folder.join("none*")).unwrap_err().sentence.contains("matches no file"));
-        // Both forms side by side are read once.
+        // A folder with both forms is read once.
         scratch.write("c/data_batch_1.bin", &binary([&[3], &[9]]));
         assert_eq!(files(&[folder.to_str().unwrap().into()]).unwrap().len(), 1);
     }
 
     #[test]
-    fn a_pickle_is_never_called_and_what_is_unknown_is_refused() {
+    fn pickles_are_never_executed_and_unknown_shapes_are_refused() {
         let scratch = Scratch::new("cifar-harm");
         let old = python("ten-old");
         let replaced = |from: &[u8], to: &[u8]| {
@@ -333,17 +333,17 @@ mod tests {
             [&old[..at], to, &old[at + from.len()..]].concat()
         };
         for (bytes, why) in [
-            (python("harm"), "no array of numpy's"),
+            (python("harm"), "not a NumPy array"),
             (old[..3000].to_vec(), "cut short"),
             (replaced(b"U\x04data", b"U\x04DATA"), "no `data`"),
-            (replaced(b"u1", b"i1"), "no array of rows of 3072 bytes"),
+            (replaced(b"u1", b"i1"), "not an array of rows of 3072 bytes"),
             (replaced(b"labels", b"labelt"), "no `coarse_labels`"),
-            (replaced(b"_reconstruct", b"_reconstrucd"), "no array of numpy's"),
-            (b"\x80\x02N.".to_vec(), "no dictionary"),
+            (replaced(b"_reconstruct", b"_reconstrucd"), "not a NumPy array"),
+            (b"\x80\x02N.".to_vec(), "not a dictionary"),
             (b"\x80\x02}0.".to_vec(), "the instruction 0x30"),
-            (b"\x80\x02(.".to_vec(), "what it has not made"),
-            (b"\x80\x02h\x07.".to_vec(), "what it has not kept"),
-            (b"\x80\x02K\x01a.".to_vec(), "what it has not made"),
+            (b"\x80\x02(.".to_vec(), "stack underflows"),
+            (b"\x80\x02h\x07.".to_vec(), "has not stored"),
+            (b"\x80\x02K\x01a.".to_vec(), "stack underflows"),
         ] {
             let error = Cifar::read(&[scratch.write("data_batch_1", &bytes)], Label::Fine).err().unwrap();
             assert!(error.is_input() && error.sentence.contains(why), "{why}: {error}");
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lie_beside_the_files() {
+    fn names_are_read_from_the_folder_of_the_files() {
         let scratch = Scratch::new("cifar-names");
         let path = scratch.write("data_batch_1.bin", &[record(&[1], 1), record(&[2], 2)].concat());
         let images = Cifar::read(std::slice::from_ref(&path), Label::Fine).unwrap();
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn files_that_are_none_are_named() {
+    fn files_of_other_formats_are_named() {
         let scratch = Scratch::new("cifar-wrong");
         for (name, bytes) in [("cut.bin", record(&[1], 1)[..3000].to_vec()), ("empty.bin", vec![])] {
             let path = scratch.write(name, &bytes);

@@ -1,7 +1,7 @@
-//! The files of CIFAR in their Python form (`cifar-10-batches-py`, `cifar-100-python`) as the records of the binary form.
+//! Converts the Python form of CIFAR (`cifar-10-batches-py`, `cifar-100-python`) to records of the binary form.
 //!
-//! Such a file is a pickled dictionary: `data` is an array of bytes with a row of 3072 an image, and `labels`, or
-//! `coarse_labels` and `fine_labels`, are lists. It is read as data alone: see `pickle`.
+//! Such a file is a pickled dictionary: `data` is an array of bytes with 3072 per image, and `labels`, or `coarse_labels` and
+//! `fine_labels`, are lists. It is read as data only: see `pickle`.
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -11,10 +11,10 @@ use super::paths::entries;
 use super::pickle::{Pickle, Value};
 use crate::error::DataError;
 
-/// Names of files with images, without the numbers behind them.
+/// Names of files with images, without the numbers after them.
 const NAMES: [&str; 4] = ["data_batch", "test_batch", "train", "test"];
 
-/// The files of a folder that hold images in this form.
+/// The files with images of this form in a folder.
 pub(super) fn files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut found = entries(folder)?;
     found.retain(|path| {
@@ -35,8 +35,8 @@ pub(in crate::images) fn is_python(path: &Path) -> bool {
         && Pickle::begins(&first)
 }
 
-/// The bytes of the binary form: for every image its labels and its pixels, all red, then all green, then all blue.
-/// Bytes that are no pickle are that form already.
+/// The bytes of the binary form: for every image its labels and its pixels, all red, then all green, then all blue. Bytes that
+/// are not a pickle are in that form already.
 pub(super) fn records(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>, DataError> {
     if path.extension().is_some() || !Pickle::begins(&bytes) {
         return Ok(bytes);
@@ -44,7 +44,7 @@ pub(super) fn records(path: &Path, bytes: Vec<u8>) -> Result<Vec<u8>, DataError>
     converted(&bytes).map_err(|why| refusal(path, &why))
 }
 
-/// The list of names that a file beside the images has under a key, where there is such a file.
+/// The list of names under a key of a file in the folder of the images, where there is such a file.
 pub(super) fn names(beside: &Path, key: &str) -> Result<Option<Vec<String>>, DataError> {
     for name in ["batches.meta", "meta"] {
         let path = beside.join(name);
@@ -58,8 +58,8 @@ pub(super) fn names(beside: &Path, key: &str) -> Result<Option<Vec<String>>, Dat
                 return Ok(None);
             }
             let names = file.list(key)?.iter().map(|name| {
-                let name = file.pickle.spelled(*name).ok_or("a name in it is no text")?;
-                String::from_utf8(name.into_owned()).map_err(|_| "a name in it is no UTF-8".to_string())
+                let name = file.pickle.spelled(*name).ok_or("a name in it is not text")?;
+                String::from_utf8(name.into_owned()).map_err(|_| "a name in it is not UTF-8".to_string())
             });
             names.collect::<Result<Vec<_>, String>>().map(Some)
         };
@@ -98,7 +98,7 @@ fn converted(bytes: &[u8]) -> Result<Vec<u8>, String> {
     Ok(records)
 }
 
-/// A file that is one dictionary.
+/// A file that consists of one dictionary.
 struct Dictionary<'a> {
     pickle: Pickle<'a>,
     pairs: Vec<(usize, usize)>,
@@ -109,7 +109,7 @@ impl<'a> Dictionary<'a> {
         let pickle = Pickle::read(bytes)?;
         match pickle.get(pickle.root).clone() {
             Value::Dictionary(pairs) => Ok(Self { pickle, pairs }),
-            _ => Err("it is no dictionary".into()),
+            _ => Err("it is not a dictionary".into()),
         }
     }
 
@@ -122,7 +122,7 @@ impl<'a> Dictionary<'a> {
     }
 
     fn list(&self, key: &str) -> Result<&[usize], String> {
-        self.pickle.inside(self.value(key)?).ok_or_else(|| format!("its `{key}` are no list"))
+        self.pickle.items(self.value(key)?).ok_or_else(|| format!("its `{key}` is not a list"))
     }
 
     fn labels(&self, key: &str) -> Result<Vec<u8>, String> {
@@ -131,13 +131,13 @@ impl<'a> Dictionary<'a> {
             _ => None,
         };
         let labels = self.list(key)?.iter().map(label).collect::<Option<_>>();
-        labels.ok_or_else(|| format!("one of its `{key}` is no number from 0 to 255"))
+        labels.ok_or_else(|| format!("one of its `{key}` is not a number from 0 to 255"))
     }
 }
 
 impl<'a> Pickle<'a> {
-    /// The bytes of a text or of bytes. Python 3 writes bytes for protocol 2 as a call of `encode` on a text, whose
-    /// characters are the bytes.
+    /// The bytes of a text or of bytes. For protocol 2, Python 3 writes bytes as a call of `encode` on a text whose characters
+    /// are the bytes.
     fn spelled(&self, number: usize) -> Option<Cow<'a, [u8]>> {
         match *self.get(number) {
             Value::Bytes(bytes) => Some(bytes.into()),
@@ -153,17 +153,16 @@ impl<'a> Pickle<'a> {
         }
     }
 
-    /// The bytes of an array of rows of an image, as numpy writes one: filled after `_reconstruct`, or in protocol 5 by
-    /// `_frombuffer`.
+    /// The bytes of an array of image rows, as NumPy writes it: built after `_reconstruct`, or in protocol 5 by `_frombuffer`.
     fn array(&self, number: usize) -> Result<Cow<'a, [u8]>, String> {
         let known = || match *self.get(number) {
-            Value::Filled { made_by, contents } => {
+            Value::Built { created_by, contents } => {
                 let ("numpy.core.multiarray" | "numpy._core.multiarray", "_reconstruct", _) =
-                    self.call(made_by)?
+                    self.call(created_by)?
                 else {
                     return None;
                 };
-                let &[_, shape, kind, is_turned, bytes] = self.inside(contents)? else { return None };
+                let &[_, shape, kind, is_turned, bytes] = self.items(contents)? else { return None };
                 Some(([shape, kind, bytes], *self.get(is_turned) != Value::Whole(0)))
             }
             _ => {
@@ -177,18 +176,18 @@ impl<'a> Pickle<'a> {
             }
         };
         let ([shape, kind, bytes], is_by_columns) =
-            known().ok_or("its `data` is no array of numpy's that is known here")?;
-        let sides: Vec<usize> = self.inside(shape).unwrap_or_default().to_vec();
+            known().ok_or("its `data` is not a NumPy array in a known form")?;
+        let sides: Vec<usize> = self.items(shape).unwrap_or_default().to_vec();
         let sides: Vec<&Value<'_>> = sides.into_iter().map(|side| self.get(side)).collect();
         let [&Value::Whole(images), &Value::Whole(row)] = sides[..] else {
             return Err("its `data` has no rows and columns".into());
         };
-        let bytes = self.spelled(bytes).ok_or("the values of its `data` are no bytes")?;
+        let bytes = self.spelled(bytes).ok_or("the values of its `data` are not bytes")?;
         let is_whole = row == IMAGE as i64
             && images > 0
             && usize::try_from(images).is_ok_and(|images| images.checked_mul(IMAGE) == Some(bytes.len()));
         if !self.is_of_bytes(kind) || !is_whole {
-            return Err(format!("its `data` is no array of rows of {IMAGE} bytes"));
+            return Err(format!("its `data` is not an array of rows of {IMAGE} bytes"));
         }
         if is_by_columns {
             let images = images as usize;
@@ -199,13 +198,13 @@ impl<'a> Pickle<'a> {
         Ok(bytes)
     }
 
-    /// Whether numpy's type of an array is bytes without a sign.
+    /// Whether the NumPy type of an array is unsigned bytes.
     fn is_of_bytes(&self, kind: usize) -> bool {
-        let made_by = match *self.get(kind) {
-            Value::Filled { made_by, .. } => made_by,
+        let created_by = match *self.get(kind) {
+            Value::Built { created_by, .. } => created_by,
             _ => kind,
         };
-        let Some(("numpy", "dtype", &[name, ..])) = self.call(made_by) else { return false };
+        let Some(("numpy", "dtype", &[name, ..])) = self.call(created_by) else { return false };
         self.spelled(name).is_some_and(|name| *name == *b"u1")
     }
 }

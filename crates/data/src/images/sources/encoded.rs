@@ -1,4 +1,4 @@
-//! Images that lie encoded, each in a file of its own or all in archives, with their classes.
+//! Encoded images with classes, each in its own file or all in archives.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -13,11 +13,11 @@ use rayon::prelude::*;
 use crate::error::DataError;
 use crate::formats::{Reason, SourceLocation, unreadable};
 use crate::images::flaw::Flaw;
-use crate::images::stored::{Images, Stored, Trouble};
+use crate::images::stored::{ImageError, Images, Stored};
 use crate::random::{fingerprint, key};
 
-/// Where encoded images lie.
-pub(in crate::images) enum Holder {
+/// Where encoded images are stored.
+pub(in crate::images) enum Storage {
     Files(Vec<Box<Path>>),
     Members { archives: Vec<Archive>, members: Vec<Member> },
 }
@@ -25,15 +25,15 @@ pub(in crate::images) enum Holder {
 /// An archive that members are read from.
 pub(crate) struct Archive {
     pub path: Arc<PathBuf>,
-    /// Stays open once it was read from, where it may: opening it for every image costs more than reading one.
+    /// Set while the file stays open after the first read: opening it for every image costs more than reading one.
     open: Option<OnceLock<File>>,
 }
 
-/// Archives that stay open. Processes may often hold no more than 1024 files.
+/// Number of archives kept open. Processes are often limited to 1024 files.
 const MOST_OPEN: usize = 256;
 
 impl Archive {
-    /// The archive of this number among those of a set.
+    /// The archive of this number in a set.
     pub fn new(path: Arc<PathBuf>, number: usize) -> Self {
         Self { path, open: (number < MOST_OPEN).then(OnceLock::new) }
     }
@@ -52,7 +52,7 @@ impl Archive {
     }
 }
 
-/// The bytes of an image in an archive.
+/// The range of an image in an archive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Member {
     pub archive: u32,
@@ -61,22 +61,22 @@ pub(crate) struct Member {
 }
 
 pub(in crate::images) struct Encoded {
-    pub holder: Holder,
-    /// A class an image.
+    pub holder: Storage,
+    /// The class of each image.
     pub classes: Vec<u32>,
-    /// The most bytes that are read of one.
+    /// Most bytes that are read per image.
     pub max_bytes: u64,
     /// A hash of the bytes of every image that was read; 0 before.
     seen: Vec<AtomicU64>,
 }
 
 impl Encoded {
-    pub fn new(holder: Holder, classes: Vec<u32>, max_bytes: u64) -> Self {
+    pub fn new(holder: Storage, classes: Vec<u32>, max_bytes: u64) -> Self {
         let seen = classes.iter().map(|_| AtomicU64::new(0)).collect();
         Self { holder, classes, max_bytes, seen }
     }
 
-    /// Whether an image has the bytes it had when it was first read.
+    /// Whether an image has the same bytes as when it was first read.
     fn is_as_before(&self, index: u64, bytes: &[u8]) -> bool {
         let hash = fingerprint(bytes).max(1);
         let before =
@@ -92,7 +92,7 @@ impl Encoded {
             )
         };
         match &self.holder {
-            Holder::Files(paths) => {
+            Storage::Files(paths) => {
                 let read = File::open(&paths[index as usize]).and_then(|file| {
                     let bytes = file.metadata()?.len();
                     buffer.clear();
@@ -107,7 +107,7 @@ impl Encoded {
                     other => Ok(other.map(|_| ())),
                 }
             }
-            Holder::Members { archives, members } => {
+            Storage::Members { archives, members } => {
                 let member = members[index as usize];
                 if member.bytes > self.max_bytes {
                     return Err(too_many(member.bytes));
@@ -129,33 +129,33 @@ impl Images for Encoded {
         Some(self.classes[index as usize])
     }
 
-    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
+    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, ImageError> {
         let place = || self.place(index);
         match self.read(index, buffer)? {
             Ok(()) if self.is_as_before(index, buffer) => Ok(Stored::Encoded(buffer)),
-            Ok(()) => Err(Trouble::Failed(DataError::input(format!(
+            Ok(()) => Err(ImageError::Failed(DataError::input(format!(
                 "{} has other bytes than when it was first read: images must not change while they are trained on.",
                 place()
             )))),
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
-                Err(Trouble::Failed(DataError::input(format!(
+                Err(ImageError::Failed(DataError::input(format!(
                     "{} is shorter than it was when it was opened: it must not change while it is read.",
                     place().file.display()
                 ))))
             }
-            Err(error) => Err(Trouble::Failed(unreadable(&place().file, &error))),
+            Err(error) => Err(ImageError::Failed(unreadable(&place().file, &error))),
         }
     }
 
     fn version(&self) -> u64 {
         let of = |path: &Path| {
-            let told = std::fs::metadata(path).ok()?;
-            let since = told.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default();
-            Some(key(told.len(), since.as_nanos() as u64))
+            let metadata = std::fs::metadata(path).ok()?;
+            let since = metadata.modified().ok()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+            Some(key(metadata.len(), since.as_nanos() as u64))
         };
         let versions: Vec<u64> = match &self.holder {
-            Holder::Files(paths) => paths.par_iter().map(|path| of(path).unwrap_or(0)).collect(),
-            Holder::Members { archives, .. } => {
+            Storage::Files(paths) => paths.par_iter().map(|path| of(path).unwrap_or(0)).collect(),
+            Storage::Members { archives, .. } => {
                 archives.par_iter().map(|archive| of(&archive.path).unwrap_or(0)).collect()
             }
         };
@@ -164,13 +164,13 @@ impl Images for Encoded {
 
     fn place(&self, index: u64) -> SourceLocation {
         match &self.holder {
-            Holder::Files(paths) => SourceLocation {
+            Storage::Files(paths) => SourceLocation {
                 file: Arc::new(paths[index as usize].to_path_buf()),
                 line: None,
                 row: None,
                 offset: 0,
             },
-            Holder::Members { archives, members } => {
+            Storage::Members { archives, members } => {
                 let member = members[index as usize];
                 let file = archives[member.archive as usize].path.clone();
                 SourceLocation { file, line: None, row: None, offset: member.offset }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::encoded::Holder;
+use super::encoded::Storage;
 use super::found::{FoundImages, Labels};
 use super::paths::{entries, files, has_ending};
 use crate::error::DataError;
@@ -14,15 +14,15 @@ use crate::random::fingerprint;
 use crate::text::source::OpenEvent;
 use flatout_waits::{self as waits, Unit};
 
-/// Endings of images that are read, and of others that are not.
+/// Endings of supported image formats, and of others.
 pub(crate) const ENDINGS: [&str; 4] = ["jpg", "jpeg", "png", "webp"];
 pub(crate) const OTHER_ENDINGS: [&str; 8] = ["gif", "bmp", "tif", "tiff", "avif", "heic", "jxl", "jp2"];
-/// Names of folders that are parts of a set, not classes.
+/// Names of folders that are splits of a set, not classes.
 const PARTS: [&str; 6] = ["train", "training", "val", "valid", "validation", "test"];
-/// How deep folders of a class may lie in each other.
+/// Maximum depth of folders below that of a class.
 const DEEPEST: usize = 32;
 
-/// The images of a folder: those below each of its folders are of the class of that name.
+/// The images of a folder: those in each of its folders have the class of that name.
 pub(in crate::images) fn folder(
     root: &Path,
     on_error: OnError,
@@ -32,7 +32,7 @@ pub(in crate::images) fn folder(
     let folders: Vec<PathBuf> = entries(root)?.into_iter().filter(|path| path.is_dir()).collect();
     if folders.is_empty() {
         return Err(DataError::input(format!(
-            "{shown} has no folders, and the folder an image lies in is its class: give one that has a folder a class."
+            "{shown} has no folders, but the class of an image is its folder: give a folder with one folder per class."
         )));
     }
     let names: Vec<String> = folders.iter().map(|folder| name_of(folder)).collect::<Result<_, _>>()?;
@@ -69,14 +69,14 @@ pub(in crate::images) fn folder(
         )));
     }
     if !empty.is_empty() {
-        say(OpenEvent::Note(format!("folders without images are no classes: {}", empty.join(", "))));
+        say(OpenEvent::Note(format!("folders without images are not classes: {}", empty.join(", "))));
     }
-    let holder = Holder::Files(paths);
+    let holder = Storage::Files(paths);
     let (files, names) = (hashes.len(), vec![]);
     Ok(FoundImages { kind: "folder", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 
-/// Every image of files and at any depth of folders, whatever it is.
+/// All images of files and of folders at any depth, without classes.
 pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Result<FoundImages, DataError> {
     let mut ledger = Ledger::new(on_error);
     let mut paths: Vec<Box<Path>> = Vec::new();
@@ -97,7 +97,7 @@ pub(in crate::images) fn unlabelled(words: &[String], on_error: OnError) -> Resu
     let hashes: Vec<u64> =
         paths.iter().map(|path| fingerprint(path.as_os_str().as_encoded_bytes())).collect();
     let (files, labels, names) = (hashes.len(), Labels::default(), vec![]);
-    let holder = Holder::Files(paths);
+    let holder = Storage::Files(paths);
     Ok(FoundImages { kind: "files", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }
 
@@ -115,7 +115,7 @@ fn name_of(folder: &Path) -> Result<String, DataError> {
     })
 }
 
-/// Collects images to the bottom of a folder. One that links lead into twice is read once.
+/// Collects the images of a folder recursively. A folder that links reach twice is read once.
 fn below(
     folder: &Path,
     seen: &mut HashSet<PathBuf>,
@@ -131,13 +131,11 @@ fn below(
         if path.is_dir() {
             below(&path, seen, depth + 1, ledger, paths)?;
         } else if has_ending(&path, &ENDINGS) {
-            // A link that leads nowhere, a socket: no file to read.
+            // A broken link or a socket is no file to read.
             match path.is_file() {
                 true => paths.push(path.into()),
-                false => ledger.note(
-                    &Flaw::new(Reason::NoFile, "it is no file, or a link that leads to none"),
-                    at(&path),
-                )?,
+                false => ledger
+                    .note(&Flaw::new(Reason::NoFile, "it is not a file, or a broken link"), at(&path))?,
             }
         } else if has_ending(&path, &OTHER_ENDINGS) {
             ledger.note(

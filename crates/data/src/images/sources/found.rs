@@ -1,37 +1,37 @@
-//! Encoded images as a source found them: where they lie, and their labels as they are written.
+//! Encoded images as a source found them: their places, and their labels as written.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::encoded::{Encoded, Holder};
+use super::encoded::{Encoded, Storage};
 use crate::error::DataError;
-use crate::examples::{Classes, Collected};
+use crate::examples::{Classes, LabelCounts};
 use crate::formats::{Skipped, SourceLocation};
 use crate::images::set::ImageSet;
 use crate::random::{fingerprint, key};
 
-/// The labels that are wanted with images.
+/// The labels to read with images.
 #[derive(Clone, Copy)]
-pub(in crate::images) enum Wanted<'a> {
-    /// Its label, in the field of this name where labels are fields.
+pub(in crate::images) enum LabelChoice<'a> {
+    /// The label, in the field of this name where labels are fields.
     Label(Option<&'a str>),
-    /// Nothing: what it is is what is asked.
+    /// No labels: the images are to be classified.
     Nothing,
 }
 
 pub(in crate::images) struct FoundImages {
     pub kind: &'static str,
     pub files: usize,
-    pub holder: Holder,
+    pub holder: Storage,
     pub labels: Labels,
-    /// Of images in archives whose label is not wanted, the name of each.
+    /// The name of each image in archives, where labels are not read.
     pub names: Vec<String>,
-    /// Of the name of each image's sample: images of one sample are on one side.
+    /// Hash of the name of each image's sample: images of one sample are on one side.
     pub hashes: Vec<u64>,
     pub skipped: Skipped,
 }
 
-/// A label an image. Each different one is kept once.
+/// The label of each image. Distinct labels are stored once.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub(in crate::images) struct Labels {
     names: Vec<(String, SourceLocation)>,
@@ -53,7 +53,7 @@ impl Labels {
         self.of.push(number);
     }
 
-    /// Each different one, in the order of their numbers, and where it was first.
+    /// Each distinct label, in the order of their numbers, with its first place.
     pub fn names(&self) -> &[(String, SourceLocation)] {
         &self.names
     }
@@ -63,7 +63,7 @@ impl Labels {
         &self.of
     }
 
-    /// Adds those of a later part.
+    /// Adds the labels of a later part.
     pub fn extend(&mut self, later: Labels) {
         for number in later.of {
             let (name, place) = &later.names[number as usize];
@@ -71,19 +71,19 @@ impl Labels {
         }
     }
 
-    /// The classes where none are given: all labels, numbers by size, names by their letters.
+    /// The classes where none are given: all labels, numbers by value, names alphabetically.
     fn classes(&self, shown: &str) -> Result<Classes, DataError> {
-        let mut collected = Collected::default();
+        let mut collected = LabelCounts::default();
         for (name, place) in &self.names {
-            // Images of a class that occurs once are taken as they are.
-            collected.see(name, place);
-            collected.see(name, place);
+            // Counted twice, so that a label that occurs once is accepted as a class.
+            collected.add(name, place);
+            collected.add(name, place);
         }
         collected.classes(shown, false)
     }
 }
 
-/// The classes of all that was found: those that are given, or the labels of the training images.
+/// The given classes, or the labels of the training images.
 pub(in crate::images) fn classes(
     given: &[String],
     found: &FoundImages,
@@ -93,29 +93,31 @@ pub(in crate::images) fn classes(
 }
 
 impl FoundImages {
-    /// Everything that tells these images from others, but for their bytes: names, order, labels.
+    /// Hash of everything that identifies these images except their bytes: names, order, labels.
     pub fn mark(&self) -> u64 {
         let labels = self.labels.names.iter().map(|(name, _)| fingerprint(name.as_bytes()));
         let labels = labels.chain(self.labels.of.iter().map(|number| u64::from(*number)));
         let sizes = match &self.holder {
-            Holder::Files(_) => 0,
-            Holder::Members { members, .. } => members.iter().fold(0, |mark, member| key(mark, member.bytes)),
+            Storage::Files(_) => 0,
+            Storage::Members { members, .. } => {
+                members.iter().fold(0, |mark, member| key(mark, member.bytes))
+            }
         };
         labels.chain(self.hashes.iter().copied()).fold(sizes, key)
     }
 
-    /// All of it as a set. A label that is no class is an error: what was trained could not be evaluated.
+    /// The images as a set. A label that is not a class is an error, because what was trained could not be evaluated.
     pub fn set(self, classes: &Classes, max_pixels: u64) -> Result<ImageSet, DataError> {
         let numbers = self.labels.names.iter().map(|(name, place)| {
-            classes.number(name).map_err(|wrong| DataError::input(format!("{place}: {}.", wrong.said)))
+            classes.number(name).map_err(|wrong| DataError::input(format!("{place}: {}.", wrong.message)))
         });
         let numbers: Vec<u32> = numbers.collect::<Result<_, _>>()?;
         let of = self.labels.of.iter().map(|label| numbers[*label as usize]).collect();
         Ok(self.of_classes(of, max_pixels))
     }
 
-    /// All of it as a set of images that nobody knows the class of. Each has the first: one that has none is one that
-    /// could not be decoded.
+    /// The images as a set of unknown classes. Each has the first class, so that having none means that it could not be
+    /// decoded.
     pub fn unlabelled(self, max_pixels: u64) -> ImageSet {
         let of = vec![0; self.hashes.len()];
         self.of_classes(of, max_pixels)
@@ -123,7 +125,7 @@ impl FoundImages {
 
     fn of_classes(self, of: Vec<u32>, max_pixels: u64) -> ImageSet {
         let mark = self.mark();
-        // Sixteen bits of four channels each are the most that an image needs, and a little for what lies beside.
+        // Four channels of sixteen bits are the most that an image needs, plus a margin for metadata.
         let max_bytes = max_pixels.saturating_mul(8).saturating_add(16 << 20);
         let images = Arc::new(Encoded::new(self.holder, of, max_bytes));
         ImageSet::whole(images, mark)

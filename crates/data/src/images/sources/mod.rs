@@ -1,4 +1,4 @@
-//! Where images come from: folders, tables, archives, CIFAR's records, or a generator.
+//! Sources of images: folders, tables, archives, files of CIFAR, and a generator.
 
 pub(super) mod archive_index;
 pub(super) mod cifar;

@@ -1,4 +1,4 @@
-//! Files behind the words of `data.path`: names, folders, patterns with `*`, and numbered shards `a-{000..146}.tar`.
+//! Files that entries of `data.path` name: names, folders, patterns with `*`, and numbered shards `a-{000..146}.tar`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use crate::error::DataError;
 use crate::formats::unreadable;
 
-/// The most files that one pair of braces may stand for.
+/// Most files of a numbered range.
 const MOST_NUMBERED: u64 = 1 << 20;
 
-/// The files that words name, in the order of the words and sorted within each. From a folder those with one of the
-/// endings are taken, at its top only.
+/// The files that entries name, in the order of the entries and sorted within each. Of a folder, the files at its top level
+/// with one of the endings.
 pub(crate) fn files(words: &[String], endings: &[&str]) -> Result<Vec<PathBuf>, DataError> {
     let mut found = Vec::new();
     for word in words {
@@ -38,7 +38,7 @@ pub(crate) fn files(words: &[String], endings: &[&str]) -> Result<Vec<PathBuf>, 
     Ok(found)
 }
 
-/// The files of a word that stands for several, by a pattern or by numbers.
+/// The files of an entry that stands for several, by a pattern or by numbers.
 pub(super) fn expanded(word: &str) -> Result<Option<Vec<PathBuf>>, DataError> {
     match numbered(word)? {
         None if word.contains(['*', '?', '[']) => matching(word).map(Some),
@@ -75,7 +75,7 @@ fn matching(pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     if found.is_empty() { Err(wrong("matches no file")) } else { Ok(found) }
 }
 
-/// Names with one pair of braces around a first and a last number; both ends are named, with as many digits as written.
+/// Names with a range of numbers in braces; both ends are included, with as many digits as written.
 fn numbered(word: &str) -> Result<Option<Vec<PathBuf>>, DataError> {
     let Some((before, rest)) = word.split_once('{') else { return Ok(None) };
     let Some((range, after)) = rest.split_once('}') else { return Ok(None) };
@@ -86,14 +86,14 @@ fn numbered(word: &str) -> Result<Option<Vec<PathBuf>>, DataError> {
     let (Some(from), Some(to)) = (number(first), number(last)) else { return Ok(None) };
     if from > to || to - from >= MOST_NUMBERED {
         return Err(DataError::input(format!(
-            "{word} counts from {first} to {last}: give a range that grows, of at most {MOST_NUMBERED} files."
+            "{word} counts from {first} to {last}: give an ascending range of at most {MOST_NUMBERED} files."
         )));
     }
     let paths: Vec<PathBuf> =
         (from..=to).map(|at| format!("{before}{at:0width$}{after}", width = first.len()).into()).collect();
     match paths.iter().find(|path| !path.is_file()) {
         Some(missing) => Err(DataError::input(format!(
-            "There is no file {}, which {word} counts in: fetch it, or correct data.path.",
+            "There is no file {}, which is in the range of {word}: fetch it, or correct data.path.",
             missing.display()
         ))),
         None => Ok(Some(paths)),
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(of("s-{000..002}.tar").unwrap(), all);
         assert_eq!(of("s-002.txt").unwrap(), ["s-002.txt"]);
         assert!(of("s-{000..003}.tar").unwrap_err().contains("There is no file"));
-        assert!(of("s-{3..1}.tar").unwrap_err().contains("a range that grows"));
+        assert!(of("s-{3..1}.tar").unwrap_err().contains("an ascending range"));
         assert!(of("t-*.tar").unwrap_err().contains("matches no file"));
         assert!(of("s-004.tar").unwrap_err().contains("There is no file or folder"));
         scratch.write("empty/x.txt", b"");

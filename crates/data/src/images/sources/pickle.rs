@@ -1,21 +1,21 @@
-//! Files that Python's `pickle` wrote, read as data alone.
+//! Reads files of Python's `pickle` as data only.
 //!
-//! A pickle is a program for a machine with a stack, and what it names may be called: reading one the usual way runs
-//! whatever its author wanted. Here nothing is ever called. Instructions that make numbers, texts, lists, tuples and
-//! dictionaries make them; those that name, call or fill an object only note that they would, and whoever reads the result
-//! recognises the few shapes it knows. Every other instruction ends the reading.
+//! A pickle is a program for a stack machine that may name and call functions, so unpickling runs whatever its author wanted.
+//! Here nothing is ever called. Opcodes that build numbers, texts, lists, tuples and dictionaries are executed; those that
+//! name, call or build objects only record it, and the reader of the result recognises the few shapes it knows. Every other
+//! opcode is an error.
 
 use std::collections::HashMap;
 
-/// The values of a file, by their numbers.
+/// The values of a file, by number.
 #[derive(Debug)]
 pub(super) struct Pickle<'a> {
     values: Vec<Value<'a>>,
-    /// The number of the value that the file is about.
+    /// The number of the top-level value.
     pub root: usize,
 }
 
-/// A value; values inside it are named by their numbers.
+/// A value; nested values are referred to by number.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value<'a> {
     None,
@@ -25,28 +25,28 @@ pub(super) enum Value<'a> {
     List(Vec<usize>),
     Tuple(Vec<usize>),
     Dictionary(Vec<(usize, usize)>),
-    /// Something of a module.
-    Name {
+    /// A global of a module.
+    Global {
         module: &'a str,
         name: &'a str,
     },
-    /// A call that was not made: of what, with which tuple.
+    /// A recorded call: the function and the tuple of arguments.
     Call {
         called: usize,
         with: usize,
     },
-    /// An object that was not filled: the call that would make it, and its contents.
-    Filled {
-        made_by: usize,
+    /// A recorded BUILD: the call that would create the object, and its state.
+    Built {
+        created_by: usize,
         contents: usize,
     },
 }
 
-/// Values that a file may have. CIFAR-100's has 150,000.
+/// Most values of a file. CIFAR-100's has 150,000.
 const MOST_VALUES: usize = 1 << 20;
 
 impl<'a> Pickle<'a> {
-    /// Reads a file, of protocols 2 to 5.
+    /// Reads a file of protocols 2 to 5.
     pub fn read(bytes: &'a [u8]) -> Result<Self, String> {
         Machine {
             rest: bytes,
@@ -58,7 +58,7 @@ impl<'a> Pickle<'a> {
         .run()
     }
 
-    /// Whether bytes begin as such a file does.
+    /// Whether bytes begin like such a file.
     pub fn begins(bytes: &[u8]) -> bool {
         matches!(bytes, [PROTOCOL, 2..=5, ..])
     }
@@ -67,19 +67,19 @@ impl<'a> Pickle<'a> {
         &self.values[number]
     }
 
-    /// The values of a tuple or list.
-    pub fn inside(&self, number: usize) -> Option<&[usize]> {
+    /// The items of a tuple or list.
+    pub fn items(&self, number: usize) -> Option<&[usize]> {
         match self.get(number) {
-            Value::Tuple(inside) | Value::List(inside) => Some(inside),
+            Value::Tuple(items) | Value::List(items) => Some(items),
             _ => None,
         }
     }
 
-    /// A call that was not made: its function and its arguments.
+    /// A recorded call: module and name of its function, and its arguments.
     pub fn call(&self, number: usize) -> Option<(&'a str, &'a str, &[usize])> {
         let Value::Call { called, with } = *self.get(number) else { return None };
-        let Value::Name { module, name } = *self.get(called) else { return None };
-        Some((module, name, self.inside(with)?))
+        let Value::Global { module, name } = *self.get(called) else { return None };
+        Some((module, name, self.items(with)?))
     }
 }
 
@@ -89,7 +89,7 @@ struct Machine<'a> {
     rest: &'a [u8],
     values: Vec<Value<'a>>,
     stack: Vec<usize>,
-    /// Heights of the stack.
+    /// Stack heights at marks.
     marks: Vec<usize>,
     memo: HashMap<usize, usize>,
 }
@@ -97,13 +97,13 @@ struct Machine<'a> {
 impl<'a> Machine<'a> {
     fn run(mut self) -> Result<Pickle<'a>, String> {
         loop {
-            let instruction = self.taken(1)?[0];
+            let instruction = self.take(1)?[0];
             match instruction {
-                // The protocol, the length of what follows, and the end.
-                PROTOCOL => drop(self.taken(1)?),
-                0x95 => drop(self.taken(8)?),
+                // PROTO, FRAME and STOP.
+                PROTOCOL => drop(self.take(1)?),
+                0x95 => drop(self.take(8)?),
                 b'.' => {
-                    let root = self.popped()?;
+                    let root = self.pop()?;
                     return Ok(Pickle { values: self.values, root });
                 }
                 b'N' => self.push(Value::None)?,
@@ -112,12 +112,12 @@ impl<'a> Machine<'a> {
                 b'K' => self.whole(1)?,
                 b'M' => self.whole(2)?,
                 b'J' => {
-                    let four = self.taken(4)?.try_into().expect("four bytes");
+                    let four = self.take(4)?.try_into().expect("four bytes");
                     self.push(Value::Whole(i32::from_le_bytes(four).into()))?;
                 }
                 b'U' | b'C' => self.bytes(1)?,
                 b'T' | b'B' => self.bytes(4)?,
-                // Bytes, and bytes that may be changed.
+                // BINBYTES8 and BYTEARRAY8.
                 0x8e | 0x96 => self.bytes(8)?,
                 0x8c => self.text(1)?,
                 b'X' => self.text(4)?,
@@ -151,39 +151,39 @@ impl<'a> Machine<'a> {
                 }
                 b'q' => {
                     let place = self.number(1)?;
-                    self.keep(place)?;
+                    self.memoize(place)?;
                 }
                 b'r' => {
                     let place = self.number(4)?;
-                    self.keep(place)?;
+                    self.memoize(place)?;
                 }
-                0x94 => self.keep(self.memo.len())?,
+                0x94 => self.memoize(self.memo.len())?,
                 b'h' => self.recall(1)?,
                 b'j' => self.recall(4)?,
                 b'c' => {
                     let (module, name) = (self.line()?, self.line()?);
-                    self.push(Value::Name { module, name })?;
+                    self.push(Value::Global { module, name })?;
                 }
                 0x93 => {
-                    let (name, module) = (self.popped()?, self.popped()?);
+                    let (name, module) = (self.pop()?, self.pop()?);
                     match (&self.values[module], &self.values[name]) {
                         (&Value::Text(module), &Value::Text(name)) => {
-                            self.push(Value::Name { module, name })?
+                            self.push(Value::Global { module, name })?
                         }
-                        _ => return Err("a name in it is no text".into()),
+                        _ => return Err("a name in it is not text".into()),
                     }
                 }
                 b'R' => {
-                    let (with, called) = (self.popped()?, self.popped()?);
+                    let (with, called) = (self.pop()?, self.pop()?);
                     self.push(Value::Call { called, with })?;
                 }
                 b'b' => {
-                    let contents = self.popped()?;
+                    let contents = self.pop()?;
                     let object = self.top()?;
-                    // Everyone who knows the object sees that it is filled, and the call moves to a number of its own.
-                    let made_by = self.values.len();
+                    // All references to the object see its state, so the call moves to a new number.
+                    let created_by = self.values.len();
                     let call =
-                        std::mem::replace(&mut self.values[object], Value::Filled { made_by, contents });
+                        std::mem::replace(&mut self.values[object], Value::Built { created_by, contents });
                     self.add(call)?;
                 }
                 other => {
@@ -193,22 +193,22 @@ impl<'a> Machine<'a> {
         }
     }
 
-    fn taken(&mut self, count: usize) -> Result<&'a [u8], String> {
+    fn take(&mut self, count: usize) -> Result<&'a [u8], String> {
         let (taken, rest) = self.rest.split_at_checked(count).ok_or("it is cut short")?;
         self.rest = rest;
         Ok(taken)
     }
 
-    /// A number without a sign, its lowest byte first.
+    /// An unsigned little-endian number.
     fn number(&mut self, bytes: usize) -> Result<usize, String> {
-        let bytes = self.taken(bytes)?;
+        let bytes = self.take(bytes)?;
         Ok(bytes.iter().rev().fold(0, |number, byte| number << 8 | usize::from(*byte)))
     }
 
     fn line(&mut self) -> Result<&'a str, String> {
         let end = memchr::memchr(b'\n', self.rest).ok_or("it is cut short")?;
-        let line = self.taken(end + 1)?;
-        std::str::from_utf8(&line[..end]).map_err(|_| "a name in it is no UTF-8".into())
+        let line = self.take(end + 1)?;
+        std::str::from_utf8(&line[..end]).map_err(|_| "a name in it is not UTF-8".into())
     }
 
     fn add(&mut self, value: Value<'a>) -> Result<(), String> {
@@ -230,16 +230,16 @@ impl<'a> Machine<'a> {
         self.push(Value::Whole(number as i64))
     }
 
-    /// Bytes behind their length.
+    /// Bytes preceded by their length.
     fn bytes(&mut self, length_bytes: usize) -> Result<(), String> {
         let length = self.number(length_bytes)?;
-        let bytes = self.taken(length)?;
+        let bytes = self.take(length)?;
         self.push(Value::Bytes(bytes))
     }
 
     fn text(&mut self, length_bytes: usize) -> Result<(), String> {
         let length = self.number(length_bytes)?;
-        let text = std::str::from_utf8(self.taken(length)?).map_err(|_| "a text in it is no UTF-8")?;
+        let text = std::str::from_utf8(self.take(length)?).map_err(|_| "a text in it is not UTF-8")?;
         self.push(Value::Text(text))
     }
 
@@ -248,28 +248,28 @@ impl<'a> Machine<'a> {
         self.height_below(1).map(|place| self.stack[place])
     }
 
-    fn popped(&mut self) -> Result<usize, String> {
+    fn pop(&mut self) -> Result<usize, String> {
         let place = self.height_below(1)?;
         Ok(self.stack.remove(place))
     }
 
-    /// The place of the stack below which `count` values above the last mark lie.
+    /// The stack height below `count` values, which must be above the last mark.
     fn height_below(&self, count: usize) -> Result<usize, String> {
         let floor = self.marks.last().copied().unwrap_or(0);
         self.stack
             .len()
             .checked_sub(count)
             .filter(|height| *height >= floor)
-            .ok_or("it takes what it has not made".into())
+            .ok_or("its stack underflows".into())
     }
 
     fn mark(&mut self) -> Result<usize, String> {
-        self.marks.pop().ok_or("it takes what it has not made".into())
+        self.marks.pop().ok_or("its stack underflows".into())
     }
 
     fn tuple(&mut self, from: usize) -> Result<(), String> {
-        let inside = self.stack.split_off(from);
-        self.push(Value::Tuple(inside))
+        let items = self.stack.split_off(from);
+        self.push(Value::Tuple(items))
     }
 
     fn append(&mut self, from: usize) -> Result<(), String> {
@@ -280,7 +280,7 @@ impl<'a> Machine<'a> {
                 list.extend(added);
                 Ok(())
             }
-            _ => Err("it appends to what is no list".into()),
+            _ => Err("it appends to something other than a list".into()),
         }
     }
 
@@ -292,11 +292,11 @@ impl<'a> Machine<'a> {
                 pairs.extend(added.chunks_exact(2).map(|pair| (pair[0], pair[1])));
                 Ok(())
             }
-            _ => Err("it sets keys of what is no dictionary".into()),
+            _ => Err("it sets keys of something other than a dictionary".into()),
         }
     }
 
-    fn keep(&mut self, place: usize) -> Result<(), String> {
+    fn memoize(&mut self, place: usize) -> Result<(), String> {
         let top = self.top()?;
         self.memo.insert(place, top);
         Ok(())
@@ -304,7 +304,7 @@ impl<'a> Machine<'a> {
 
     fn recall(&mut self, bytes: usize) -> Result<(), String> {
         let place = self.number(bytes)?;
-        let number = *self.memo.get(&place).ok_or("it takes what it has not kept")?;
+        let number = *self.memo.get(&place).ok_or("it reads a memo entry that it has not stored")?;
         self.stack.push(number);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Samples of an archive: members whose names are equal up to the first dot of their last part, and which stand together.
+//! Samples of an archive: adjacent members whose names agree up to the first dot of their last component.
 
 use std::collections::HashSet;
 
@@ -12,19 +12,19 @@ use crate::random::fingerprint;
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Sample {
     pub key: String,
-    /// Where its first member begins.
+    /// Offset of its first member.
     pub first: u64,
-    /// The ending behind the key in small letters, as `json` or `003.jpg`, and the member.
+    /// The ending after the key in lower case, such as `json` or `003.jpg`, and the member.
     pub members: Vec<(String, Entry)>,
-    /// Nothing behind it can be read, so that members of it may be missing.
+    /// Whether nothing after it can be read, so that members of it may be missing.
     pub is_last_of_lost: bool,
 }
 
-/// The samples of an archive in their order.
+/// The samples of an archive in order.
 pub(crate) struct Samples {
     archive: Archive,
     keys: HashSet<u64>,
-    /// The first member of the next sample, whose key is not known to be new.
+    /// The first member of the next sample, whose key was not checked for repetition yet.
     next: Option<(String, String, Entry)>,
 }
 
@@ -37,7 +37,7 @@ impl Samples {
         &self.archive
     }
 
-    /// The next sample. Faults of members are told to `note`, which may end it.
+    /// The next sample. Calls `note` for flaws of members, which may end it.
     pub fn next(
         &mut self,
         note: &mut dyn FnMut(&Flaw, SourceLocation) -> Result<(), DataError>,
@@ -82,14 +82,14 @@ impl Samples {
             if self.keys.insert(fingerprint(sample.key.as_bytes())) {
                 return Ok(Some(sample));
             }
-            let said =
-                format!("the sample {} was there before, and its members must stand together", sample.key);
-            note(&Flaw::new(Reason::KeyTwice, said), self.archive.place(sample.first))?;
+            let message =
+                format!("the sample {} was there before, but its members must be adjacent", sample.key);
+            note(&Flaw::new(Reason::KeyTwice, message), self.archive.place(sample.first))?;
         }
     }
 }
 
-/// The key of a member's sample and what follows it, in small letters; `None` for names without a dot and hidden ones.
+/// The key of a member's sample and the rest of its name in lower case; `None` for names without a dot and hidden ones.
 fn split(name: &str) -> Option<(String, String)> {
     let last = name.rfind('/').map_or(0, |at| at + 1);
     let dot = last + name[last..].find('.')?;

@@ -1,15 +1,15 @@
-//! Ten classes of images, drawn from a seed and an index.
+//! Ten classes of generated images, determined by a seed and an index.
 //!
-//! Five are textures and five are shapes. Colours, which of both colours is the figure, place, size, phase and a little
-//! noise are drawn for every image, so the mean image of a class is grey and a linear model has nothing to hold on to:
-//! what tells classes apart is how neighbouring pixels belong together. Any size can be drawn. Every operation is exact
-//! or correctly rounded (no sines), so an image is the same on every machine.
+//! Five classes are textures and five are shapes. Colours, the choice of the figure's colour, position, size, phase and a
+//! little noise are random for every image, so the mean image of a class is grey and a linear model cannot separate classes:
+//! only relations between neighbouring pixels do. Any size can be generated. Every operation is exact or correctly rounded (no
+//! sines), so an image is the same on every machine.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crate::formats::SourceLocation;
-use crate::images::stored::{Images, Picture, Stored, Trouble};
+use crate::images::stored::{ImageError, Images, Picture, Stored};
 use crate::random::{Uniform, key};
 
 pub(in crate::images) const CLASSES: [&str; 10] =
@@ -19,7 +19,7 @@ pub(in crate::images) struct Synthetic {
     pub count: u64,
     pub width: usize,
     pub height: usize,
-    /// Another one gives other images.
+    /// Determines all images.
     pub seed: u64,
 }
 
@@ -32,7 +32,7 @@ impl Images for Synthetic {
         Some((index % CLASSES.len() as u64) as u32)
     }
 
-    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, Trouble> {
+    fn stored<'a>(&'a self, index: u64, buffer: &'a mut Vec<u8>) -> Result<Stored<'a>, ImageError> {
         buffer.clear();
         let class = (index % CLASSES.len() as u64) as usize;
         draw(class, self.width, self.height, &mut Uniform::new(key(self.seed, index)), buffer);
@@ -53,21 +53,21 @@ impl Images for Synthetic {
     }
 }
 
-/// The random parameters of an image beside its class.
+/// The random parameters of an image besides its class.
 struct Scene {
-    /// The middle of the figure, or where a texture begins, in halves of the shorter side.
+    /// The centre of the figure, or the origin of a texture, relative to half of the shorter side.
     x: f64,
     y: f64,
-    /// Half of a shape, or a period of a texture.
+    /// Half the size of a shape, or the period of a texture.
     size: f64,
-    /// The direction in which the figure is turned: a unit vector close to (1, 0).
+    /// The rotation of the figure: a unit vector close to (1, 0).
     turn: (f64, f64),
     is_falling: bool,
 }
 
-/// How far bytes are moved by noise, at most.
+/// Largest change of a byte by noise.
 const NOISE: f64 = 16.0;
-/// Between figure and ground in brightness, at least.
+/// Least difference in brightness between figure and background.
 const CONTRAST: f64 = 64.0;
 
 fn draw(class: usize, width: usize, height: usize, uniform: &mut Uniform, out: &mut Vec<u8>) {
@@ -98,7 +98,7 @@ fn draw(class: usize, width: usize, height: usize, uniform: &mut Uniform, out: &
             let x = (column as f64 + 0.5 - width as f64 / 2.0) / unit - scene.x;
             let y = (row as f64 + 0.5 - height as f64 / 2.0) / unit - scene.y;
             let (x, y) = (x * scene.turn.0 + y * scene.turn.1, y * scene.turn.0 - x * scene.turn.1);
-            // A pixel on an edge is partly of both colours.
+            // A pixel on an edge blends both colours.
             let share = (0.5 - distance(class, x, y, &scene) * unit).clamp(0.0, 1.0);
             let noise = key(noise_key, (row * width + column) as u64);
             for channel in 0..3 {
@@ -114,10 +114,10 @@ fn brightness([red, green, blue]: [f64; 3]) -> f64 {
     0.299 * red + 0.587 * green + 0.114 * blue
 }
 
-/// How far a point is outside the figure of a class; negative inside.
+/// Signed distance of a point from the figure of a class; negative inside.
 fn distance(class: usize, x: f64, y: f64, scene: &Scene) -> f64 {
     let size = scene.size;
-    // From the nearest line of a family of parallel ones, less a quarter of their period: as much figure as ground.
+    // Distance from the nearest of a family of parallel lines, less a quarter of their period: half figure, half background.
     let stripes = |along: f64| (along - (along / size).round() * size).abs() - size / 4.0;
     let slant = if scene.is_falling { x + y } else { x - y } * std::f64::consts::FRAC_1_SQRT_2;
     let radius = (x * x + y * y).sqrt();
@@ -145,7 +145,7 @@ fn distance(class: usize, x: f64, y: f64, scene: &Scene) -> f64 {
             bar(x, y).min(bar(y, x))
         }
         9 => {
-            // Sides of equal length, point up or down.
+            // An equilateral triangle pointing up or down.
             let y = if scene.is_falling { -y } else { y };
             let side = 0.866_025_403_784_438_6 * x.abs() - 0.5 * y;
             (y - 0.6 * size).max(side - 0.6 * size)
@@ -175,7 +175,7 @@ mod tests {
         assert_eq!(image(4, 1, 1, 1).len(), 3);
     }
 
-    /// Figure and ground are drawn alike, so no pixel of the mean image of a class says which it is.
+    /// Figure and background have the same distribution, so no pixel of the mean image of a class differs.
     #[test]
     fn the_mean_image_of_a_class_is_grey() {
         for class in 0..10 {
@@ -185,7 +185,7 @@ mod tests {
                 sums.iter_mut().zip(bytes).for_each(|(sum, byte)| *sum += f64::from(byte) / 400.0);
             }
             let worst = sums.iter().map(|mean| (mean - 127.5).abs()).fold(0.0, f64::max);
-            // The largest of 3072 means of 400 values with a deviation of about 72 each.
+            // The largest of 3072 means of 400 values with a standard deviation of about 72 each.
             assert!(worst < 5.0 * 72.0 / 20.0, "class {class}: {worst}");
         }
     }

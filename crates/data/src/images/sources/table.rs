@@ -1,24 +1,24 @@
-//! Tables whose rows name images: JSONL, CSV or parquet, beside a folder of files.
+//! Tables whose rows name images: JSONL, CSV or parquet, with files in a folder.
 
 use std::path::{Path, PathBuf};
 
-use super::encoded::Holder;
-use super::found::{FoundImages, Labels, Wanted};
+use super::encoded::Storage;
+use super::found::{FoundImages, LabelChoice, Labels};
 use crate::error::DataError;
 use crate::examples::label_of;
 use crate::formats::{self, Field, OnError, ReadOptions, Reason, Records};
 use crate::images::flaw::{Flaw, Ledger};
 use crate::random::fingerprint;
 
-/// Names by which columns are known where none are given.
+/// Known column names of images, where none is given.
 const IMAGES: [&str; 5] = ["image", "file_name", "image_path", "path", "file"];
 const LABELS: [&str; 4] = ["label", "labels", "class", "target"];
 
-/// Where the rows of a table have what.
+/// The columns of a table's rows.
 pub(in crate::images) struct Columns<'a> {
     pub image: Option<&'a str>,
-    pub wanted: Wanted<'a>,
-    /// The folder that paths begin in; otherwise the table's own.
+    pub wanted: LabelChoice<'a>,
+    /// The folder that paths are relative to; otherwise the table's own.
     pub root: Option<&'a Path>,
 }
 
@@ -45,11 +45,11 @@ pub(in crate::images) fn table(
             };
             let read = || -> Result<(PathBuf, Option<String>), Flaw> {
                 let image = named(columns.image, &IMAGES).ok_or_else(|| {
-                    let said = format!(
+                    let message = format!(
                         "no field of the row is known to hold an image, of {}",
                         record.fields.names()
                     );
-                    Flaw::new(Reason::MissingField, format!("{said}, and data.image can name one"))
+                    Flaw::new(Reason::MissingField, format!("{message}, and data.image can name one"))
                 })?;
                 let Some(Field::Text(image)) = record.fields.get(&image) else {
                     return Err(Flaw::new(
@@ -58,8 +58,8 @@ pub(in crate::images) fn table(
                     ));
                 };
                 let label = match columns.wanted {
-                    Wanted::Nothing => None,
-                    Wanted::Label(given) => {
+                    LabelChoice::Nothing => None,
+                    LabelChoice::Label(given) => {
                         let label = named(given, &LABELS).ok_or_else(|| {
                             Flaw::new(
                                 Reason::Label,
@@ -67,7 +67,7 @@ pub(in crate::images) fn table(
                             )
                         })?;
                         let label = label_of(&record.fields, &label);
-                        Some(label.map_err(|wrong| Flaw::new(wrong.reason, wrong.said))?)
+                        Some(label.map_err(|wrong| Flaw::new(wrong.reason, wrong.message))?)
                     }
                 };
                 let path = root.join(image);
@@ -96,7 +96,7 @@ pub(in crate::images) fn table(
             words.join(", ")
         )));
     }
-    let holder = Holder::Files(paths);
+    let holder = Storage::Files(paths);
     let (files, names) = (inputs.len(), vec![]);
     Ok(FoundImages { kind: "table", files, holder, labels, names, hashes, skipped: ledger.skipped })
 }

@@ -1,8 +1,8 @@
-//! The members of a tar archive, by their headers: where each lies, and what is wrong with it.
+//! Reads the members of a tar archive by their headers.
 //!
-//! ustar with its prefix, GNU's long names and numbers in base 256, and pax headers (`path` and `size`) are read. Only
-//! plain files are members; links, devices and sparse files are flaws. Nothing is unpacked, so no name of an archive
-//! reaches the file system, and still one that leads out of it is a flaw: what wrote it is not to be trusted.
+//! Supports ustar with its prefix, GNU long names and base-256 numbers, and pax headers (`path` and `size`). Only regular files
+//! are members; links, devices and sparse files are flaws. Nothing is extracted, so names never reach the file system; a name
+//! that leads out of the archive is still a flaw, because such an archive is not trustworthy.
 
 use std::fs::File;
 use std::io;
@@ -14,25 +14,25 @@ use crate::formats::{Reason, SourceLocation};
 use crate::images::flaw::Flaw;
 
 const BLOCK: u64 = 512;
-/// The most bytes of a header that gives a long name or pax records.
-const MOST_EXTRA: u64 = 1 << 20;
+/// Most bytes of the data of a long name or a pax header.
+const MOST_EXTENDED_HEADER: u64 = 1 << 20;
 
-/// A plain file in an archive.
+/// A regular file in an archive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Entry {
-    /// Without `./` at the beginning.
+    /// Name without leading `./`.
     pub name: String,
-    /// Of its first byte.
+    /// Offset of its data.
     pub offset: u64,
     pub bytes: u64,
 }
 
-/// The next thing in an archive.
+/// The next item of an archive.
 pub(crate) enum Next {
     Entry(Entry),
-    /// Something that is no member, and where its header is.
+    /// An item that is no member, with the offset of its header.
     Flaw(Flaw, u64),
-    /// Nothing after it can be read.
+    /// A fault after which nothing can be read.
     Lost(Flaw, u64),
     End,
 }
@@ -45,9 +45,9 @@ pub(crate) struct Archive {
     ended: bool,
 }
 
-/// The values that headers before a member give it.
+/// Values for the next member from preceding extended headers.
 #[derive(Default)]
-struct Extra {
+struct ExtendedHeader {
     path: Option<String>,
     size: Option<u64>,
     is_sparse: bool,
@@ -64,7 +64,7 @@ impl Archive {
         SourceLocation { file: self.path.clone(), line: None, row: None, offset }
     }
 
-    /// The bytes of an entry, which are at most `most`.
+    /// The bytes of an entry, if there are at most `most`.
     pub fn read(&self, entry: &Entry, most: u64) -> io::Result<Option<Vec<u8>>> {
         if entry.bytes > most {
             return Ok(None);
@@ -78,12 +78,12 @@ impl Archive {
         if self.ended {
             return Ok(Next::End);
         }
-        let mut extra = Extra::default();
+        let mut extra = ExtendedHeader::default();
         loop {
             let at = self.at;
-            let lost = |archive: &mut Self, said: &str| {
+            let lost = |archive: &mut Self, message: &str| {
                 archive.ended = true;
-                Ok(Next::Lost(Flaw::new(Reason::Damaged, said), at))
+                Ok(Next::Lost(Flaw::new(Reason::Damaged, message), at))
             };
             if at + BLOCK > self.length {
                 return lost(self, "the archive is cut short: it has no end");
@@ -94,8 +94,8 @@ impl Archive {
                 self.ended = true;
                 return Ok(Next::End);
             }
-            if !is_summed(&header) {
-                return lost(self, "there is no header where one must be, or it is damaged");
+            if !checksum_matches(&header) {
+                return lost(self, "a header is missing or damaged");
             }
             let Some(mut bytes) = number(&header[124..136]) else {
                 return lost(self, "a header has no size");
@@ -108,12 +108,15 @@ impl Archive {
             let offset = at + BLOCK;
             let end = bytes.checked_next_multiple_of(BLOCK).and_then(|padded| offset.checked_add(padded));
             let Some(end) = end.filter(|_| bytes <= self.length - offset) else {
-                return lost(self, "the archive is cut short: its last member is longer than what is there");
+                return lost(
+                    self,
+                    "the archive is cut short: its last member is longer than the rest of the file",
+                );
             };
             self.at = end;
             if is_extra {
-                if bytes > MOST_EXTRA {
-                    return lost(self, "a header of names is longer than any name");
+                if bytes > MOST_EXTENDED_HEADER {
+                    return lost(self, "a header with a name is too long");
                 }
                 let mut body = vec![0; bytes as usize];
                 self.file.read_exact_at(&mut body, offset)?;
@@ -121,9 +124,9 @@ impl Archive {
                     b'L' => extra.path = Some(text(&body)),
                     b'x' => match pax(&body) {
                         Some(records) => extra.take(records),
-                        None => return lost(self, "a pax header does not read"),
+                        None => return lost(self, "a pax header is invalid"),
                     },
-                    // A header for all members (g) names none, and where a link leads (K) is of no interest.
+                    // Global pax headers (g) name no member, and link targets (K) are not needed.
                     _ => {}
                 }
                 continue;
@@ -131,17 +134,17 @@ impl Archive {
             let name = extra.path.take().unwrap_or_else(|| name(&header));
             return Ok(match (kind, extra.is_sparse) {
                 (b'5', _) => {
-                    extra = Extra::default();
+                    extra = ExtendedHeader::default();
                     continue;
                 }
                 (b'S', _) | (_, true) => Next::Flaw(
                     Flaw::new(Reason::MemberKind, format!("the member {name} is a sparse file")),
                     at,
                 ),
-                (b'0' | 0 | b'7', false) => match inside(&name) {
-                    // Old archives write folders as files with a slash at the end.
+                (b'0' | 0 | b'7', false) => match relative_name(&name) {
+                    // Old archives store folders as files whose names end with a slash.
                     Some(_) if name.ends_with('/') => {
-                        extra = Extra::default();
+                        extra = ExtendedHeader::default();
                         continue;
                     }
                     Some(name) => Next::Entry(Entry { name: name.into(), offset, bytes }),
@@ -166,7 +169,7 @@ impl Archive {
     }
 }
 
-impl Extra {
+impl ExtendedHeader {
     fn take(&mut self, records: Vec<(String, String)>) {
         for (key, value) in records {
             match key.as_str() {
@@ -179,15 +182,16 @@ impl Extra {
     }
 }
 
-/// A name without `./` before it, where every part of it leads inward.
-fn inside(name: &str) -> Option<&str> {
+/// The name without leading `./`, if no component leads outward.
+fn relative_name(name: &str) -> Option<&str> {
     let name = name.trim_start_matches("./");
     let leads_out = name.is_empty() || name.starts_with('/') || name.split('/').any(|part| part == "..");
     (!leads_out && !name.contains('\0')).then_some(name)
 }
 
-/// The sum of a header's bytes, those of the sum itself taken as blanks. Old programs summed signed bytes.
-fn is_summed(header: &[u8]) -> bool {
+/// Whether the checksum of a header is right: the sum of its bytes with its own field as blanks. Old programs summed signed
+/// bytes.
+fn checksum_matches(header: &[u8]) -> bool {
     let Some(stated) = number(&header[148..156]) else { return false };
     let byte = |at: usize, byte: u8| if (148..156).contains(&at) { b' ' } else { byte };
     let bytes = || header.iter().enumerate().map(|(at, value)| byte(at, *value));
@@ -196,7 +200,7 @@ fn is_summed(header: &[u8]) -> bool {
     stated == unsigned || i64::try_from(stated) == Ok(signed)
 }
 
-/// An octal number with blanks or zeros around it, or one in base 256.
+/// An octal number, padded with blanks or zeros, or a base-256 number.
 fn number(field: &[u8]) -> Option<u64> {
     if field[0] & 0x80 != 0 {
         let (first, rest) = field.split_first()?;
@@ -221,13 +225,14 @@ fn text(bytes: &[u8]) -> String {
 
 fn name(header: &[u8]) -> String {
     let name = text(&header[..100]);
-    // GNU's own form has other fields where ustar has the prefix.
+    // GNU's own header has other fields in place of ustar's prefix.
     let is_ustar = &header[257..263] == b"ustar\0";
     let prefix = if is_ustar { text(&header[345..500]) } else { String::new() };
     if prefix.is_empty() { name } else { format!("{prefix}/{name}") }
 }
 
-/// Records of `length key=value\n`, where the length is of the whole record.
+/// Parses pax records `length key=value
+/// `, whose length is that of the whole record.
 fn pax(mut body: &[u8]) -> Option<Vec<(String, String)>> {
     let mut records = Vec::new();
     while body.first().is_some_and(|byte| *byte != 0) {
@@ -242,7 +247,7 @@ fn pax(mut body: &[u8]) -> Option<Vec<(String, String)>> {
     Some(records)
 }
 
-/// Archives for tests.
+/// Writes archives for tests.
 #[cfg(test)]
 #[path = "../../../tests/archive.rs"]
 mod written;
@@ -308,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_plain_file_inside_is_a_flaw() {
+    fn members_other_than_regular_files_inside_are_flaws() {
         let bytes = archive(&[
             member("/etc/passwd", b"x"),
             member("a/../../b.jpg", b"x"),
@@ -329,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_or_damaged_is_lost_from_there_on() {
+    fn a_damaged_archive_is_unreadable_from_there_on() {
         let whole = archive(&[member("a.jpg", b"one"), member("b.jpg", &[b'x'; 90])]);
         assert_eq!(listed("tar-whole", &whole).len(), 2);
         for end in (0..whole.len() - 1024).step_by(7) {

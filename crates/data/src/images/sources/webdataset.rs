@@ -1,9 +1,9 @@
 //! Samples of tar archives as WebDataset writes them.
 //!
-//! Members whose names are equal up to the first dot of their last part are one sample, and stand together.
-//! A sample has any number of images (`KEY.jpg`, `KEY.000.jpg`, `KEY.left.png`), each of which is seen by itself with the
-//! sample's label: what `KEY.cls` says, or else a field of `KEY.json`, or else `KEY.txt`. Archives are looked through
-//! once, in parallel, by their headers; only labels are read. The result is kept for the next time (`archive_index`).
+//! Adjacent members whose names agree up to the first dot of their last component are one sample. A sample has any number of
+//! images (`KEY.jpg`, `KEY.000.jpg`, `KEY.left.png`), each used separately with the sample's label: the content of `KEY.cls`,
+//! otherwise a field of `KEY.json`, otherwise `KEY.txt`. Archives are scanned once, in parallel, by their headers; of the
+//! members only labels are read. The result is cached (`archive_index`).
 
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use std::sync::Arc;
 use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
 
-use super::archive_index::{ArchiveIndex, Of};
-use super::encoded::{Archive as Opened, Holder, Member};
+use super::archive_index::{ArchiveIndex, CacheKey};
+use super::encoded::{Archive as Opened, Member, Storage};
 use super::folder::{ENDINGS, OTHER_ENDINGS};
-use super::found::{FoundImages, Labels, Wanted};
+use super::found::{FoundImages, LabelChoice, Labels};
 use super::samples::Samples;
 use super::tar::{Archive, Entry};
 use crate::error::DataError;
@@ -24,21 +24,21 @@ use crate::formats::{Fields, OnError, Reason, Skipped, unreadable};
 use crate::images::flaw::{Flaw, Ledger};
 use crate::random::{fingerprint, key};
 
-/// The most bytes of a member that holds a label.
+/// Most bytes of a member with a label.
 const MOST_LABEL: u64 = 1 << 20;
-/// Fields of JSON that hold labels where none is named.
+/// Fields of JSON that hold labels, where none is named.
 const LABELS: [&str; 5] = ["label", "labels", "class", "cls", "target"];
 
 /// The images of archives.
 pub(in crate::images) fn webdataset(
     paths: &[PathBuf],
-    wanted: Wanted<'_>,
+    wanted: LabelChoice<'_>,
     on_error: OnError,
     cache: Option<&Path>,
 ) -> Result<FoundImages, DataError> {
     if let Some(packed) = paths.iter().find(|path| path.extension().is_some_and(|ending| ending != "tar")) {
         return Err(DataError::input(format!(
-            "{} is no .tar file, and samples of one that is packed cannot be reached in any order: unpack it (for \
+            "{} is not a .tar file, and the samples of a compressed one cannot be read in any order: decompress it (for \
              example with gunzip), or leave it out of data.path.",
             packed.display()
         )));
@@ -64,45 +64,45 @@ pub(in crate::images) fn webdataset(
     }
     if members.is_empty() {
         let left_out = if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() };
-        let what = if matches!(wanted, Wanted::Nothing) { "image" } else { "image with a label" };
+        let what = if matches!(wanted, LabelChoice::Nothing) { "image" } else { "image with a label" };
         return Err(DataError::input(format!(
             "There is no {what} in {}{left_out}: check data.path.",
             paths[0].display()
         )));
     }
-    let holder = Holder::Members { archives, members };
+    let holder = Storage::Members { archives, members };
     Ok(FoundImages { kind: "WebDataset", files: paths.len(), holder, labels, names, hashes, skipped })
 }
 
-/// The index of an archive: as it was kept, or made now and kept. A cache that cannot be written is done without. Names
-/// of members are given where no label is wanted, and nothing is kept of that.
+/// The index of an archive, from the cache or made and cached. Errors of writing the cache are ignored. Names of members are
+/// returned where no labels are read, and are not cached.
 fn indexed(
     number: u32,
     path: &Path,
-    wanted: Wanted<'_>,
+    wanted: LabelChoice<'_>,
     on_error: OnError,
     cache: Option<&Path>,
 ) -> Result<(ArchiveIndex, Vec<String>), DataError> {
     let of = match (cache, wanted) {
-        (Some(cache), Wanted::Label(label)) => Of::now(path, label).ok().map(|of| (cache, of)),
+        (Some(cache), LabelChoice::Label(label)) => CacheKey::now(path, label).ok().map(|of| (cache, of)),
         _ => None,
     };
     if let Some(kept) = of.as_ref().and_then(|(cache, of)| ArchiveIndex::load(cache, of, on_error, number)) {
         return Ok((kept, Vec::new()));
     }
-    let Shard { members, labels, names, hashes, ledger, .. } = Shard::look(number, path, wanted, on_error)?;
+    let Shard { members, labels, names, hashes, ledger, .. } = Shard::scan(number, path, wanted, on_error)?;
     let index = ArchiveIndex { members, labels, hashes, skipped: ledger.skipped };
     if let Some((cache, of)) = &of {
-        let _ = index.keep(cache, of);
+        let _ = index.store(cache, of);
     }
     Ok((index, names))
 }
 
-/// An archive that was looked through.
+/// A scanned archive.
 struct Shard {
     path: Arc<PathBuf>,
     number: u32,
-    /// Of the file's name: samples of the same key in several archives are several samples.
+    /// Hash of the file's name: equal keys in several archives are different samples.
     name: u64,
     members: Vec<Member>,
     labels: Labels,
@@ -111,7 +111,7 @@ struct Shard {
     ledger: Ledger,
 }
 
-/// Members of the sample that is being read.
+/// The members of the current sample.
 struct Sample {
     key: String,
     first: u64,
@@ -119,12 +119,12 @@ struct Sample {
     class: Option<Entry>,
     json: Option<Entry>,
     text: Option<Entry>,
-    /// The ending behind the key, of every member.
+    /// The endings of all members so far.
     endings: HashSet<String>,
 }
 
 impl Shard {
-    fn look(number: u32, path: &Path, wanted: Wanted<'_>, on_error: OnError) -> Result<Self, DataError> {
+    fn scan(number: u32, path: &Path, wanted: LabelChoice<'_>, on_error: OnError) -> Result<Self, DataError> {
         let failed = |error: std::io::Error| unreadable(path, &error);
         let path_name = path.file_name().map(|name| fingerprint(name.as_encoded_bytes())).unwrap_or(0);
         let shared = Arc::new(path.to_path_buf());
@@ -152,12 +152,17 @@ impl Shard {
         Ok(shard)
     }
 
-    /// Takes the images of a sample that has all it needs.
-    fn finish(&mut self, sample: Sample, archive: &Archive, wanted: Wanted<'_>) -> Result<(), DataError> {
+    /// Adds the images of a complete sample.
+    fn finish(
+        &mut self,
+        sample: Sample,
+        archive: &Archive,
+        wanted: LabelChoice<'_>,
+    ) -> Result<(), DataError> {
         let place = archive.place(sample.first);
         let label = match wanted {
-            Wanted::Nothing => None,
-            Wanted::Label(field) => {
+            LabelChoice::Nothing => None,
+            LabelChoice::Label(field) => {
                 match sample.label(archive, field).map_err(|error| unreadable(&self.path, &error))? {
                     Ok(label) => Some(label),
                     Err(flaw) => return self.ledger.note(&flaw, place),
@@ -165,8 +170,8 @@ impl Shard {
             }
         };
         if sample.images.is_empty() {
-            let said = format!("the sample {} has no image", sample.key);
-            return self.ledger.note(&Flaw::new(Reason::NoImage, said), place);
+            let message = format!("the sample {} has no image", sample.key);
+            return self.ledger.note(&Flaw::new(Reason::NoImage, message), place);
         }
         let hash = key(self.name, fingerprint(sample.key.as_bytes()));
         for Entry { name, offset, bytes, .. } in sample.images {
@@ -189,8 +194,8 @@ impl Sample {
 
     fn take(&mut self, ending: &str, entry: Entry) -> Option<Flaw> {
         if !self.endings.insert(ending.into()) {
-            let said = format!("the member {} is there twice", entry.name);
-            return Some(Flaw::new(Reason::KeyTwice, said));
+            let message = format!("the member {} occurs twice", entry.name);
+            return Some(Flaw::new(Reason::KeyTwice, message));
         }
         let last = ending.rsplit('.').next().unwrap_or(ending);
         match ending {
@@ -199,10 +204,10 @@ impl Sample {
             "txt" => self.text = Some(entry),
             _ if ENDINGS.contains(&last) => self.images.push(entry),
             _ if OTHER_ENDINGS.contains(&last) => {
-                let said = format!("the member {} is of another kind than JPEG, PNG and WebP", entry.name);
-                return Some(Flaw::new(Reason::NotAnImage, said));
+                let message = format!("the member {} is of another kind than JPEG, PNG and WebP", entry.name);
+                return Some(Flaw::new(Reason::NotAnImage, message));
             }
-            // Members of other kinds are for other programs.
+            // Members of other kinds are ignored.
             _ => {}
         }
         None
@@ -211,8 +216,8 @@ impl Sample {
     /// The label, as it is written.
     fn label(&self, archive: &Archive, field: Option<&str>) -> std::io::Result<Result<String, Flaw>> {
         let key = &self.key;
-        let wrong = |reason, said: String| Ok(Err(Flaw::new(reason, said)));
-        // A field that was named is in the JSON, whatever else there is.
+        let wrong = |reason, message: String| Ok(Err(Flaw::new(reason, message)));
+        // A named field is read from the JSON, whatever other members there are.
         let plain = self.class.as_ref().or(if self.json.is_none() { self.text.as_ref() } else { None });
         let source = match (field, plain, &self.json) {
             (None, Some(plain), _) => plain,
@@ -241,18 +246,18 @@ impl Sample {
             Err(error) => {
                 return wrong(
                     Reason::BrokenJson,
-                    format!("the member {} is no JSON object ({error})", source.name),
+                    format!("the member {} is not a JSON object ({error})", source.name),
                 );
             }
         };
         let Some(name) = field.or_else(|| LABELS.into_iter().find(|name| fields.has(name))) else {
-            let said = format!(
+            let message = format!(
                 "no field of the member {} is known to hold a label, of {}",
                 source.name,
                 fields.names()
             );
-            return wrong(Reason::Label, format!("{said}, and data.label can name one"));
+            return wrong(Reason::Label, format!("{message}, and data.label can name one"));
         };
-        Ok(label_of(&fields, name).map_err(|wrong| Flaw::new(wrong.reason, wrong.said)))
+        Ok(label_of(&fields, name).map_err(|wrong| Flaw::new(wrong.reason, wrong.message)))
     }
 }

@@ -1,4 +1,4 @@
-//! Opens a specification of text: vocabulary, training rows, held-out rows.
+//! Opens a specification of text as a corpus: vocabulary, training rows, held-out rows.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,57 +18,58 @@ use crate::text::source::{self, FoundSource, OpenEvent, Opened, SourceKind};
 use crate::text::synthetic::{Language, Sampled};
 use crate::text::tokenizer::Vocabulary;
 
-/// A specification of text: the files to read and how to cut them into rows.
+/// Specification of a text corpus: the files to read and how to cut them into rows.
 #[derive(Debug, Clone)]
 pub struct Spec {
     pub source: SourceKind,
-    /// Files, folders and globs; `-` is standard input. Not for the synthetic language.
+    /// Files, folders and globs; `-` is standard input. Not used by the synthetic language.
     pub path: Vec<String>,
-    /// Several sources instead of one.
+    /// Several sources in place of `path`.
     pub mix: Vec<MixPart>,
-    /// How text files are read.
+    /// Options for reading text files.
     pub read: ReadOptions,
-    /// Bytes a token of plain token files without a header: 2 or 4.
+    /// Bytes per token of token files without a header: 2 or 4.
     pub token_bytes: u32,
-    /// The token between documents of plain token files.
+    /// The token between documents of token files.
     pub eos: Option<u32>,
-    /// A `tokenizer.json`; without one that of the shards is used, or one is trained on the training text.
+    /// A `tokenizer.json`. Without one, the tokeniser of the shards is used, or one is trained on the training text.
     pub tokenizer: Option<PathBuf>,
-    /// Tokens that are added to it.
+    /// Tokens added to the tokeniser.
     pub new_tokens: Vec<String>,
-    /// The size of a tokeniser to be trained, and the most tokens any vocabulary may have: the model's.
+    /// Size of the model's vocabulary: the size of a trained tokeniser, and the limit for any other.
     pub vocab: usize,
-    /// Tokens a row.
+    /// Tokens per row.
     pub context: usize,
     pub seed: u64,
-    /// The share of documents kept from training.
+    /// Share of the documents that is held out from training.
     pub held_out: f64,
-    /// Files to evaluate on instead of a share, as for `path`.
+    /// Files to evaluate on in place of a share, given as in `path`.
     pub held_out_path: Vec<String>,
-    /// Whether documents that share a row are kept from seeing each other.
+    /// Whether documents that share a row are masked from each other.
     pub document_mask: bool,
-    /// Where indices of large sources, and tokens of packed ones, are kept for the next run.
+    /// Folder for indices of large sources and tokens of sequential ones, kept between runs.
     pub cache: Option<PathBuf>,
-    /// Where the tokens of standard input are kept for this run.
+    /// Folder for the tokens of standard input, kept for this run.
     pub spool: Option<PathBuf>,
-    /// Threads that tokenise what must be tokenised at the start.
+    /// Threads for tokenising at the start.
     pub workers: usize,
-    /// Text of at most this many bytes is tokenised at the start.
+    /// Text of at most this many bytes is tokenised at the start and kept in memory.
     pub in_memory_bytes: u64,
-    /// How documents of text files are shuffled.
+    /// The order of documents of text files.
     pub order: DocumentOrder,
-    /// Bytes of files on servers that may be kept in `cache`.
+    /// Most bytes of remote files that `cache` may hold.
     pub stream_cache_bytes: u64,
 }
 
 choice! {
-    /// How documents are shuffled.
+    /// The order in which documents are read.
     pub enum DocumentOrder {
-        /// Streamed where files lie on a server, otherwise shuffled.
+        /// `Streamed` for files on a server, otherwise `Shuffled`.
         Auto = "auto",
-        /// All documents are found first, and any of them may come next.
+        /// All documents are indexed first and shuffled globally.
         Shuffled = "shuffled",
-        /// Blocks of files come in a shuffled order and are shuffled by themselves: nothing is read before it is trained on.
+        /// Blocks of files are read in a shuffled order, with shuffling inside each block. Nothing is read before it is trained
+        /// on.
         Streamed = "streamed",
     }
 }
@@ -100,29 +101,29 @@ impl Default for Spec {
     }
 }
 
-/// A source with its share of the training tokens, of whatever the weights sum to.
+/// A source and its share of the training tokens, relative to the sum of all weights.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MixPart {
     pub path: Vec<String>,
     pub weight: f64,
 }
 
-/// The loss that cannot be beaten, and the loss of the best model that looks back two tokens, in nats a predicted token.
+/// The lowest possible loss, and the loss of the best model that sees two previous tokens, in nats per predicted token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Floor {
     pub nats: f64,
     pub trigram_nats: f64,
 }
 
-/// The numbers of a corpus. Tokens include the frame of each document; `None` is without end.
+/// Sizes of a corpus. Tokens include the frame of each document; `None` means endless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Description {
     pub documents: Option<u64>,
-    /// Of one epoch. An epoch of a mixture draws as many documents as its sources have together.
+    /// Tokens of one epoch. An epoch of a mixture draws as many documents as its sources have together.
     pub tokens: Option<u64>,
     pub held_out_documents: Option<u64>,
     pub held_out_tokens: Option<u64>,
-    /// Whether tokens are estimated from a sample, because they are not counted until they are read.
+    /// Whether `tokens` is estimated from a sample, because tokens are counted only as they are read.
     pub is_estimated: bool,
 }
 
@@ -130,7 +131,7 @@ pub struct Corpus {
     vocabulary: Vocabulary,
     train: Arc<dyn Documents>,
     held_out: Arc<dyn Documents>,
-    /// Of both sides, where there are several sources.
+    /// Mixtures of the training and the held-out side, where there are several sources.
     mixtures: [Option<Arc<Mixture>>; 2],
     floor: Option<Floor>,
     packing: Packing,
@@ -138,15 +139,17 @@ pub struct Corpus {
     mark: String,
 }
 
-/// Reads and splits; tokenises what cannot wait. Everything that is wrong with the data is found here.
+/// Reads and splits the data, and tokenises it unless it is tokenised as read. Finds everything that is wrong with the data.
 pub fn open(spec: &Spec) -> Result<Corpus, DataError> {
     open_reporting(spec, &mut |_| {})
 }
 
-/// As [`open`], and tells what takes long and what was left out.
+/// As [`open`], and reports slow steps and skipped documents.
 pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Corpus, DataError> {
     if spec.context == 0 {
-        return Err(DataError::input("A row of 0 tokens teaches nothing: set model.context to at least 1."));
+        return Err(DataError::input(
+            "A row of 0 tokens cannot be trained on: set model.context to at least 1.",
+        ));
     }
     if !(0.0..1.0).contains(&spec.held_out) {
         return Err(DataError::input(format!(
@@ -191,7 +194,7 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
         ));
     }
     let vocabulary = source::vocabulary(spec, &found, say)?;
-    let apart = apart(spec, &vocabulary, say)?;
+    let held_out_files = held_out_files(spec, &vocabulary, say)?;
     let opened =
         found.into_iter().map(|found| found.open(spec, &vocabulary, say)).collect::<Result<Vec<_>, _>>()?;
     let frame = match opened.iter().all(|opened| opened.is_endless_text) {
@@ -204,7 +207,8 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
     let side = |of: fn(&Opened) -> &Arc<dyn Documents>| -> Vec<Arc<dyn Documents>> {
         opened.iter().map(|opened| of(opened).clone()).collect()
     };
-    let held_out = apart.map_or_else(|| side(|opened| &opened.sides.held_out), |apart| vec![apart]);
+    let held_out = held_out_files
+        .map_or_else(|| side(|opened| &opened.sides.held_out), |held_out_files| vec![held_out_files]);
     let sides = [side(|opened| &opened.sides.train), held_out];
     let mixtures = sides.each_ref().map(|side| {
         let mixed = side.len() > 1 && side.iter().any(|documents| documents.count() != Some(0));
@@ -216,8 +220,8 @@ pub fn open_reporting(spec: &Spec, say: &mut dyn FnMut(OpenEvent)) -> Result<Cor
     Ok(Corpus::new(spec, vocabulary, [train, held_out], mixtures, None, frame, content))
 }
 
-/// The documents of the files to evaluate on, where there are such.
-fn apart(
+/// The documents of `held_out_path`, where it is set.
+fn held_out_files(
     spec: &Spec,
     vocabulary: &Vocabulary,
     say: &mut dyn FnMut(OpenEvent),
@@ -230,12 +234,12 @@ fn apart(
     Ok(Some(found.open(spec, vocabulary, say)?.sides.train))
 }
 
-/// The shares of documents that give the parts' shares of tokens.
+/// Converts the parts' shares of tokens to shares of documents.
 fn mixture(side: &[Arc<dyn Documents>], parts: &[MixPart], frame: Frame) -> Mixture {
     let mut base = 0;
     let parts = side.iter().zip(parts).filter_map(|(documents, part)| {
-        let count = documents.count().expect("files have an end");
-        let tokens = documents.tokens().expect("files have an end").tokens;
+        let count = documents.count().expect("files are finite");
+        let tokens = documents.tokens().expect("files are finite").tokens;
         base += count;
         (count > 0).then(|| MixtureSource {
             base: base - count,
@@ -263,7 +267,7 @@ fn synthetic(spec: &Spec) -> Result<Corpus, DataError> {
     let language = Arc::new(Language::new());
     let vocabulary = Vocabulary::from_words(language.words());
     vocabulary.fits(spec.vocab)?;
-    // With the document mask nobody predicts `<bos>`, which cost nothing and made the mean smaller.
+    // With the document mask, `<bos>` is not predicted. It cost nothing, so the mean over the remaining tokens is larger.
     let tokens = language.mean_document_tokens;
     let predicted = if spec.document_mask { tokens - 1.0 } else { tokens };
     let [nats, trigram_nats] =
@@ -333,12 +337,12 @@ impl Corpus {
         }
     }
 
-    /// The cursor of a run that begins.
+    /// The cursor of a new run.
     pub fn start(&self) -> Cursor {
         Cursor { row: 0, streams: [Some(StreamPosition::default()); STREAMS], data: self.mark.clone() }
     }
 
-    /// Training rows from a cursor on. A cursor of other data, another tokeniser or another seed is refused.
+    /// Training rows from a cursor on. Refuses a cursor of other data, another tokeniser or another seed.
     pub fn train_loader(&self, cursor: &Cursor, options: LoaderOptions) -> Result<Loader, DataError> {
         if cursor.data != self.mark {
             return Err(DataError::input(
@@ -350,17 +354,18 @@ impl Corpus {
         Loader::new(self.train.clone(), order, self.packing, cursor.clone(), options)
     }
 
-    /// Whether training text is tokenised as it is read, in every epoch anew.
+    /// Whether training text is tokenised anew in every epoch, as it is read.
     pub fn is_tokenised_as_read(&self) -> bool {
         self.train.is_tokenised_as_read()
     }
 
-    /// The first `count` rows of the training side read once, or all there are: with nothing held out, every document.
+    /// The first `count` rows of one pass over the training side, or all of them. With nothing held out, they cover every
+    /// document.
     pub fn rows_once(&self, count: usize) -> Result<Rows, DataError> {
         self.first_rows(&self.train, 0, count)
     }
 
-    /// `mixture` is the side's: 0 of training, 1 of what is held out.
+    /// `mixture` is 0 for the training side, 1 for the held-out side.
     fn first_rows(
         &self,
         documents: &Arc<dyn Documents>,
@@ -379,8 +384,8 @@ impl Corpus {
         Ok(rows)
     }
 
-    /// The first `count` rows of the held-out text, or all there are: the same in every call, for every text
-    /// source also the same for every seed. The last row may be filled up with tokens of weight 0.
+    /// The first `count` rows of the held-out text, or all of them: the same in every call, and for text sources also for every
+    /// seed. The last row may be padded with tokens of weight 0.
     pub fn held_out_rows(&self, count: usize) -> Result<Rows, DataError> {
         let rows = self.first_rows(&self.held_out, 1, count)?;
         if rows.count() == 0 && count > 0 {

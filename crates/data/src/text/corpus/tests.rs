@@ -1,4 +1,4 @@
-//! Every kind of source through `open`, and what is refused.
+//! Tests of every kind of source through `open`, and of refused specifications.
 
 use std::collections::HashSet;
 
@@ -76,7 +76,7 @@ fn held_out_documents_are_never_trained_on() {
         let held = documents(&corpus.held_out_rows(100).unwrap().tokens.iter().collect::<Vec<_>>());
         let common = held.iter().filter(|document| trained.contains(*document)).count();
         match spec.path.is_empty() {
-            // The shortest stories are told twice by chance; what is forbidden is a share of the draws.
+            // The shortest stories repeat by chance; the test fails only where many of the draws do.
             true => {
                 assert!(common * 10 < held.len(), "{common} of {} documents", held.len())
             }
@@ -85,7 +85,7 @@ fn held_out_documents_are_never_trained_on() {
     }
 }
 
-/// Whole documents of a stream of tokens.
+/// Splits a stream of tokens into whole documents.
 fn documents(stream: &[&i32]) -> Vec<Vec<i32>> {
     let documents = stream.split(|token| **token == 1).filter(|tokens| tokens.first() == Some(&&0));
     documents.map(|tokens| tokens.iter().map(|token| **token).collect()).collect()
@@ -138,7 +138,7 @@ fn a_saved_tokeniser_opens_the_same_corpus_and_other_data_refuses_the_cursor() {
 }
 
 #[test]
-fn what_cannot_work_is_refused_before_anything_is_read() {
+fn unusable_specifications_are_refused_before_reading() {
     let scratch = Scratch::new("refused");
     assert!(refused(&Spec { vocab: 100, ..synthetic() }).contains("but the model only 100"));
     assert!(refused(&Spec { context: 0, ..synthetic() }).contains("model.context"));
@@ -152,7 +152,7 @@ fn what_cannot_work_is_refused_before_anything_is_read() {
     assert!(refused(&Spec { vocab: 256, ..text(&scratch) }).contains("need 258"));
 }
 
-/// Documents as JSONL, so that packing and unpacking does not move their borders.
+/// Documents as JSONL, whose borders survive compression.
 fn stories(count: usize, seed: u64) -> Vec<u8> {
     let language = Language::new();
     let line = |index| {
@@ -174,7 +174,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
     packed
 }
 
-/// The same documents in every form there is: in memory, by index, packed, as shards, as token files, as a mixture.
+/// The same documents in every form: in memory, by index, compressed, as shards, as token files, as a mixture.
 fn every_form(scratch: &Scratch) -> Vec<(&'static str, Spec)> {
     let jsonl = stories(400, 3);
     let path = written(scratch, "stories.jsonl", &jsonl);
@@ -259,7 +259,7 @@ fn every_form_gives_the_same_rows_for_any_number_of_threads_and_from_any_cursor(
         let again = open(&spec).unwrap();
         let (tail, _) = rows_of(&again, &middle, 3, 73);
         assert_eq!([head.tokens, tail.tokens].concat(), rows.tokens, "{name}");
-        // The same documents are on the same sides and in the same order, whatever they are kept in.
+        // Every form has the same documents on the same sides and in the same order.
         if ["memory", "streamed", "packed", "shards"].contains(&name) {
             let rows = Rows { epoch: 0.0, ..rows };
             let held_out = corpus.held_out_rows(20).unwrap();
@@ -314,7 +314,7 @@ fn a_mixture_has_the_shares_of_tokens_it_was_given() {
     let (rows, _) = rows_of(&corpus, &corpus.start(), 2, 4000);
     let text: Vec<u32> = rows.tokens.iter().map(|token| *token as u32).collect();
     let count = |letter: &str| corpus.vocabulary().decode(&text).matches(letter).count() as f64;
-    // A quarter of the tokens, of which frames and spaces take more in short documents: 9 of 14 against 3 of 4.
+    // A quarter of the tokens, frames and spaces included, which short documents have more of: 9 of 14 against 3 of 4.
     let (a, b) = (count("a"), count("b"));
     assert!((0.19..0.255).contains(&(a / (a + b))), "{a} a, {b} b");
     let heavier = open(&Spec { mix: vec![part(&short, 1.0), part(&long, 4.0)], ..spec }).unwrap();
@@ -325,7 +325,7 @@ fn a_mixture_has_the_shares_of_tokens_it_was_given() {
 }
 
 #[test]
-fn tokens_are_told_by_their_names_where_a_recipe_says_text() {
+fn token_files_are_recognised_by_name_where_a_recipe_says_text() {
     let scratch = Scratch::new("said-to-be-text");
     let forms = every_form(&scratch);
     for (name, spec) in forms.iter().filter(|(name, _)| ["shards", "bin"].contains(name)) {
@@ -344,17 +344,19 @@ fn tokens_are_told_by_their_names_where_a_recipe_says_text() {
 }
 
 #[test]
-fn a_lot_of_text_is_announced() {
+fn large_inputs_are_announced() {
     let scratch = Scratch::new("announced");
     let words = "so many words ".repeat(700);
     let lines: String = (0..1000).map(|line| format!("{{\"text\": \"{line} {words}\"}}\n")).collect();
     let path = written(&scratch, "large.jsonl", lines.as_bytes());
-    let mut said = Vec::new();
+    let mut events = Vec::new();
     let spec = Spec { path: vec![path], vocab: 300, ..Spec::default() };
-    open_reporting(&spec, &mut |one| said.push(one)).unwrap();
-    let OpenEvent::Note(first) = &said[0] else { panic!("{said:?}") };
+    open_reporting(&spec, &mut |one| events.push(one)).unwrap();
+    let OpenEvent::Note(first) = &events[0] else { panic!("{events:?}") };
     assert_eq!(first, "reading 10 MB in 1 file");
-    assert!(matches!(&said[1], OpenEvent::Note(line) if line.contains("training a tokeniser of 300 tokens")));
+    assert!(
+        matches!(&events[1], OpenEvent::Note(line) if line.contains("training a tokeniser of 300 tokens"))
+    );
 }
 
 #[test]
@@ -362,17 +364,17 @@ fn packed_text_is_tokenised_once() {
     let scratch = Scratch::new("packed-once");
     let forms = every_form(&scratch);
     let (_, spec) = &forms[2];
-    let said = |spec: &Spec| {
-        let mut said = Vec::new();
-        open_reporting(spec, &mut |one| said.push(one)).unwrap();
-        said
+    let events = |spec: &Spec| {
+        let mut events = Vec::new();
+        open_reporting(spec, &mut |one| events.push(one)).unwrap();
+        events
     };
-    let first = said(spec);
+    let first = events(spec);
     assert!(
         matches!(&first[..], [OpenEvent::Note(line)] if line.contains("are kept in") && line.contains("MB)")),
         "{first:?}"
     );
-    assert!(said(spec).is_empty(), "the second time it is there");
+    assert!(events(spec).is_empty(), "the second time it is there");
     let homeless = open(&Spec { cache: None, ..spec.clone() }).err().unwrap();
     assert!(homeless.is_input() && homeless.sentence.contains("flatout data prepare"), "{homeless}");
 }
@@ -408,7 +410,7 @@ fn indices_of_large_text_are_kept() {
 }
 
 #[test]
-fn what_cannot_be_trained_on_is_named() {
+fn unusable_sources_are_named() {
     let scratch = Scratch::new("bad-sources");
     let forms = every_form(&scratch);
     let of = |name: &str| forms.iter().find(|(form, _)| *form == name).unwrap().1.clone();
@@ -421,7 +423,7 @@ fn what_cannot_be_trained_on_is_named() {
         bytes[at] ^= 4;
         bytes
     };
-    // Damaged shards, each put right again afterwards.
+    // Damages the shards in turn and restores them afterwards.
     for (name, damaged, words) in [
         ("cut short", bytes[..bytes.len() - 9].to_vec(), "shard-00001.tokens cannot be used: it has"),
         ("empty", vec![], "fewer than its header"),
@@ -449,7 +451,7 @@ fn what_cannot_be_trained_on_is_named() {
     assert!(refused(&of("shards")).contains("shard-00001.tokens cannot be read"));
     std::fs::write(&shard, &bytes).unwrap();
     for (name, from, to, words) in [
-        ("outside", "shard-00001.tokens", "../stories.jsonl", "no file beside it"),
+        ("outside", "shard-00001.tokens", "../stories.jsonl", "not in its folder"),
         ("version", "\"version\": 1", "\"version\": 9", "its version is 9"),
         ("no json", "{", "", "cannot be used"),
         ("a lie", "\"tokens\": ", "\"tokens\": 1", "do not sum"),
@@ -482,16 +484,16 @@ fn what_cannot_be_trained_on_is_named() {
     let bad = written(&scratch, "bad.jsonl", &[&b"{\"text\": 5}\n"[..], &stories(2, 4)].concat());
     assert!(refused(&Spec { path: vec![bad.clone()], ..of("memory") }).contains("bad.jsonl, line 1"));
     let read = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
-    let mut said = Vec::new();
-    open_reporting(&Spec { path: vec![bad], read, ..of("memory") }, &mut |one| said.push(one)).unwrap();
+    let mut events = Vec::new();
+    open_reporting(&Spec { path: vec![bad], read, ..of("memory") }, &mut |one| events.push(one)).unwrap();
     assert!(
-        matches!(&said[..], [OpenEvent::LeftOut(line)] if line.contains("1 left out: 1 field not a string (first:")),
-        "{said:?}"
+        matches!(&events[..], [OpenEvent::LeftOut(line)] if line.contains("1 left out: 1 field not a string (first:")),
+        "{events:?}"
     );
 }
 
 #[test]
-fn one_long_text_of_tokens_has_no_frame() {
+fn a_single_long_text_of_tokens_has_no_frame() {
     let scratch = Scratch::new("frameless");
     let bytes: Vec<u8> = (0..100_000u32).flat_map(|token| ((token % 250) as u16).to_le_bytes()).collect();
     let spec = Spec { path: vec![written(&scratch, "long.bin", &bytes)], vocab: 256, ..synthetic() };
@@ -508,7 +510,7 @@ fn one_long_text_of_tokens_has_no_frame() {
 }
 
 #[test]
-fn files_to_evaluate_on_stand_for_the_share() {
+fn held_out_files_replace_the_held_out_share() {
     let scratch = Scratch::new("held-out-path");
     let lines = |from: usize| -> String {
         (from..from + 500).map(|line| format!("Number {line} is followed by {}.\n", line + 1)).collect()
@@ -528,7 +530,7 @@ fn files_to_evaluate_on_stand_for_the_share() {
             ..synthetic()
         };
         let corpus = open(&spec).unwrap();
-        // Everything of the training file is trained on, in the order it has alone, with the tokens it gives alone.
+        // All of the training file is trained on, with the order and the tokens it has without held-out files.
         assert_eq!(corpus.vocabulary().fingerprint(), alone.vocabulary().fingerprint());
         let rows = |corpus: &Corpus| rows_of(corpus, &corpus.start(), 1, 8).0;
         assert_eq!(rows(&corpus).tokens, rows(&alone).tokens, "{name}");

@@ -1,4 +1,4 @@
-//! The folder that shards are written to: what is whole in it, what is not yet, and who may write.
+//! The output folder of a preparation: its complete and unfinished shards, and the lock that admits one writer.
 
 use std::fs::{File, TryLockError};
 use std::os::unix::fs::MetadataExt;
@@ -15,10 +15,10 @@ use crate::text::tokenizer::{TOKENIZER_CONFIG, Vocabulary};
 const UNFINISHED: &str = "unfinished.json";
 const LOCK: &str = "lock";
 
-/// How often a folder that another process has is looked at.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// Interval between attempts to lock a folder that another process has locked.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// Whether a process is preparing a folder at this moment.
+/// Whether some process is preparing a folder at the moment.
 pub(crate) fn is_held(path: &Path) -> bool {
     let lock = File::open(path.join(LOCK));
     lock.is_ok_and(|lock| matches!(lock.try_lock_shared(), Err(TryLockError::WouldBlock)))
@@ -30,27 +30,27 @@ fn is_at(file: &File, path: &Path) -> bool {
     matches!((file.metadata(), std::fs::metadata(path)), (Ok(one), Ok(other)) if identity(&one) == identity(&other))
 }
 
-/// The folder that is written, held by this process alone.
+/// The output folder, locked by this process.
 pub(super) struct Folder {
     pub path: PathBuf,
-    /// Held while this process writes.
+    /// The lock, held while this process writes.
     _lock: File,
-    /// Whether the folder was not there before.
-    made: bool,
+    /// Whether this process created the folder.
+    is_new: bool,
 }
 
 impl Drop for Folder {
-    /// Leaves nothing behind where nothing was written.
+    /// Removes the lock, and a new folder in which nothing was written.
     fn drop(&mut self) {
         let _ = std::fs::remove_file(self.path.join(LOCK));
-        if self.made {
+        if self.is_new {
             let _ = std::fs::remove_dir(&self.path);
         }
     }
 }
 
 impl Folder {
-    /// Takes a folder, or refuses one that another process has; with `waits` it is waited for.
+    /// Locks a folder. Where another process has locked it, waits with `waits` and otherwise returns an error.
     pub(super) fn enter(path: &Path, restart: bool, waits: bool) -> Result<Self, DataError> {
         let shown = path.display();
         let failed = |error: std::io::Error| {
@@ -71,19 +71,19 @@ impl Folder {
                 }
             }
         }
-        let made = !path.exists();
+        let is_new = !path.exists();
         let lock = loop {
             std::fs::create_dir_all(path).map_err(failed)?;
             let lock = match File::create(path.join(LOCK)) {
-                // Whoever had the folder found nothing to write and removed it.
+                // The process that held the lock found nothing to write and removed the folder.
                 Err(error) if waits && error.kind() == std::io::ErrorKind::NotFound => continue,
                 opened => opened.map_err(failed)?,
             };
             match lock.try_lock() {
-                // Whoever had the folder removed the lock as it went: one that is gone holds nobody off.
+                // A process removes its lock file when it ends; a lock on a removed file excludes nobody.
                 Ok(()) if is_at(&lock, &path.join(LOCK)) => break lock,
                 Ok(()) => {}
-                Err(TryLockError::WouldBlock) if waits => std::thread::sleep(LOOK_AGAIN),
+                Err(TryLockError::WouldBlock) if waits => std::thread::sleep(RETRY_INTERVAL),
                 Err(_) => {
                     return Err(DataError::input(format!(
                         "Another process is preparing {shown}: wait for it, or give another --out."
@@ -99,7 +99,7 @@ impl Folder {
                 }
             }
         }
-        Ok(Self { path: path.into(), _lock: lock, made })
+        Ok(Self { path: path.into(), _lock: lock, is_new })
     }
 
     pub(super) fn occupied(&self, what: &str) -> DataError {
@@ -123,18 +123,18 @@ impl Folder {
         };
         serde_json::from_slice(&text).map(Some).map_err(|error| {
             DataError::input(format!(
-                "{} does not read ({error}): give another --out, or --restart to write it anew.",
+                "{} cannot be read ({error}): give another --out, or --restart to write it anew.",
                 path.display()
             ))
         })
     }
 
-    /// Whether the shards that are said to be whole are there.
+    /// Checks that the shards listed as complete are there and unchanged.
     pub(super) fn check(&self, state: &Unfinished) -> Result<(), DataError> {
         for entry in &state.shards {
             let shard = Shard::open(&self.path.join(&entry.file), false)?;
             if hexadecimal(shard.header().index_hash) != entry.hash {
-                return Err(self.occupied("a shard that is not the one it was"));
+                return Err(self.occupied("a shard that has changed"));
             }
         }
         Ok(())
@@ -156,7 +156,7 @@ impl Folder {
         self.tidy()
     }
 
-    /// Takes away what says that a folder is unfinished: whoever wrote the manifest may have been killed before it did.
+    /// Removes the files that mark a folder as unfinished: an earlier process may have been killed after it wrote the manifest.
     pub(super) fn tidy(&self) -> Result<(), DataError> {
         match std::fs::remove_file(self.path.join(UNFINISHED)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(self.failed(&error)),

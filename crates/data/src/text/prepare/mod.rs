@@ -1,6 +1,6 @@
-//! Text to a folder of token shards: read in order, tokenised by many threads, written in order.
+//! Prepares text as a folder of token shards: read in order, tokenised by many threads, written in order.
 //!
-//! The bytes written do not depend on how many threads there are, nor on how often the work was interrupted.
+//! The bytes written depend neither on the number of threads nor on interruptions.
 //!
 //! ```text
 //! reader   batches of documents, in the order of the inputs   (one thread)
@@ -8,8 +8,8 @@
 //!    -> writer    takes the batches in the reader's order, cuts shards by tokens
 //! ```
 //!
-//! `unfinished.json` is replaced after every shard and says which are whole and where the next one begins. The manifest
-//! takes its place at the end.
+//! `unfinished.json` is replaced after every shard; it lists the complete shards and the position of the next one. At the end,
+//! the manifest takes its place.
 
 pub(crate) mod folder;
 mod pipeline;
@@ -21,7 +21,7 @@ use flatout_waits::{self as waits, Unit};
 use serde::{Deserialize, Serialize};
 
 use self::folder::Folder;
-use self::pipeline::{Counts, Reading, tokenize};
+use self::pipeline::{Counts, ReaderStart, tokenize};
 use crate::error::DataError;
 use crate::formats::{self, Document, Input, ReadOptions, Skipped};
 use crate::order::split::threshold;
@@ -32,13 +32,13 @@ use crate::text::shards::manifest::{
 use crate::text::tokenizer::Vocabulary;
 use crate::text::tokenizer::sample;
 
-/// The share of documents a tokeniser is not shown, so that holding out as many is holding out.
+/// Share of the documents that a tokeniser is not trained on, so that a held-out share of this size is unseen by it.
 const UNSEEN_BY_TOKENIZER: f64 = 0.05;
 const TOKENIZER: &str = "tokenizer.json";
 const STDIN: &str = "-";
-/// The reason under which documents are counted whose text gives no token.
+/// The reason under which documents are counted whose text gives no tokens.
 const NO_TOKENS: &str = "no tokens";
-/// A shard of 200 MB where tokens have 2 bytes.
+/// About 200 MB per shard where tokens have 2 bytes.
 pub const SHARD_TOKENS: u64 = 100_000_000;
 
 /// The text to prepare, and the folder to write to.
@@ -52,10 +52,10 @@ pub struct Preparation {
     /// A shard ends with the document that reaches this many tokens.
     pub shard_tokens: u64,
     pub workers: usize,
-    /// Whether to begin again where something else, or something unfinished, is there.
+    /// Whether to start over where the folder holds other or unfinished shards.
     pub restart: bool,
-    /// Whether the folder is one of a cache, whose name stands for all this: a process that is preparing it is waited for,
-    /// and sources may be known by other paths.
+    /// Whether the folder belongs to a cache, whose name identifies the contents: a process that is preparing it is waited for,
+    /// and the paths of sources may differ.
     pub is_cache: bool,
 }
 
@@ -63,21 +63,21 @@ pub struct Preparation {
 pub enum Tokenizer {
     /// A `tokenizer.json`.
     File(PathBuf),
-    /// Of this many tokens, trained on a sample of the text.
+    /// Trains one of this size on a sample of the text.
     Train(usize),
-    /// One that is open already.
+    /// A tokeniser that is already loaded.
     Open(Box<Vocabulary>),
 }
 
-/// How far it is.
+/// Progress of a preparation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Progress {
-    /// Done by this process, since it began to tokenise.
+    /// Counts of this process since it began to tokenise.
     pub documents: u64,
     pub tokens: u64,
     pub text_bytes: u64,
     pub elapsed: Duration,
-    /// Inputs begun, of how many.
+    /// Inputs begun, and their number.
     pub input: usize,
     pub inputs: usize,
     pub shards: usize,
@@ -93,19 +93,19 @@ impl Progress {
     }
 }
 
-/// The result of a preparation.
+/// Result of a preparation.
 #[derive(Debug, Clone)]
 pub struct Prepared {
     pub manifest: Manifest,
-    /// Shards that were whole already.
+    /// Number of shards that were complete before.
     pub kept_shards: usize,
-    /// The work of this process; `None` where everything was there already.
+    /// Work of this process; `None` where everything was complete before.
     pub done: Option<Progress>,
-    /// Documents that were left out of what this process read, with the first place of each reason.
+    /// Documents that this process read and skipped, with the first place of each reason.
     pub skipped: Skipped,
 }
 
-/// Everything that decides the bytes of the shards.
+/// Everything that determines the bytes of the shards.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Plan {
     sources: Vec<SourceEntry>,
@@ -113,26 +113,26 @@ struct Plan {
     tokenizer: TokenizerEntry,
 }
 
-/// The shards that are complete, and where the rest begins.
+/// State of an unfinished preparation: its complete shards, and the position of the next one.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Unfinished {
     plan: Plan,
     shards: Vec<ShardEntry>,
     next: Position,
-    /// Left out of the inputs before that of `next`.
+    /// Documents skipped in the inputs before that of `next`.
     skipped_before: Counts,
-    /// Of the shards that are whole.
+    /// Totals of the complete shards.
     totals: Totals,
 }
 
-/// A document: the input's number, and how many documents of that input come before it.
+/// Position of a document: the number of its input, and the number of earlier documents in that input.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 struct Position {
     input: usize,
     document: u64,
 }
 
-/// Prepares a folder of shards, or completes one. `see` is told from time to time how far it is.
+/// Prepares a folder of shards, or completes one. Calls `report` with the progress from time to time.
 pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Prepared, DataError> {
     let job = Job::new(spec)?;
     let folder = Folder::enter(&spec.out, spec.restart, spec.is_cache)?;
@@ -150,7 +150,7 @@ pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Pre
         return Ok(Prepared { manifest, kept_shards, done: None, skipped: Skipped::default() });
     }
     let Start { mut state, vocabulary, reader, head } = match folder.unfinished()? {
-        // Nothing is lost by beginning again.
+        // There is no complete shard to lose.
         Some(state) if state.shards.is_empty() => job.begin(&folder, spec)?,
         None => job.begin(&folder, spec)?,
         Some(_) if job.is_stdin => {
@@ -168,7 +168,7 @@ pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Pre
     let kept_shards = state.shards.len();
     let (from, skipped_before) = (state.next, state.skipped_before.clone());
     let reading =
-        Reading { inputs: &job.inputs, options: &job.read, from, skipped_before, first: reader, head };
+        ReaderStart { inputs: &job.inputs, options: &job.read, from, skipped_before, first: reader, head };
     let (done, skipped) = tokenize(spec, &folder, &mut state, &vocabulary, reading, see)?;
     if state.totals.documents == 0 {
         let why = if skipped.total() > 0 { format!(" ({skipped})") } else { String::new() };
@@ -181,7 +181,7 @@ pub fn prepare(spec: &Preparation, see: &mut dyn FnMut(&Progress)) -> Result<Pre
     Ok(Prepared { manifest, kept_shards, done: Some(done), skipped })
 }
 
-/// A preparation whose files are known to be there, and a tokeniser that is given is open.
+/// A preparation whose files were found and whose tokeniser, where one is given, is loaded.
 struct Job {
     inputs: Vec<Input>,
     read: ReadOptions,
@@ -196,7 +196,7 @@ struct Job {
 struct Start {
     state: Unfinished,
     vocabulary: Vocabulary,
-    /// The first input where it is open already, and what was taken out of it.
+    /// The first input, where it is already open, and the documents that were already read from it.
     reader: Option<formats::Reader>,
     head: Vec<Document>,
 }
@@ -234,7 +234,7 @@ impl Job {
         Ok(Self { inputs, read, sources, options, given, is_stdin, is_cache: spec.is_cache })
     }
 
-    /// Whether it would give the same shards.
+    /// Whether it would write the same shards.
     fn is_of(&self, plan: &Plan) -> bool {
         let hash = self.given.as_ref().map(|given| hexadecimal(given.fingerprint()));
         let version = |source: &SourceEntry| (source.bytes, source.modified_ns);
@@ -248,7 +248,7 @@ impl Job {
             && hash.is_none_or(|hash| hash == plan.tokenizer.hash)
     }
 
-    /// The beginning, with a tokeniser that is now in the folder.
+    /// Starts from the beginning, once the tokeniser is in the folder.
     fn begin(&self, folder: &Folder, spec: &Preparation) -> Result<Start, DataError> {
         let mut reader = if self.is_stdin { Some(formats::read(&self.inputs[0], &self.read)?) } else { None };
         let mut head = Vec::new();
@@ -260,7 +260,7 @@ impl Job {
                 Vocabulary::train(texts.iter().map(String::as_str), *vocab)?
             }
             (None, Tokenizer::Train(vocab), Some(reader)) => {
-                // It can be read only once: what the tokeniser has seen is kept for the shards.
+                // Standard input can be read only once: documents read for the tokeniser are kept for the shards.
                 let wait = waits::begin("reading text for a tokeniser", Unit::Bytes, None);
                 let mut bytes = 0;
                 while bytes < sample::SAMPLE_BYTES {
@@ -272,7 +272,7 @@ impl Job {
                 drop(wait);
                 Vocabulary::train(head.iter().map(|document| document.text.as_str()), *vocab)?
             }
-            (None, ..) => unreachable!("a tokeniser that is not given is trained"),
+            (None, ..) => unreachable!("the tokeniser was given or has just been trained"),
         };
         folder.keep(&vocabulary)?;
         let tokenizer = TokenizerEntry {
@@ -298,7 +298,7 @@ fn source_entry(input: &Input) -> Result<SourceEntry, DataError> {
         return Ok(SourceEntry { path, bytes: 0, modified_ns: 0 });
     }
     if let Some(object) = &input.remote {
-        // The version that the server names stands for the time of a file.
+        // The version that the server names takes the place of a file's modification time.
         let version = fingerprint(object.tag().unwrap_or_default().as_bytes());
         return Ok(SourceEntry { path, bytes: input.bytes, modified_ns: version });
     }

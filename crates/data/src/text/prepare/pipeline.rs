@@ -1,4 +1,4 @@
-//! Reader, workers and writer. The workers' answers are awaited in the order their batches were read.
+//! The threads of a preparation: a reader, workers and a writer. The writer takes results in the order their batches were read.
 
 use std::collections::BTreeMap;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -16,23 +16,23 @@ use crate::text::shards::shard::ShardWriter;
 use crate::text::tokenizer::Vocabulary;
 use flatout_waits::{self as waits, Unit};
 
-/// Text of a batch. A worker has one in hand, and as many again wait.
+/// Text per batch. Each worker has one batch, and as many again are queued.
 const BATCH_BYTES: usize = 256 << 10;
 const BATCH_DOCUMENTS: usize = 1024;
-/// Progress is told this often.
-const TOLD_EVERY: Duration = Duration::from_millis(200);
+/// Interval between progress reports.
+const REPORT_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Documents left out, by reason.
+/// Skipped documents by reason.
 pub(super) type Counts = BTreeMap<String, u64>;
 
-/// Where the reader begins and what it begins with.
-pub(super) struct Reading<'a> {
+/// Where the reader begins, and with which state.
+pub(super) struct ReaderStart<'a> {
     pub inputs: &'a [Input],
     pub options: &'a ReadOptions,
     pub from: Position,
-    /// Left out of the inputs before the first one.
+    /// Documents skipped in the inputs before the first one.
     pub skipped_before: Counts,
-    /// The first input where it is open already, and what was taken out of it.
+    /// The first input, where it is already open, and the documents that were already read from it.
     pub first: Option<formats::Reader>,
     pub head: Vec<Document>,
 }
@@ -46,7 +46,7 @@ struct Batch {
     skipped_before: Arc<Counts>,
 }
 
-/// A batch as tokens: hash, bytes and tokens of each text.
+/// A tokenised batch: hash, bytes and tokens of each text.
 struct Tokenized {
     at: Position,
     documents: Vec<(u64, usize, Vec<u32>)>,
@@ -55,42 +55,41 @@ struct Tokenized {
 
 type Answer = Result<Tokenized, DataError>;
 
-/// Writes the rest of the shards. The state is complete where this returns without an error; otherwise what was saved
-/// of it is where the next attempt begins.
+/// Writes the remaining shards. If this fails, the next attempt continues from the last saved state.
 pub(super) fn tokenize(
     spec: &Preparation,
     folder: &Folder,
     state: &mut Unfinished,
     vocabulary: &Vocabulary,
-    reading: Reading<'_>,
-    see: &mut dyn FnMut(&Progress),
+    start: ReaderStart<'_>,
+    report: &mut dyn FnMut(&Progress),
 ) -> Result<(Progress, Skipped), DataError> {
     let workers = spec.workers.max(1);
-    let inputs = reading.inputs.len();
-    // The number of answers awaited at once is limited, which bounds the memory.
+    let inputs = start.inputs.len();
+    // Limits the number of batches in flight, which bounds the memory.
     let (order, answers) = sync_channel::<Receiver<Answer>>(2 * workers);
     let (give, work) = sync_channel::<(Batch, SyncSender<Answer>)>(workers);
     let work = Mutex::new(work);
     std::thread::scope(|scope| {
-        // Those that were started end when what they take from and give to is dropped.
+        // On an error, the threads that were started end when their channels are dropped.
         let cannot = |error| DataError::environment(format!("A thread cannot be started: {error}."));
-        let start = || std::thread::Builder::new().name("tokenise".into());
-        let reader = start().spawn_scoped(scope, move || read(reading, &order, &give)).map_err(cannot)?;
+        let builder = || std::thread::Builder::new().name("tokenise".into());
+        let reader = builder().spawn_scoped(scope, move || read(start, &order, &give)).map_err(cannot)?;
         for _ in 0..workers {
-            // Each has a tokeniser of its own: its cache of words is not shared, and nobody waits for it.
+            // Each worker has its own tokeniser, so that no worker waits for a shared cache of words.
             let (vocabulary, work) = (vocabulary.clone(), &work);
             let tokenise = move || {
                 loop {
                     let next = work.lock().expect("no worker panics while it takes work").recv();
                     let Ok((batch, answer)) = next else { return };
-                    // Nobody listens any more where the writer has failed.
+                    // Sending fails only where the writer has failed.
                     let _ = answer.send(encode(&vocabulary, batch));
                 }
             };
-            start().spawn_scoped(scope, tokenise).map_err(cannot)?;
+            builder().spawn_scoped(scope, tokenise).map_err(cannot)?;
         }
-        let written = Writer::new(spec, folder, state, inputs).run(&answers, see);
-        // The reader and then the workers end when nobody takes what they make.
+        let written = Writer::new(spec, folder, state, inputs).run(&answers, report);
+        // The reader and then the workers end when their receivers are gone.
         drop(answers);
         let (skipped, counts) = reader.join().expect("the reader does not panic");
         let progress = written?;
@@ -101,17 +100,18 @@ pub(super) fn tokenize(
     })
 }
 
-/// Reads all inputs from the first position on. Gives what was left out: of what it read, with places, and of all.
+/// Reads all inputs from the first position on. Returns the skipped documents: those it read, with places, and the counts of
+/// all.
 fn read(
-    reading: Reading<'_>,
+    start: ReaderStart<'_>,
     order: &SyncSender<Receiver<Answer>>,
     give: &SyncSender<(Batch, SyncSender<Answer>)>,
 ) -> (Skipped, Counts) {
-    let Reading { inputs, options, from, skipped_before, mut first, head } = reading;
+    let ReaderStart { inputs, options, from, skipped_before, mut first, head } = start;
     let mut all = Skipped::default();
     let mut counts = Arc::new(skipped_before);
     let mut head = Some(head);
-    // False when nobody takes batches any more.
+    // False when the receiver of batches is gone.
     let send = |answer: Receiver<Answer>, batch: Option<(Batch, SyncSender<Answer>)>| {
         order.send(answer).is_ok() && batch.is_none_or(|batch| give.send(batch).is_ok())
     };
@@ -181,7 +181,7 @@ fn encode(vocabulary: &Vocabulary, batch: Batch) -> Answer {
     Ok(Tokenized { at: batch.at, documents, skipped_before: batch.skipped_before })
 }
 
-/// Takes tokenised batches in order and makes shards of them.
+/// Takes tokenised batches in order and writes shards.
 struct Writer<'a> {
     folder: &'a Folder,
     state: &'a mut Unfinished,
@@ -209,10 +209,10 @@ impl<'a> Writer<'a> {
     fn run(
         mut self,
         answers: &Receiver<Receiver<Answer>>,
-        see: &mut dyn FnMut(&Progress),
+        report: &mut dyn FnMut(&Progress),
     ) -> Result<Progress, DataError> {
         let wait = waits::begin("tokenising", Unit::Things("tokens"), None);
-        let mut told = Instant::now();
+        let mut reported = Instant::now();
         while let Ok(answer) = answers.recv() {
             let batch = answer.recv().expect("every batch is answered")?;
             for (nth, (hash, bytes, tokens)) in batch.documents.into_iter().enumerate() {
@@ -227,17 +227,16 @@ impl<'a> Writer<'a> {
             }
             self.progress.input = batch.at.input + 1;
             wait.set(self.progress.tokens);
-            if told.elapsed() >= TOLD_EVERY {
-                told = Instant::now();
+            if reported.elapsed() >= REPORT_INTERVAL {
+                reported = Instant::now();
                 self.progress.elapsed = self.began.elapsed();
-                see(&self.progress);
+                report(&self.progress);
             }
         }
-        // Only the manifest has the last shard, which ends where the data does: who goes on before that is written
-        // makes it again.
+        // The last shard ends where the data does, so only the manifest lists it: after an interruption it is written again.
         self.close()?;
         self.progress.elapsed = self.began.elapsed();
-        see(&self.progress);
+        report(&self.progress);
         Ok(self.progress)
     }
 
@@ -259,7 +258,8 @@ impl<'a> Writer<'a> {
             Some(shard) => shard,
             none => {
                 let path = self.folder.path.join(shard_name(self.state.shards.len()));
-                let hash = u64::from_str_radix(&tokenizer.hash, 16).expect("a hash of ours");
+                let hash =
+                    u64::from_str_radix(&tokenizer.hash, 16).expect("hashes in a manifest are hexadecimal");
                 let created = ShardWriter::create(&path, hash, tokenizer.vocabulary);
                 none.insert(created.map_err(|error| self.folder.failed(&error))?)
             }

@@ -1,6 +1,6 @@
 //! Tests that feed damaged shards, manifests and token files.
 //!
-//! There must be no panic, no hang, bounded memory, and nothing that was changed may pass for what it was.
+//! Damage must never cause a panic, a hang or unbounded memory, and changed content must never be accepted as the original.
 
 use flatout_fuzz::{Limits, feed};
 
@@ -37,7 +37,7 @@ fn shards() {
     feed("shards", &seeds, Limits::default(), |bytes| {
         std::fs::write(&path, bytes).unwrap();
         match read() {
-            Ok(found) => assert_eq!(found, documents[..found.len()], "a changed shard was taken"),
+            Ok(found) => assert_eq!(found, documents[..found.len()], "a changed shard was accepted"),
             Err(error) => assert!(error.is_input() && error.sentence.contains("a.tokens"), "{error}"),
         }
     });

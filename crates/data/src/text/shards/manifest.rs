@@ -1,6 +1,6 @@
 //! `manifest.json`: the contents of a folder of token shards, their origin and their hashes.
 //!
-//! It is written last, so a folder that has one is complete.
+//! The manifest is written last, so a folder that has one is complete.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -12,7 +12,7 @@ use crate::error::DataError;
 pub(crate) const FILE_NAME: &str = "manifest.json";
 const FORMAT: &str = "flatout-shards";
 const VERSION: u32 = 1;
-/// The rule by which documents are held out, for other tools that read shards.
+/// The rule by which documents are held out, recorded for other tools that read shards.
 const RULE: &str = "a document is held out where its text hash is below the share times 2^64";
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub struct Manifest {
     format: String,
     version: u32,
     pub tokenizer: TokenizerEntry,
-    /// The options that decided the documents and their tokens.
+    /// The options that determine the documents and their tokens.
     pub options: Options,
     pub sources: Vec<SourceEntry>,
     pub shards: Vec<ShardEntry>,
@@ -32,9 +32,9 @@ pub struct Manifest {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TokenizerEntry {
-    /// Beside the manifest.
+    /// File name in the folder of the manifest.
     pub file: String,
-    /// In hexadecimal digits, as are all hashes here.
+    /// Hash in hexadecimal digits, as are all hashes here.
     pub hash: String,
     pub vocabulary: u64,
 }
@@ -47,7 +47,7 @@ pub struct Options {
     pub on_error: String,
     pub max_document_bytes: u64,
     pub shard_tokens: u64,
-    /// The size that was asked for, where a tokeniser was trained.
+    /// The requested size, where a tokeniser was trained.
     pub trained_vocabulary: Option<u64>,
 }
 
@@ -63,12 +63,12 @@ pub struct SourceEntry {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardEntry {
-    /// Beside the manifest.
+    /// File name in the folder of the manifest.
     pub file: String,
     pub bytes: u64,
     pub documents: u64,
     pub tokens: u64,
-    /// Of the index, which has the hashes of the tokens.
+    /// Hash of the index, which has the hashes of the tokens.
     pub hash: String,
 }
 
@@ -77,11 +77,11 @@ pub struct ShardEntry {
 pub struct Totals {
     pub documents: u64,
     pub tokens: u64,
-    /// Of the documents' text.
+    /// Bytes of the documents' text.
     pub text_bytes: u64,
-    /// Documents that were longer than a shard's longest and were cut into several.
+    /// Documents longer than the limit, which were cut into several.
     pub cut: u64,
-    /// Documents that were left out, by reason.
+    /// Skipped documents by reason.
     pub skipped: BTreeMap<String, u64>,
 }
 
@@ -101,7 +101,7 @@ impl Manifest {
         serde_json::to_string_pretty(self).expect("a manifest has a JSON form") + "\n"
     }
 
-    /// The manifest in a text, or what is wrong with it.
+    /// Parses a manifest; the error says what is wrong with it.
     pub(crate) fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct FormatVersion {
@@ -109,7 +109,7 @@ impl Manifest {
             version: Option<u64>,
         }
         let declared: FormatVersion =
-            serde_json::from_slice(text).map_err(|error| format!("it is no JSON object: {error}"))?;
+            serde_json::from_slice(text).map_err(|error| format!("it is not a JSON object: {error}"))?;
         if declared.format.as_deref() != Some(FORMAT) {
             return Err(format!("it is not of format {FORMAT}"));
         }
@@ -136,7 +136,7 @@ impl Manifest {
         for file in files {
             let name = Path::new(file).file_name();
             if name.is_none_or(|name| name != file.as_str()) {
-                return Err(format!("it names `{file}`, which is no file beside it"));
+                return Err(format!("it names `{file}`, which is not in its folder"));
             }
         }
         let mut names: Vec<&str> = self.shards.iter().map(|shard| shard.file.as_str()).collect();
@@ -147,19 +147,19 @@ impl Manifest {
         let sum = |of: fn(&ShardEntry) -> u64| {
             self.shards.iter().try_fold(0u64, |sum, shard| sum.checked_add(of(shard)))
         };
-        for (what, said, counted) in [
+        for (what, claimed, counted) in [
             ("documents", self.totals.documents, sum(|shard| shard.documents)),
             ("tokens", self.totals.tokens, sum(|shard| shard.tokens)),
         ] {
-            if counted != Some(said) {
-                return Err(format!("its totals speak of {said} {what} and its shards do not sum to that"));
+            if counted != Some(claimed) {
+                return Err(format!("its totals give {claimed} {what}, and its shards do not sum to that"));
             }
         }
         Ok(())
     }
 }
 
-/// A hash as files show it.
+/// A hash in the form in which files have it.
 pub(crate) fn hexadecimal(hash: u64) -> String {
     format!("{hash:016x}")
 }
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named() {
+    fn faults_of_a_manifest_are_named() {
         let with = |change: fn(&mut Manifest)| {
             let mut manifest = manifest();
             change(&mut manifest);
@@ -213,7 +213,7 @@ mod tests {
             let mut outside = manifest();
             outside.shards[0].file = file.into();
             let error = Manifest::parse(outside.to_json().as_bytes()).unwrap_err();
-            assert!(error.contains("no file beside it"), "{file}: {error}");
+            assert!(error.contains("not in its folder"), "{file}: {error}");
         }
         assert!(with(|m| m.tokenizer.file = "../t".into()).contains("`../t`"));
         assert!(with(|m| m.version = 2).contains("its version is 2"));

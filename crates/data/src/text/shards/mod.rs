@@ -18,10 +18,10 @@ use crate::order::documents::{Documents, Spent, TokenCount};
 use crate::order::split::{Sides, Splitter};
 use crate::text::tokenizer::Vocabulary;
 
-/// Files that stay open; the shards beyond are opened for each document, so that no limit on open files is met.
+/// Number of files kept open. Further shards are opened for each document, so that the limit on open files is not exceeded.
 const KEPT_OPEN: usize = 256;
-/// A folder of at most this many bytes is checked to the last bit when it is opened, which takes a fraction of a
-/// second. Of a larger one each document is checked when it is read.
+/// A folder of at most this many bytes is verified completely when it is opened, which takes a fraction of a second. In a
+/// larger one each document is verified when it is read.
 const VERIFIED_BYTES: u64 = 64 << 20;
 
 #[derive(Debug)]
@@ -29,11 +29,11 @@ pub(crate) struct Shards {
     folder: PathBuf,
     pub manifest: Manifest,
     shards: Vec<Shard>,
-    /// Where the documents of each shard begin.
+    /// Number of the first document of each shard.
     bases: Vec<u64>,
 }
 
-/// The folder of shards that a path names, itself or by its manifest.
+/// The folder of shards that a path names, either itself or its manifest.
 pub(crate) fn folder_of(path: &Path) -> Option<PathBuf> {
     if path.file_name().is_some_and(|name| name == manifest::FILE_NAME) {
         return path.parent().map(Path::to_path_buf);
@@ -42,7 +42,7 @@ pub(crate) fn folder_of(path: &Path) -> Option<PathBuf> {
 }
 
 impl Shards {
-    /// Opens every shard that the manifest names and compares the two.
+    /// Opens every shard that the manifest names and checks it against the manifest.
     pub(crate) fn open(folder: &Path) -> Result<Self, DataError> {
         let manifest = Manifest::read(folder)?;
         let mut shards = Vec::new();
@@ -55,9 +55,9 @@ impl Shards {
             if hexadecimal(header.tokenizer) != manifest.tokenizer.hash {
                 return Err(wrong(&path, "it was made with another tokeniser than its manifest names"));
             }
-            let said = (entry.documents, entry.tokens, entry.hash.as_str(), manifest.tokenizer.vocabulary);
+            let listed = (entry.documents, entry.tokens, entry.hash.as_str(), manifest.tokenizer.vocabulary);
             let index_hash = hexadecimal(header.index_hash);
-            if said != (header.documents, header.tokens, index_hash.as_str(), header.vocabulary) {
+            if listed != (header.documents, header.tokens, index_hash.as_str(), header.vocabulary) {
                 return Err(wrong(&path, "it is not the one its manifest describes"));
             }
             bases.push(documents);
@@ -71,7 +71,7 @@ impl Shards {
         Ok(opened)
     }
 
-    /// Reads everything through and checks it.
+    /// Reads all shards and verifies them.
     pub(crate) fn verify(&self) -> Result<(), DataError> {
         let shards = self.shards.len() as u64;
         let wait = waits::begin("checking token shards", Unit::Things("shards"), Some(shards));
@@ -89,7 +89,7 @@ impl Shards {
         Ok(vocabulary)
     }
 
-    /// An error where the tokens are another tokeniser's than the one `shown`.
+    /// An error where the shards were made with another tokeniser than `vocabulary`, which the message calls `shown`.
     pub(crate) fn made_with(&self, vocabulary: &Vocabulary, shown: &str) -> Result<(), DataError> {
         if hexadecimal(vocabulary.fingerprint()) == self.manifest.tokenizer.hash {
             return Ok(());
@@ -119,7 +119,7 @@ impl Shards {
         &self.folder
     }
 
-    /// Tokens of each document in order, for looking at.
+    /// Tokens of each document, in order, for inspection.
     pub(crate) fn lengths(&self) -> Result<Vec<u64>, DataError> {
         let mut lengths = Vec::new();
         self.shards.iter().try_for_each(|shard| shard.scan(|_, tokens| lengths.push(tokens)))?;
@@ -138,7 +138,7 @@ impl Documents for Shards {
 
     fn append(&self, index: u64, out: &mut Vec<u32>, spent: &mut Spent) -> Result<(), DataError> {
         let since = Instant::now();
-        // The last shard that begins at or before the document: empty ones begin where the next one does.
+        // The last shard that begins at or before the document: an empty shard begins where the next one does.
         let shard = self.bases.partition_point(|base| *base <= index) - 1;
         let appended = self.shards[shard].append(index - self.bases[shard], out);
         spent.reading += since.elapsed();

@@ -1,14 +1,14 @@
-//! One file of tokenised documents, with an index and checksums. Numbers are little-endian.
+//! A shard file: tokenised documents with an index and checksums. Numbers are little-endian.
 //!
 //! ```text
 //! header   64 bytes: magic "FLATSHRD", version u32, bytes a token u32 (2 or 4), documents u64, tokens u64, hash of the
 //!          tokeniser u64, size of its vocabulary u64, hash of the index u64, hash of the 56 bytes before it u64
-//! tokens   one document after another, filled up with zeros to a multiple of 8 bytes
-//! index    24 bytes a document: where it ends, counted in tokens, u64; hash of its text u64; hash of its tokens u64
+//! tokens   one document after another, padded with zeros to a multiple of 8 bytes
+//! index    24 bytes per document: its end, counted in tokens, u64; hash of its text u64; hash of its tokens u64
 //! ```
 //!
-//! The header vouches for the index and the index for the tokens, so a changed bit is noticed where it is read, without
-//! reading a file to its end first. Documents are read by position: nothing of the file stays in memory.
+//! The header has the hash of the index, and the index the hashes of the tokens, so a changed bit is noticed where it is read,
+//! without reading the whole file first. Documents are read by position; nothing of the file stays in memory.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
@@ -24,7 +24,7 @@ const MAGIC: &[u8; 8] = b"FLATSHRD";
 const VERSION: u32 = 1;
 const HEADER_BYTES: u64 = 64;
 const ENTRY_BYTES: u64 = 24;
-/// The index is read through in pieces of this size, a multiple of an entry's.
+/// Size of the chunks in which the index is read, a multiple of the size of an entry.
 const PIECE_BYTES: usize = 24 * (16 << 10);
 
 /// The header of a shard.
@@ -51,7 +51,7 @@ impl Header {
         bytes.try_into().expect("a header has 64 bytes")
     }
 
-    /// The header of a file of `file_bytes`, or what is wrong with it.
+    /// Parses the header of a file of `file_bytes`; the error says what is wrong with it.
     pub(crate) fn parse(bytes: &[u8; HEADER_BYTES as usize], file_bytes: u64) -> Result<Self, String> {
         let u32_at = |at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
         let u64_at = |at: usize| u64_at(bytes, at);
@@ -76,15 +76,15 @@ impl Header {
             return Err(format!("its tokens have {} bytes and not 2 or 4", header.token_bytes));
         }
         match header.file_bytes() {
-            Some(said) if said == file_bytes => Ok(header),
-            said => Err(format!(
-                "it has {file_bytes} bytes and its header speaks of {}",
-                said.map_or("more than any file has".into(), |said| said.to_string())
+            Some(claimed) if claimed == file_bytes => Ok(header),
+            claimed => Err(format!(
+                "it has {file_bytes} bytes and its header states {}",
+                claimed.map_or("more than any file has".into(), |claimed| claimed.to_string())
             )),
         }
     }
 
-    /// Where the index begins; `None` for counts that no file has.
+    /// Offset of the index; `None` for counts that no file can have.
     fn index_at(&self) -> Option<u64> {
         let tokens = self.tokens.checked_mul(u64::from(self.token_bytes))?.checked_next_multiple_of(8)?;
         tokens.checked_add(HEADER_BYTES)
@@ -99,7 +99,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// One line of the index.
+/// One entry of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Entry {
     end: u64,
@@ -113,11 +113,11 @@ impl Entry {
     }
 }
 
-/// A shard that is read by document.
+/// A shard with random access by document.
 #[derive(Debug)]
 pub(crate) struct Shard {
     path: PathBuf,
-    /// `None` where the file is opened for each document, because too many are open already.
+    /// `None` where the file is opened for each document, because too many files are open.
     file: Option<File>,
     header: Header,
     index_at: u64,
@@ -142,16 +142,16 @@ impl Shard {
         &self.header
     }
 
-    /// Reads the index through: each document's text hash and number of tokens, in order. The values it gave are right only
-    /// where it returns without an error.
-    pub(crate) fn scan(&self, mut see: impl FnMut(u64, u64)) -> Result<(), DataError> {
+    /// Reads the whole index: each document's text hash and number of tokens, in order. The values are valid only if it returns
+    /// without an error.
+    pub(crate) fn scan(&self, mut visit: impl FnMut(u64, u64)) -> Result<(), DataError> {
         self.entries(|entry, tokens| {
-            see(entry.text_hash, tokens);
+            visit(entry.text_hash, tokens);
             Ok(())
         })
     }
 
-    /// Reads all of it through and checks every document.
+    /// Reads the whole file and verifies every document.
     pub(crate) fn verify(&self) -> Result<(), DataError> {
         let failed = |error| unreadable(&self.path, &error);
         let mut file = BufReader::with_capacity(1 << 20, File::open(&self.path).map_err(failed)?);
@@ -168,7 +168,7 @@ impl Shard {
         })
     }
 
-    fn entries(&self, mut see: impl FnMut(Entry, u64) -> Result<(), DataError>) -> Result<(), DataError> {
+    fn entries(&self, mut visit: impl FnMut(Entry, u64) -> Result<(), DataError>) -> Result<(), DataError> {
         let damaged = || wrong(&self.path, "its index is damaged");
         let mut hasher = Xxh3::new();
         let mut piece = vec![0; PIECE_BYTES];
@@ -183,7 +183,7 @@ impl Shard {
                 if tokens == 0 || tokens > MAX_DOCUMENT_TOKENS as u64 || entry.end > self.header.tokens {
                     return Err(damaged());
                 }
-                see(entry, tokens)?;
+                visit(entry, tokens)?;
                 before = entry.end;
             }
             (at, left) = (at + bytes.len() as u64, left - bytes.len() as u64);
@@ -198,7 +198,7 @@ impl Shard {
         wrong(&self.path, &format!("its document {document} is damaged"))
     }
 
-    /// Appends the tokens of a document, after checking them.
+    /// Appends the tokens of a document after verifying them.
     pub(crate) fn append(&self, document: u64, out: &mut Vec<u32>) -> Result<(), DataError> {
         let mut bytes = [0; 2 * ENTRY_BYTES as usize];
         let (start, entry) = if document == 0 {
@@ -238,7 +238,7 @@ impl Shard {
     }
 }
 
-/// Appends tokens of 2 or 4 bytes each as numbers. There is room for one more, the end of a document.
+/// Appends tokens of 2 or 4 bytes each as `u32`. Reserves room for one more token, the end of a document.
 pub(crate) fn widen(bytes: &[u8], token_bytes: u32, out: &mut Vec<u32>) {
     out.reserve_exact(bytes.len() / token_bytes as usize + 1);
     match token_bytes {
@@ -249,7 +249,7 @@ pub(crate) fn widen(bytes: &[u8], token_bytes: u32, out: &mut Vec<u32>) {
     }
 }
 
-/// Writes a shard beside its final name; it is there whole or not at all.
+/// Writes a shard under a temporary name; its final name only ever refers to a complete file.
 pub(crate) struct ShardWriter {
     path: PathBuf,
     partial: PathBuf,
@@ -260,7 +260,7 @@ pub(crate) struct ShardWriter {
 }
 
 impl ShardWriter {
-    /// For tokens below `vocabulary` of the tokeniser with this hash.
+    /// For tokens below `vocabulary`, of the tokeniser with this hash.
     pub(crate) fn create(path: &Path, tokenizer: u64, vocabulary: u64) -> io::Result<Self> {
         let partial = path.with_extension("partial");
         let mut file = BufWriter::with_capacity(1 << 20, File::create(&partial)?);
@@ -330,7 +330,7 @@ mod tests {
     use crate::random::mix;
     use crate::scratch::Scratch;
 
-    /// Documents of odd lengths below a vocabulary.
+    /// Documents of varied lengths with tokens below a vocabulary.
     fn documents(count: u64, vocabulary: u64) -> Vec<Vec<u32>> {
         let document = |index: u64| {
             (0..1 + mix(index) % 50).map(move |at| (mix(index * 100 + at) % vocabulary) as u32).collect()
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_come_back_by_number_in_both_widths() {
+    fn documents_round_trip_by_number_in_both_widths() {
         let scratch = Scratch::new("shard");
         let path = scratch.path().join("a.tokens");
         for vocabulary in [1u64 << 16, 1 << 20] {
@@ -405,13 +405,13 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_lie_are_named() {
+    fn false_headers_are_named() {
         let header =
             Header { token_bytes: 2, documents: 3, tokens: 9, tokenizer: 1, vocabulary: 10, index_hash: 0 };
         let bytes = header.file_bytes().unwrap();
         assert_eq!(Header::parse(&header.to_bytes(), bytes), Ok(header));
         let lie = |lie: Header| Header::parse(&lie.to_bytes(), bytes).unwrap_err();
-        assert!(lie(Header { documents: 4, ..header }).contains("its header speaks of"));
+        assert!(lie(Header { documents: 4, ..header }).contains("its header states"));
         assert!(lie(Header { tokens: u64::MAX, ..header }).contains("more than any file has"));
         assert!(lie(Header { documents: u64::MAX / 3, ..header }).contains("more than any file has"));
         assert!(lie(Header { token_bytes: 3, ..header }).contains("3 bytes"));

@@ -1,4 +1,4 @@
-//! Text in blocks: of this machine and of a server, to the bit, from any position.
+//! Tests that text in blocks, local and remote, gives the same bits from any position.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -17,13 +17,13 @@ fn fixture(name: &str) -> String {
     format!("{}/tests/streamed/{name}.parquet", env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The texts of a file of this machine.
+/// The texts of a local file.
 fn texts(path: &str) -> Vec<String> {
     let input = formats::find(&[path.to_string()], &ReadOptions::default()).unwrap().remove(0);
     formats::read(&input, &ReadOptions::default()).unwrap().map(|document| document.unwrap().text).collect()
 }
 
-/// The same as lines of JSON.
+/// The same texts as lines of JSON.
 fn lines(name: &str) -> Vec<u8> {
     let line = |text| format!("{{\"n\": 1, \"text\": {}}}\n", serde_json::to_string(&text).unwrap());
     texts(&fixture(name)).into_iter().map(line).collect::<String>().into_bytes()
@@ -69,12 +69,12 @@ fn rows(corpus: &Corpus, from: &Cursor, threads: usize, count: usize) -> (Rows, 
     (rows, loader.cursor().clone())
 }
 
-/// Everything of rows that training sees.
+/// The parts of rows that training reads.
 fn seen(rows: &Rows) -> (Vec<i32>, Vec<i32>, Vec<u64>, u64) {
     (rows.tokens.clone(), rows.targets.clone(), rows.sample.clone(), rows.epoch.to_bits())
 }
 
-/// The documents in rows that were read once, in a sorted list.
+/// The documents in rows of a single pass, sorted.
 fn documents(corpus: &Corpus, tokens: &[i32]) -> Vec<String> {
     let end = corpus.vocabulary().eos() as i32;
     let documents = tokens.split(|token| *token == end);
@@ -102,7 +102,7 @@ fn every_document_comes_once_on_one_side() {
         let mut both = [train, held_out.clone()].concat();
         both.sort_unstable();
         assert_eq!(both, all, "{form}");
-        // Files that are indexed hold out the same ones, and the counts that are guessed here are near.
+        // Indexed files hold out the same documents, and the counts that are estimated here are close.
         let shuffled = Spec { order: DocumentOrder::Auto, cache: Some(scratch.path().into()), ..spec };
         let indexed = open(&shuffled).unwrap();
         assert_eq!(documents(&indexed, &indexed.held_out_rows(100_000).unwrap().tokens), held_out, "{form}");
@@ -131,7 +131,7 @@ fn streams_share_the_documents_of_few_blocks() {
         let (all, _) = rows(&corpus, &corpus.start(), 2, each * STREAMS);
         let mut seen = Vec::new();
         for stream in 0..STREAMS {
-            // Rows are taken from the streams in turn. The last document of each goes on behind them.
+            // Rows are taken from the streams in turn. The last document of each stream continues after them.
             let own = all.tokens.chunks(CONTEXT).skip(stream).step_by(STREAMS).flatten().copied();
             let mut own: Vec<i32> = own.collect();
             let end = own.iter().rposition(|token| *token == corpus.vocabulary().eos() as i32).unwrap();
@@ -157,10 +157,10 @@ fn a_server_gives_the_rows_of_local_files_from_any_position() {
         assert_eq!(remote.vocabulary().fingerprint(), local.vocabulary().fingerprint(), "{form}");
         let held_out = |corpus: &Corpus| seen(&corpus.held_out_rows(30).unwrap());
         assert_eq!(held_out(&remote), held_out(&local), "{form}");
-        // Some two epochs.
+        // About two epochs.
         let count = 2000;
         let (unbroken, _) = rows(&local, &local.start(), 1, count);
-        // Packed files are a block each, and epochs are counted in blocks.
+        // A compressed file is one block, and epochs are counted in blocks.
         assert!(unbroken.epoch > 1.0 || form == "packed", "{form}: {}", unbroken.epoch);
         assert_eq!(seen(&rows(&remote, &remote.start(), 3, count).0), seen(&unbroken), "{form}");
         for at in [1, 8, 13, 400, 1111, 1999] {
@@ -171,7 +171,7 @@ fn a_server_gives_the_rows_of_local_files_from_any_position() {
             assert_eq!(rest.tokens, unbroken.tokens[at * CONTEXT..], "{form} from row {at}");
             assert_eq!(rest.targets, unbroken.targets[at * CONTEXT..], "{form} from row {at}");
         }
-        // Another seed is another order of the same documents.
+        // Another seed gives another order of the same documents.
         let other = open(&Spec { seed: 9, ..spec(written(&scratch, &files)) }).unwrap();
         assert_ne!(
             seen(&rows(&other, &other.start(), 1, 50).0),
@@ -182,7 +182,7 @@ fn a_server_gives_the_rows_of_local_files_from_any_position() {
 }
 
 #[test]
-fn data_that_changed_is_not_gone_on_with() {
+fn changed_data_is_refused() {
     let scratch = Scratch::new("streamed-changed");
     let files = forms().remove("jsonl").unwrap();
     let server = SetServer::start(Content::of(files.iter().cloned().collect()));
@@ -199,7 +199,7 @@ fn data_that_changed_is_not_gone_on_with() {
     let again = open(&Spec { tokenizer: Some(tokenizer), ..spec(path) }).unwrap();
     let refused = again.train_loader(&cursor, LoaderOptions::default()).err().unwrap();
     assert!(refused.sentence.contains("not what this run began with"), "{refused}");
-    // Files that were open before are noticed when they are read.
+    // Changes of files that are already open are noticed when they are read.
     let error = corpus.held_out_rows(100_000).unwrap_err();
     assert!(error.sentence.contains("changed on the server"), "{error}");
 }
@@ -229,7 +229,7 @@ fn wrong_documents_end_the_rows_or_are_counted() {
 }
 
 #[test]
-fn what_cannot_be_streamed_is_said() {
+fn unstreamable_data_is_reported() {
     let server = SetServer::start(Content::of(BTreeMap::from([
         ("empty.jsonl".into(), b"\n\n".to_vec()),
         ("a.jsonl".into(), b"{\"text\": \"a b c\"}\n{\"text\": \"d e f\"}\n".to_vec()),

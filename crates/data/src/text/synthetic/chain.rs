@@ -1,11 +1,11 @@
-//! A finite source of tokens whose state follows from the history, with its entropies computed exactly.
+//! A finite-state source of tokens whose state follows from the history, with exactly computed entropies.
 //!
-//! A state lists the words that may come next, each with its probability and the state it leads to. A word leads
-//! to one state only, so whoever has read a document from its beginning knows the state, and the entropy rate is
-//! the mean entropy of the next word over the states as often as they are visited: no sampling, no bound.
+//! A state lists the words that may come next, each with its probability and its next state. A word leads to one state only, so
+//! a reader of the document from its beginning knows the state. The entropy rate is therefore the mean entropy of the next
+//! word, weighted by the visits of each state: neither sampled nor bounded, but exact.
 //!
-//! A document is one walk from the start to the end, and the stream is one document after another. Every state is
-//! made after the states it leads to, so one sweep over the numbers, highest first, gives the visits.
+//! A document is one walk from the start to the end, and the stream is one document after another. A state is created after the
+//! states it leads to, so one sweep in descending order of state numbers gives the visits.
 
 use std::collections::HashMap;
 
@@ -20,7 +20,7 @@ pub(crate) struct Edge {
 
 #[derive(Debug)]
 pub(crate) struct Chain {
-    /// State 0 is the end of a document: it has no edges of its own, what follows it is the start.
+    /// State 0 is the end of a document: it has no edges of its own, and the start follows it.
     states: Vec<Vec<Edge>>,
     start: State,
 }
@@ -32,7 +32,7 @@ impl Chain {
         Self { states: vec![Vec::new()], start: END }
     }
 
-    /// Adds a state. Panics where a word is ambiguous, an edge does not point back, or the probabilities do not
+    /// Adds a state. Panics where a word is ambiguous, an edge does not lead to an earlier state, or the probabilities do not
     /// sum to one: each would make the entropies wrong.
     pub(crate) fn push(&mut self, edges: Vec<Edge>) -> State {
         let state = self.states.len() as State;
@@ -65,7 +65,7 @@ impl Chain {
         &self.states[state as usize]
     }
 
-    /// How often a document passes each state, on average.
+    /// Mean number of visits of each state per document.
     pub(crate) fn visits(&self) -> Vec<f64> {
         let mut visits = vec![0.0; self.states.len()];
         visits[self.start as usize] = 1.0;
@@ -74,12 +74,12 @@ impl Chain {
                 visits[edge.next as usize] += visits[state] * edge.probability;
             }
         }
-        // The end is left by the edges of the start, which has been counted.
+        // The edges of the start leave the end state, and they have been counted.
         visits[END as usize] = 0.0;
         visits
     }
 
-    /// Words a document, on average.
+    /// Mean number of words per document.
     pub(crate) fn mean_length(&self) -> f64 {
         self.visits().iter().sum()
     }
@@ -92,9 +92,9 @@ impl Chain {
             / visits.iter().sum::<f64>()
     }
 
-    /// Entropy of the next word given the two before it, in nats: no model that sees only those can do better.
+    /// Entropy of the next word given the previous two, in nats: the lowest loss of any model that sees only those.
     pub(crate) fn trigram_entropy(&self) -> f64 {
-        // Which states two words may have led to, and how often.
+        // For each pair of words, the states it may have led to and their frequencies.
         let mut contexts: HashMap<(u32, u32), HashMap<State, f64>> = HashMap::new();
         for (state, visits) in self.visits().into_iter().enumerate().filter(|(_, visits)| *visits > 0.0) {
             for first in &self.states[state] {
@@ -108,7 +108,7 @@ impl Chain {
                 }
             }
         }
-        // The sums run in a fixed order, so that the figure is the same to the last bit in every process.
+        // Sums in a fixed order, so that the figure is the same to the last bit in every process.
         let mut contexts: Vec<_> = contexts.into_iter().collect();
         contexts.sort_unstable_by_key(|(words, _)| *words);
         let (mut nats, mut total) = (0.0, 0.0);
@@ -167,12 +167,12 @@ mod tests {
         let chain = echo(1);
         assert_eq!(chain.mean_length(), 4.0);
         assert!((chain.entropy() - 2f64.ln() / 4.0).abs() < 1e-15);
-        // The coin lies within two words, so a trigram model sees it.
+        // The coin is within two words, so a trigram model sees it.
         assert!((chain.trigram_entropy() - chain.entropy()).abs() < 1e-15);
     }
 
     #[test]
-    fn a_trigram_model_pays_for_what_lies_further_back() {
+    fn a_trigram_model_pays_for_longer_dependencies() {
         let chain = echo(2);
         assert!((chain.entropy() - 2f64.ln() / 5.0).abs() < 1e-15);
         assert!((chain.trigram_entropy() - 2.0 * 2f64.ln() / 5.0).abs() < 1e-15);

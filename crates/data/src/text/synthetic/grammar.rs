@@ -3,20 +3,20 @@
 //! A document reads like this:
 //! `<bos> yesterday at the harbour the old captain who the sailors admired repaired a wooden boat . <eos>`
 //!
-//! Dependencies that a reader has to carry over a distance, and a trigram model cannot:
+//! Dependencies over a distance, which a trigram model cannot carry:
 //! - the place, announced once, decides which people and things may be named until `<eos>`;
 //! - the day, announced once, decides the tense of every verb;
-//! - the subject's number decides the form of its verbs, across a relative clause, an aside or a neighbour of the
-//!   other number, and which pronoun may take it up in the next sentence;
+//! - the subject's number decides the form of its verbs, across a relative clause, an aside or a noun of the
+//!   other number, and which pronoun may refer to it in the next sentence;
 //! - an aside closes with the mark that opened it.
 //!
-//! Place, day and number also meet what they decide within three tokens (`harbour the captain`, `then they sold`,
-//! `sailors hide`), so that a model finds near examples of what it has to learn for the far ones.
+//! Place, day and number also determine words within three tokens (`harbour the captain`, `then they sold`, `sailors hide`), so
+//! that a model finds near examples of each rule it has to learn over a distance.
 //!
-//! Phrases are built from their end: each function takes the state that follows and gives the state to enter. Where
-//! the number matters later, the functions take one following state a number.
+//! Phrases are built from their end: each function takes the state that follows and returns the state to enter. Where the
+//! number matters later, functions take one following state per number.
 //!
-//! Changing anything here changes every document and the floor: raise [`VERSION`] with it.
+//! Every change here changes every document and the floor: raise [`VERSION`] with it.
 
 use std::collections::HashMap;
 
@@ -52,7 +52,7 @@ const PLACES: [Place; 6] = [
         things: ["plough", "fence", "bucket", "tractor", "saddle", "beehive"] },
 ];
 
-/// A verb: what one does, what several do, what anybody did.
+/// A verb: its singular, plural and past form.
 type Verb = [&'static str; 3];
 
 #[rustfmt::skip]
@@ -93,11 +93,11 @@ const MARKS: [(&str, &str); 2] = [("(", ")"), ("[", "]")];
 const SMALL_WORDS: [&str; 15] =
     [BOS, EOS, "at", "the", "a", ".", "who", "near", "and", "with", "that", "as", "then", "often", "they"];
 
-/// One or several, in this order wherever something is given for both.
+/// Values for singular and plural, in this order.
 type ByNumber<T> = [T; 2];
 const NUMBERS: ByNumber<usize> = [0, 1];
 
-/// One way on from a state: one of `words`, the usual ones first, then `next`.
+/// A transition from a state: one of `words`, the most frequent first, then `next`.
 #[derive(Clone)]
 struct Branch {
     weight: f64,
@@ -105,15 +105,15 @@ struct Branch {
     next: State,
 }
 
-/// Where and when a document plays.
-struct Scene {
+/// The place and tense of a document.
+struct Setting {
     place: &'static Place,
     past: bool,
 }
 
 pub(crate) struct Grammar {
     pub chain: Chain,
-    /// The word of every number in the chain.
+    /// The word of each number in the chain.
     pub words: Vec<String>,
     numbers: HashMap<String, u32>,
 }
@@ -128,7 +128,7 @@ pub(crate) fn grammar() -> Grammar {
         let places = PLACES.iter().zip(weights).map(|(place, weight)| Branch {
             weight,
             words: vec![place.name.to_string()],
-            next: grammar.story(&Scene { place, past }),
+            next: grammar.story(&Setting { place, past }),
         });
         let places = places.collect();
         let name = grammar.state(places);
@@ -143,13 +143,13 @@ pub(crate) fn grammar() -> Grammar {
 
 impl Grammar {
     /// `SENTENCE . then SENTENCE . <eos>`, with one to three sentences.
-    fn story(&mut self, scene: &Scene) -> State {
+    fn story(&mut self, setting: &Setting) -> State {
         let end = self.word(EOS, END);
-        let link = if scene.past { "then" } else { "often" };
+        let link = if setting.past { "then" } else { "often" };
         let mut after: ByNumber<State> = [end, end];
         for _ in 1..SENTENCES {
-            let clauses = NUMBERS.map(|number| self.verb_phrase(scene, number, after[number]));
-            let noun = self.subject(scene, &clauses);
+            let clauses = NUMBERS.map(|number| self.verb_phrase(setting, number, after[number]));
+            let noun = self.subject(setting, &clauses);
             after = NUMBERS.map(|number| {
                 let pronouns: &[&str] = [&SINGULAR_PRONOUNS[..], &["they"]][number];
                 let resumed = self.state(clauses[number].clone());
@@ -158,78 +158,77 @@ impl Grammar {
                 self.state(vec![branch(ONE_MORE_SENTENCE, &[link], sentence), stop])
             });
         }
-        let clauses = NUMBERS.map(|number| self.verb_phrase(scene, number, after[number]));
-        let noun = self.subject(scene, &clauses);
+        let clauses = NUMBERS.map(|number| self.verb_phrase(setting, number, after[number]));
+        let noun = self.subject(setting, &clauses);
         self.word("the", noun)
     }
 
-    /// The words that may follow the `the` of a subject: `(old) captain`, perhaps with something that keeps the verb
-    /// waiting.
-    fn subject(&mut self, scene: &Scene, clauses: &ByNumber<Vec<Branch>>) -> State {
+    /// The words that may follow the `the` of a subject: `(old) captain`, perhaps with a clause before the verb.
+    fn subject(&mut self, setting: &Setting, clauses: &ByNumber<Vec<Branch>>) -> State {
         let modified = NUMBERS.map(|number| {
             let verb = self.state(clauses[number].clone());
             let mut branches = share(0.48, &clauses[number]);
-            branches.push(branch(0.26, &["who"], self.relative_clause(scene, number, verb)));
+            branches.push(branch(0.26, &["who"], self.relative_clause(setting, number, verb)));
             for (weight, (open, close)) in [0.09, 0.06].into_iter().zip(MARKS) {
-                branches.push(branch(weight, &[open], self.aside(scene, close, verb)));
+                branches.push(branch(weight, &[open], self.aside(setting, close, verb)));
             }
-            branches.push(branch(0.11, &["near"], self.thing(scene, verb)));
+            branches.push(branch(0.11, &["near"], self.thing(setting, verb)));
             self.state(branches)
         });
-        self.described(&OF_PEOPLE, &people(scene, modified))
+        self.described(&OF_PEOPLE, &people(setting, modified))
     }
 
     /// `the sailors admire` or `admires the sailor`, after `who`.
-    fn relative_clause(&mut self, scene: &Scene, number: usize, next: State) -> State {
-        let feeling = NUMBERS.map(|inner| self.one_of(&forms(&FEELINGS, inner, scene.past), next));
-        let inner = self.state(people(scene, feeling));
-        let object = self.state(people(scene, [next, next]));
+    fn relative_clause(&mut self, setting: &Setting, number: usize, next: State) -> State {
+        let feeling = NUMBERS.map(|inner| self.one_of(&forms(&FEELINGS, inner, setting.past), next));
+        let inner = self.state(people(setting, feeling));
+        let object = self.state(people(setting, [next, next]));
         let object = self.word("the", object);
-        let feelings = forms(&FEELINGS, number, scene.past);
+        let feelings = forms(&FEELINGS, number, setting.past);
         self.state(vec![branch(0.6, &["the"], inner), branch(0.4, &feelings, object)])
     }
 
     /// `as the sailors claim )`, after the opening mark.
-    fn aside(&mut self, scene: &Scene, close: &str, next: State) -> State {
+    fn aside(&mut self, setting: &Setting, close: &str, next: State) -> State {
         let close = self.word(close, next);
-        let saying = NUMBERS.map(|inner| self.one_of(&forms(&SAYINGS, inner, scene.past), close));
-        let inner = self.state(people(scene, saying));
+        let saying = NUMBERS.map(|inner| self.one_of(&forms(&SAYINGS, inner, setting.past), close));
+        let inner = self.state(people(setting, saying));
         let the = self.word("the", inner);
         self.word("as", the)
     }
 
     /// `repairs a wooden boat and paints the net .` or `says that the sailor hides a rope .`
-    fn verb_phrase(&mut self, scene: &Scene, number: usize, after: State) -> Vec<Branch> {
+    fn verb_phrase(&mut self, setting: &Setting, number: usize, after: State) -> Vec<Branch> {
         let stop = self.word(".", after);
-        let companion = self.state(people(scene, [stop, stop]));
+        let companion = self.state(people(setting, [stop, stop]));
         let companion = self.word("the", companion);
-        let second = self.thing(scene, stop);
-        let second = self.one_of(&forms(&DEEDS, number, scene.past), second);
+        let second = self.thing(setting, stop);
+        let second = self.one_of(&forms(&DEEDS, number, setting.past), second);
         let rest = vec![
             branch(0.56, &["."], after),
             branch(0.26, &["and"], second),
             branch(0.18, &["with"], companion),
         ];
         let rest = self.state(rest);
-        let object = self.thing(scene, rest);
+        let object = self.thing(setting, rest);
 
-        let told_object = self.thing(scene, stop);
-        let told = NUMBERS.map(|inner| self.one_of(&forms(&DEEDS, inner, scene.past), told_object));
-        let told = self.described(&OF_PEOPLE, &people(scene, told));
+        let told_object = self.thing(setting, stop);
+        let told = NUMBERS.map(|inner| self.one_of(&forms(&DEEDS, inner, setting.past), told_object));
+        let told = self.described(&OF_PEOPLE, &people(setting, told));
         let told = self.word("the", told);
         let that = self.word("that", told);
 
-        let sayings = forms(&SAYINGS, number, scene.past);
-        vec![branch(0.8, &forms(&DEEDS, number, scene.past), object), branch(0.2, &sayings, that)]
+        let sayings = forms(&SAYINGS, number, setting.past);
+        vec![branch(0.8, &forms(&DEEDS, number, setting.past), object), branch(0.2, &sayings, that)]
     }
 
     /// `the (wooden) boat` or `a (wooden) boat`.
-    fn thing(&mut self, scene: &Scene, next: State) -> State {
-        let noun = self.described(&OF_THINGS, &[branch(1.0, &scene.place.things, next)]);
+    fn thing(&mut self, setting: &Setting, next: State) -> State {
+        let noun = self.described(&OF_THINGS, &[branch(1.0, &setting.place.things, next)]);
         self.one_of(&["the", "a"], noun)
     }
 
-    /// The nouns, or first one adjective.
+    /// One of the nouns, or an adjective first.
     fn described(&mut self, adjectives: &[&str], nouns: &[Branch]) -> State {
         let noun = self.state(nouns.to_vec());
         let mut branches = share(0.5, nouns);
@@ -260,15 +259,15 @@ fn branch<W: AsRef<str>>(weight: f64, words: &[W], next: State) -> Branch {
     Branch { weight, words: words.iter().map(|word| word.as_ref().to_string()).collect(), next }
 }
 
-/// The same branches, taken `weight` as often.
+/// The same branches with `weight` times their probability.
 fn share(weight: f64, branches: &[Branch]) -> Vec<Branch> {
     branches.iter().map(|branch| Branch { weight: weight * branch.weight, ..branch.clone() }).collect()
 }
 
-/// The people of a place, one (a little more often) or several.
-fn people(scene: &Scene, next: ByNumber<State>) -> Vec<Branch> {
-    let plural: Vec<String> = scene.place.people.iter().map(|person| format!("{person}s")).collect();
-    vec![branch(0.55, &scene.place.people, next[0]), branch(0.45, &plural, next[1])]
+/// The people of a place, singular (slightly more often) or plural.
+fn people(setting: &Setting, next: ByNumber<State>) -> Vec<Branch> {
+    let plural: Vec<String> = setting.place.people.iter().map(|person| format!("{person}s")).collect();
+    vec![branch(0.55, &setting.place.people, next[0]), branch(0.45, &plural, next[1])]
 }
 
 fn forms(verbs: &[Verb], number: usize, past: bool) -> Vec<&'static str> {
@@ -303,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_listed_once_and_can_be_said() {
+    fn every_word_is_listed_once_and_can_occur() {
         let grammar = grammar();
         assert_eq!(grammar.numbers.len(), grammar.words.len(), "a word is listed twice");
         let mut said = vec![false; grammar.words.len()];

@@ -1,4 +1,4 @@
-//! The synthetic language as a source: documents by index, and the loss nobody can beat.
+//! The synthetic language as a source: documents by index, and the lowest possible loss.
 
 mod chain;
 pub(crate) mod grammar;
@@ -11,16 +11,16 @@ use crate::error::DataError;
 use crate::order::documents::{Documents, Spent, TokenCount};
 use crate::random::{self, Uniform};
 
-/// The language: the same for everybody, whatever the seed.
+/// The language: the same for every seed.
 pub struct Language {
     grammar: Grammar,
-    /// The mean of `-ln p(token | all tokens before it in its document)` over the endless stream of documents, each
-    /// `<bos> words <eos>`. Every token is predicted and counts: `<bos>`, which always follows `<eos>` and costs
-    /// nothing, every word, and `<eos>`. A model that begins in the middle of a document knows less and pays more.
+    /// The mean of `-ln p(token | all tokens before it in its document)` over the endless stream of documents, each `<bos>
+    /// words <eos>`. Every token counts: `<bos>`, which always follows `<eos>` and costs nothing, every word, and `<eos>`. A
+    /// model that begins in the middle of a document knows less and has a higher loss.
     pub floor_nats: f64,
-    /// The same mean for the best model that sees two tokens back, over document borders too.
+    /// The same mean for the best model that sees two previous tokens, also across document borders.
     pub trigram_nats: f64,
-    /// Tokens a document, `<bos>` and `<eos>` included.
+    /// Mean tokens per document, `<bos>` and `<eos>` included.
     pub mean_document_tokens: f64,
 }
 
@@ -31,7 +31,7 @@ impl Language {
         Self { floor_nats, trigram_nats, mean_document_tokens: grammar.chain.mean_length(), grammar }
     }
 
-    /// Changes whenever the same index gives another document.
+    /// Changes whenever the document of an index changes.
     pub fn version(&self) -> u32 {
         grammar::VERSION
     }
@@ -49,7 +49,7 @@ impl Language {
         1
     }
 
-    /// Document `index` of the endless series that belongs to `seed`, from `<bos>` to `<eos>`.
+    /// Document `index` of the endless series of `seed`, from `<bos>` to `<eos>`.
     pub fn document(&self, seed: u64, index: u64) -> Vec<u32> {
         let key = [u64::from(grammar::VERSION), seed, index].into_iter().fold(0, random::key);
         let mut uniform = Uniform::new(key);
@@ -72,7 +72,7 @@ impl Language {
         }
     }
 
-    /// `-ln p` of each token of a document given those before it; infinite from a word that cannot follow.
+    /// `-ln p` of each token of a document given those before it; infinite from a word on that cannot follow.
     pub fn surprise(&self, document: &[u32]) -> Vec<f64> {
         let mut state: Option<State> = Some(self.grammar.chain.start());
         document
@@ -93,7 +93,7 @@ impl Default for Language {
     }
 }
 
-/// One side of the endless series: training takes the lower half of the indices, held-out text the upper half.
+/// One side of the endless series: training reads the lower half of the indices, held-out text the upper half.
 pub(crate) struct Sampled {
     pub language: Arc<Language>,
     pub seed: u64,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn the_language_has_the_promised_shape() {
+    fn the_language_has_the_documented_shape() {
         let language = Language::new();
         let Language { floor_nats, trigram_nats, mean_document_tokens, .. } = language;
         assert!((100..=400).contains(&language.words().len()), "{} words", language.words().len());
@@ -164,7 +164,8 @@ mod tests {
         );
     }
 
-    /// Counts fit their own sample a little too well and another sample a little too badly: the truth lies between.
+    /// Trigram counts underestimate the loss on their own sample and overestimate it on another one: the true value lies
+    /// between.
     #[test]
     fn counted_trigrams_enclose_the_computed_ones() {
         let language = Language::new();
@@ -190,8 +191,8 @@ mod tests {
         assert!(high - low < 0.2, "{low} to {high} encloses too much");
     }
 
-    /// The loss of a reader who knows the language but begins each row without knowing where in a document it is: the
-    /// best that any model can do on rows of this length.
+    /// The loss of a reader who knows the language but not where in a document each row begins: the lowest loss of any model on
+    /// rows of this length.
     #[test]
     fn rows_cut_in_the_middle_of_a_document_lose_little() {
         const CONTEXT: usize = 128;
@@ -202,7 +203,7 @@ mod tests {
         let informed = surprises.iter().sum::<f64>() / surprises.len() as f64;
         let stream: Vec<u32> = documents.concat();
         let visits: HashMap<State, f64> = (0..).zip(chain.visits()).collect();
-        // Ending a document is beginning the next one.
+        // The end of a document is the start of the next one.
         let canonical = |state| if state == END { chain.start() } else { state };
         let (mut nats, mut count) = (0.0, 0);
         for row in stream.windows(CONTEXT + 1).step_by(CONTEXT) {
@@ -215,7 +216,7 @@ mod tests {
                         *next.entry(canonical(edge.next)).or_default() += weight / total * edge.probability;
                     }
                 }
-                // The first token of a row is given, the others are predicted.
+                // The first token of a row is given; the others are predicted.
                 if at > 0 {
                     nats -= next.values().sum::<f64>().ln();
                     count += 1;

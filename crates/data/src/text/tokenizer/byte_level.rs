@@ -1,7 +1,7 @@
-//! The commonest tokeniser, faster: byte-level BPE over words as GPT-2 cuts them.
+//! A fast path for the most common tokeniser: byte-level BPE over words as GPT-2 splits them.
 //!
-//! A text is cut into words by a scanner instead of a regular expression, and the tokens of a word are remembered. Words
-//! that are not remembered go to the library, so the tokens are the library's.
+//! A scanner splits the text into words in place of a regular expression, and the tokens of a word are cached. Words that are
+//! not cached are encoded by the library, so the tokens are the same.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -13,16 +13,16 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::characters::Ranges;
 
-/// Words beyond this many are not remembered, nor are longer ones than this: texts have few of them twice.
+/// Most words in a cache, and the longest cached word: longer ones rarely repeat.
 const MOST_WORDS: usize = 1 << 17;
 const LONGEST_WORD: usize = 48;
 
-/// Encodes as a tokeniser does that is nothing but byte-level BPE.
+/// Encodes as a tokeniser that is plain byte-level BPE.
 #[derive(Clone)]
 pub(crate) struct ByteLevelEncoder {
     model: Arc<BPE>,
-    /// Memories that no thread uses at the moment.
-    memories: Arc<Mutex<Vec<Memory>>>,
+    /// Caches that no thread uses at the moment.
+    caches: Arc<Mutex<Vec<WordCache>>>,
 }
 
 impl std::fmt::Debug for ByteLevelEncoder {
@@ -32,7 +32,7 @@ impl std::fmt::Debug for ByteLevelEncoder {
 }
 
 impl ByteLevelEncoder {
-    /// `None` for a tokeniser that does anything else than cut words as GPT-2 does and merge their bytes.
+    /// `None` for a tokeniser that does anything but split words as GPT-2 does and merge their bytes.
     pub(crate) fn of(tokenizer: &Tokenizer) -> Option<Self> {
         let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
         let Some(PreTokenizerWrapper::ByteLevel(cuts)) = tokenizer.get_pre_tokenizer() else { return None };
@@ -41,45 +41,45 @@ impl ByteLevelEncoder {
             && cuts.use_regex
             && tokenizer.get_added_tokens_decoder().values().all(|token| token.special)
             && model.dropout.is_none_or(|dropout| dropout == 0.0);
-        plain.then(|| Self { model: Arc::new(model.clone()), memories: Arc::default() })
+        plain.then(|| Self { model: Arc::new(model.clone()), caches: Arc::default() })
     }
 
-    /// The tokens of a text, or what the library says is wrong.
+    /// The tokens of a text, or the library's error.
     pub(crate) fn encode(&self, text: &str) -> Result<Vec<u32>, String> {
-        let free = self.memories.lock().expect("nobody panics while holding a memory's lock").pop();
-        let mut memory = free.unwrap_or_default();
+        let free = self.caches.lock().expect("nobody panics while holding a cache's lock").pop();
+        let mut cache = free.unwrap_or_default();
         let mut tokens = Vec::with_capacity(text.len() / 3);
         let mut rest = text;
         while !rest.is_empty() {
             let (word, tail) = rest.split_at(word_bytes(rest));
             rest = tail;
-            match memory.words.get(word.as_bytes()) {
+            match cache.words.get(word.as_bytes()) {
                 Some((start, len)) => {
-                    tokens.extend_from_slice(&memory.tokens[*start as usize..(*start + *len) as usize]);
+                    tokens.extend_from_slice(&cache.tokens[*start as usize..(*start + *len) as usize]);
                 }
                 None => {
                     let before = tokens.len();
                     let spelled: String = word.bytes().map(|byte| SPELLED[usize::from(byte)]).collect();
                     let merged = self.model.tokenize(&spelled).map_err(|error| error.to_string())?;
                     tokens.extend(merged.iter().map(|token| token.id));
-                    memory.keep(word, &tokens[before..]);
+                    cache.insert(word, &tokens[before..]);
                 }
             }
         }
-        self.memories.lock().expect("nobody panics while holding a memory's lock").push(memory);
+        self.caches.lock().expect("nobody panics while holding a cache's lock").push(cache);
         Ok(tokens)
     }
 }
 
-/// Words and their tokens, one after another in `tokens`.
+/// Cached words, with their tokens concatenated in `tokens`.
 #[derive(Default)]
-struct Memory {
+struct WordCache {
     words: HashMap<Box<[u8]>, (u32, u32), BuildHasherDefault<WordHasher>>,
     tokens: Vec<u32>,
 }
 
-impl Memory {
-    fn keep(&mut self, word: &str, tokens: &[u32]) {
+impl WordCache {
+    fn insert(&mut self, word: &str, tokens: &[u32]) {
         if word.len() <= LONGEST_WORD && self.words.len() < MOST_WORDS {
             let place = (self.tokens.len() as u32, tokens.len() as u32);
             self.tokens.extend_from_slice(tokens);
@@ -88,7 +88,7 @@ impl Memory {
     }
 }
 
-/// Words are short, and nobody chooses them to collide at our cost but whoever gives the text.
+/// A fast hash without protection against collisions: only the author of the text could provoke them.
 #[derive(Default)]
 struct WordHasher(u64);
 
@@ -106,7 +106,7 @@ impl Hasher for WordHasher {
     }
 }
 
-/// How byte-level vocabularies spell each byte: printable ones as themselves, the others from U+0100 on.
+/// The spelling of each byte in byte-level vocabularies: printable bytes as themselves, the others from U+0100 on.
 static SPELLED: LazyLock<[char; 256]> = LazyLock::new(|| {
     let mut next = 0x100;
     std::array::from_fn(|byte| {
@@ -118,12 +118,12 @@ static SPELLED: LazyLock<[char; 256]> = LazyLock::new(|| {
     })
 });
 
-/// The byte that a letter of a byte-level vocabulary spells.
+/// The byte that a letter of a byte-level vocabulary stands for.
 pub(super) fn byte_of(letter: char) -> Option<u8> {
     SPELLED.iter().position(|spelled| *spelled == letter).map(|byte| byte as u8)
 }
 
-/// The classes of characters that the expression tells apart.
+/// The classes of characters that the expression distinguishes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum CharacterClass {
     Letter,
@@ -142,19 +142,19 @@ fn kind(character: char) -> CharacterClass {
         '0'..='9' => CharacterClass::Number,
         ' ' | '\t'..='\r' => CharacterClass::Space,
         '\0'..='\x7f' => CharacterClass::Other,
-        other if LETTERS.have(other) => CharacterClass::Letter,
-        other if NUMBERS.have(other) => CharacterClass::Number,
-        other if SPACES.have(other) => CharacterClass::Space,
+        other if LETTERS.contains(other) => CharacterClass::Letter,
+        other if NUMBERS.contains(other) => CharacterClass::Number,
+        other if SPACES.contains(other) => CharacterClass::Space,
         _ => CharacterClass::Other,
     }
 }
 
-/// Bytes at the beginning of `text` that are all of a kind.
+/// Length in bytes of the prefix of `text` whose characters are all of one class.
 fn run(text: &str, wanted: CharacterClass) -> usize {
     text.char_indices().find(|(_, character)| kind(*character) != wanted).map_or(text.len(), |(at, _)| at)
 }
 
-/// The length of the first word of a text that is not empty, as this expression cuts it:
+/// The length in bytes of the first word of a non-empty text, as this expression splits it:
 /// `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 fn word_bytes(text: &str) -> usize {
     let bytes = text.as_bytes();
@@ -176,7 +176,7 @@ fn word_bytes(text: &str) -> usize {
     if spaces == text.len() {
         return spaces;
     }
-    // The last of several goes with the word that follows, or stands alone.
+    // The last space of several joins the word that follows, or is a word of its own.
     let last = text[..spaces].chars().next_back().map_or(0, char::len_utf8);
     if spaces > last { spaces - last } else { spaces }
 }
@@ -214,12 +214,12 @@ mod tests {
     }
 
     #[test]
-    fn every_character_is_of_the_same_kind_as_in_the_expression() {
+    fn every_character_has_the_class_of_the_expression() {
         let texts = ["a"];
         let vocabulary = Vocabulary::train(texts.into_iter(), 258).unwrap();
         let fast = ByteLevelEncoder::of(vocabulary.library()).expect("a plain tokeniser");
-        // Between two letters a character is cut off, joined, or stands alone, by its kind: without merges only cutting
-        // differs, which the library's own offsets show.
+        // Between two letters, a character is split off, joined, or a word of its own, depending on its class. Without merges
+        // only splitting differs, which the library's own offsets show.
         for character in ('\0'..'\u{3000}').chain('\u{a000}'..'\u{a900}').step_by(7) {
             let text = format!("a{character}1{character} {character}");
             let encoding = vocabulary.library().encode(text.as_str(), false).unwrap();

@@ -1,4 +1,4 @@
-//! The bytes of text that tokens stand for, by which losses of different tokenisers compare.
+//! The bytes of text that tokens stand for, which make losses of different tokenisers comparable.
 
 use serde_json::Value;
 use tokenizers::Tokenizer;
@@ -8,15 +8,15 @@ use super::byte_level::byte_of;
 /// SentencePiece's letter for a space.
 const SPACE: char = '▁';
 
-/// How the pieces of a vocabulary spell bytes.
+/// The spelling of bytes in the pieces of a vocabulary.
 enum Spelling {
-    /// A letter a byte.
+    /// One letter per byte.
     Bytes,
-    /// UTF-8, with a letter of its own for the space, and `<0x0A>` for a byte that no piece has.
+    /// UTF-8, with a letter of its own for the space, and `<0x0A>` for bytes that no piece has.
     Pieces,
 }
 
-/// The bytes of every token, and 0 for special ones. `None` where pieces do not say which bytes they were, as words of which the
+/// The number of bytes of every token, 0 for special ones. `None` where pieces do not determine their bytes, as words whose
 /// white space is not kept.
 pub(super) fn byte_lengths(tokenizer: &Tokenizer) -> Option<Vec<u32>> {
     let spelling = spelling(&serde_json::to_value(tokenizer.get_decoder()?).ok()?)?;
@@ -38,7 +38,7 @@ pub(super) fn byte_lengths(tokenizer: &Tokenizer) -> Option<Vec<u32>> {
     Some(lengths)
 }
 
-/// The bytes that every token stands for; a special one stands for its own spelling, and so does a word.
+/// The bytes that every token stands for. Special tokens and words stand for their own spelling.
 pub(super) fn pieces(tokenizer: &Tokenizer) -> Vec<Vec<u8>> {
     let decoder = tokenizer.get_decoder().and_then(|decoder| serde_json::to_value(decoder).ok());
     let spelling = decoder.as_ref().and_then(spelling);
@@ -70,13 +70,13 @@ fn is_byte(piece: &str) -> bool {
     byte(piece).is_some()
 }
 
-/// The byte that a piece such as `<0x0A>` is.
+/// The byte of a piece such as `<0x0A>`.
 fn byte(piece: &str) -> Option<u8> {
     let digits = piece.strip_prefix("<0x")?.strip_suffix('>')?;
     u8::from_str_radix(digits, 16).ok().filter(|_| digits.len() == 2)
 }
 
-/// By the parts of the decoder, which turns pieces into text.
+/// Derives the spelling from the parts of the decoder, which turns pieces into text.
 fn spelling(decoder: &Value) -> Option<Spelling> {
     let parts = match decoder["decoders"].as_array() {
         Some(parts) => parts.as_slice(),

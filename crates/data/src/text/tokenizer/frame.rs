@@ -1,4 +1,4 @@
-//! The tokens that begin and end a document: those that the files beside a `tokenizer.json` name, or a known pair.
+//! The tokens that begin and end a document: those named by files in the folder of a `tokenizer.json`, or a known pair.
 
 use std::fs;
 use std::path::Path;
@@ -8,15 +8,15 @@ use tokenizers::Tokenizer;
 
 use crate::text::synthetic::grammar::{BOS, EOS};
 
-/// The file beside a `tokenizer.json` that names its special tokens.
+/// The file in the folder of a `tokenizer.json` that names its special tokens.
 pub const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// Files that name tokens by their spelling, and files that name them by their number, in the order they are asked.
+/// Files that name tokens by spelling and files that name them by number, in the order they are read.
 const BY_SPELLING: [&str; 2] = [TOKENIZER_CONFIG, "special_tokens_map.json"];
 const BY_NUMBER: [&str; 2] = ["config.json", "generation_config.json"];
 
-/// Names of the tokens that begin and end a document in `tokenizer.json` files that no other file says them of, in the
-/// order they are looked for.
+/// Known names of the tokens that begin and end a document, for `tokenizer.json` files without other files, in the order they
+/// are tried.
 const KNOWN: [(&str, &str); 6] = [
     (BOS, EOS),
     ("<s>", "</s>"),
@@ -34,7 +34,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// The first known pair that a tokeniser has both of.
+    /// The first known pair of which a tokeniser has both tokens.
     pub fn known(tokenizer: &Tokenizer) -> Option<Frame> {
         let pair = |(bos, eos): &(&str, &str)| {
             Some(Frame { bos: tokenizer.token_to_id(bos)?, eos: tokenizer.token_to_id(eos)? })
@@ -42,8 +42,8 @@ impl Frame {
         KNOWN.iter().find_map(pair)
     }
 
-    /// The pair that the files in a tokeniser's folder name, or a known one. A document of a tokeniser that has an end only begins
-    /// with the end of the one before it.
+    /// The pair that the files in a tokeniser's folder name, or a known one. Where a tokeniser has only an end token, a
+    /// document begins with the end token of the previous one.
     pub fn beside(folder: &Path, tokenizer: &Tokenizer) -> Result<Frame, String> {
         let [bos, eos] = named(folder, tokenizer)?;
         let end_of = |bos: u32| {
@@ -66,7 +66,7 @@ impl Frame {
         })
     }
 
-    /// The text of a `tokenizer_config.json` that says them.
+    /// The content of a `tokenizer_config.json` that names them.
     pub fn to_json(self, tokenizer: &Tokenizer) -> String {
         let spelled = |token: u32| tokenizer.id_to_token(token);
         let config = json!({ "bos_token": spelled(self.bos), "eos_token": spelled(self.eos) });
@@ -80,7 +80,7 @@ fn named(folder: &Path, tokenizer: &Tokenizer) -> Result<[Option<u32>; 2], Strin
     for file in BY_SPELLING {
         let Some(fields) = object(&folder.join(file))? else { continue };
         for (token, key) in found.iter_mut().zip(["bos_token", "eos_token"]) {
-            // Newer files write the whole entry of the added token.
+            // Newer files contain the whole entry of the added token.
             let entry = &fields[key];
             let Some(name) = entry.as_str().or(entry["content"].as_str()) else { continue };
             if token.is_none() {
@@ -94,10 +94,13 @@ fn named(folder: &Path, tokenizer: &Tokenizer) -> Result<[Option<u32>; 2], Strin
     for file in BY_NUMBER {
         let Some(fields) = object(&folder.join(file))? else { continue };
         for (token, key) in found.iter_mut().zip(["bos_token_id", "eos_token_id"]) {
-            // Of a model that sees images as well, the text part may say it.
-            let said = [&fields[key], &fields["text_config"][key]].into_iter().find(|said| !said.is_null());
-            // Of several that end a text the first one ends a document.
-            let number = said.and_then(|said| said.as_u64().or(said[0].as_u64()));
+            // A model that sees images may have it in the part about text.
+            let named_in_config = [&fields[key], &fields["text_config"][key]]
+                .into_iter()
+                .find(|named_in_config| !named_in_config.is_null());
+            // Where several tokens end a text, the first one ends a document.
+            let number = named_in_config
+                .and_then(|named_in_config| named_in_config.as_u64().or(named_in_config[0].as_u64()));
             let id = number.and_then(|number| u32::try_from(number).ok());
             *token = token.or(id.filter(|id| tokenizer.id_to_token(*id).is_some()));
         }
@@ -111,11 +114,11 @@ fn object(path: &Path) -> Result<Option<Value>, String> {
         return Ok(None);
     }
     let unreadable =
-        |why: &dyn std::fmt::Display| format!("{} beside it does not read ({why})", path.display());
+        |why: &dyn std::fmt::Display| format!("{} beside it cannot be read ({why})", path.display());
     let bytes = fs::read(path).map_err(|error| unreadable(&error))?;
     match serde_json::from_slice(&bytes).map_err(|error| unreadable(&error))? {
         object @ Value::Object(_) => Ok(Some(object)),
-        _ => Err(unreadable(&"it is no object")),
+        _ => Err(unreadable(&"it is not an object")),
     }
 }
 
@@ -125,7 +128,7 @@ mod tests {
     use crate::scratch::Scratch;
     use crate::text::tokenizer::Vocabulary;
 
-    /// A tokeniser of five words with these files beside it: its tokens of both ends, or the sentence.
+    /// The frame of a tokeniser of five words with these files in its folder, or the error.
     fn ends(name: &str, files: &[(&str, Value)]) -> Result<(u32, u32), String> {
         let words: Vec<String> =
             ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "a"].map(String::from).to_vec();
@@ -137,7 +140,7 @@ mod tests {
             scratch.write(file, value.to_string().as_bytes());
         }
         let loaded = Vocabulary::load(&path).map_err(|error| error.sentence)?;
-        // A tokeniser that is saved again has the same ends, wherever it lies.
+        // A saved tokeniser keeps its frame in any folder.
         let again = scratch.path().join("again");
         fs::create_dir(&again).unwrap();
         loaded.save(&again.join("tokenizer.json")).unwrap();
@@ -148,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn ends_are_what_the_files_beside_the_tokeniser_name() {
+    fn the_files_beside_the_tokeniser_name_its_frame() {
         assert_eq!(ends("frame-none", &[]), Ok((0, 1)));
         let config = json!({ "bos_token": "<|im_start|>", "eos_token": { "content": "<|im_end|>" } });
         let model = json!({ "bos_token_id": 0, "eos_token_id": [1, 3] });
@@ -169,11 +172,11 @@ mod tests {
     }
 
     #[test]
-    fn files_that_do_not_fit_the_tokeniser_are_named() {
+    fn files_that_contradict_the_tokeniser_are_named() {
         let refused = |name: &str, file: &str, value: Value| ends(name, &[(file, value)]).unwrap_err();
         let other = refused("frame-other", TOKENIZER_CONFIG, json!({ "eos_token": "<end>" }));
         assert!(other.contains("`eos_token` is \"<end>\", which it does not have"), "{other}");
         let list = refused("frame-list", "config.json", json!([1]));
-        assert!(list.contains("config.json beside it does not read (it is no object)"), "{list}");
+        assert!(list.contains("config.json beside it cannot be read (it is not an object)"), "{list}");
     }
 }

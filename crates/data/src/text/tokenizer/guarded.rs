@@ -1,10 +1,9 @@
-//! A tokeniser of the library that may come from anywhere: what it does to a text is bounded, and where it panics there is
-//! a sentence.
+//! Guards the library's tokenisers, which may come from anywhere: bounds the growth of a text, and turns panics into errors.
 //!
-//! Normalisers, pre-tokenisers, decoders and post-processors come in chains, and each may make a text longer. How much at
-//! most is known when the file is read. A single step beyond [`MOST_OF_A_STEP`] is refused then, and so is a chain of
-//! anything but normalisers. A chain of normalisers whose product is beyond it is gone through step by step before a text
-//! is encoded.
+//! Normalisers, pre-tokenisers, decoders and post-processors come in chains, and each may lengthen a text. The largest growth
+//! of a step is known when the file is read. A step that exceeds [`MAX_STEP_GROWTH`] is refused then, and so is a chain of
+//! anything but normalisers. Where the product of a chain of normalisers exceeds it, the chain runs step by step, with a check
+//! before each, before a text is encoded.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -12,42 +11,41 @@ use tokenizers::{Encoding, ModelWrapper, NormalizedString, Normalizer, Normalize
 
 use crate::contained::contained;
 
-/// The most times as long that a step may make a text. Compatibility forms of Unicode reach 11, sentencepiece's tables 33.
-const MOST_OF_A_STEP: usize = 64;
-/// The most times as long that all normalisers together may make a text, and the bytes that are added for short ones.
-const MOST_IN_ALL: usize = 128;
+/// Largest factor by which a step may lengthen a text. Unicode compatibility forms reach 11, tables of SentencePiece 33.
+const MAX_STEP_GROWTH: usize = 64;
+/// Largest factor by which all normalisers together may lengthen a text, and the bytes added for short texts.
+const MAX_TOTAL_GROWTH: usize = 128;
 const SPARE_BYTES: usize = 64 << 10;
 
-/// Characters of a word that is cut into pieces, which takes the cube of them in time. Usual are 100.
+/// Longest word, in characters, that WordPiece may split: the time is cubic in its length. 100 is usual.
 const LONGEST_WORD: usize = 1000;
 
-/// Why a text has no tokens.
+/// Why a text cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Unencodable {
-    /// The text cannot be encoded; another one may be.
+    /// This text cannot be encoded; others may be.
     Text(String),
     /// The tokeniser itself is at fault.
     Tokenizer(String),
 }
 
 impl Unencodable {
-    pub fn said(self) -> String {
+    pub fn message(self) -> String {
         match self {
-            Unencodable::Text(said) | Unencodable::Tokenizer(said) => said,
+            Unencodable::Text(message) | Unencodable::Tokenizer(message) => message,
         }
     }
 }
 
 #[derive(Debug, Clone)]
-pub(crate) struct Guarded {
+pub(crate) struct GuardedTokenizer {
     library: Tokenizer,
-    /// The normalisers one by one, with how many times as long each may make a text, where all of them may make it too
-    /// long.
-    watched: Vec<(NormalizerWrapper, usize)>,
+    /// The normalisers one by one, each with its largest growth factor. Empty where all of them together stay within the bound.
+    bounded_steps: Vec<(NormalizerWrapper, usize)>,
 }
 
-impl Guarded {
-    /// Looks through the parts of a tokeniser; the error says which one may make a text too long.
+impl GuardedTokenizer {
+    /// Checks the parts of a tokeniser; the error names the one that may make a text too long.
     pub fn new(library: Tokenizer) -> Result<Self, String> {
         let normalizers = steps(library.get_normalizer())?;
         let factors = check(&normalizers, "normaliser", false)?;
@@ -58,12 +56,12 @@ impl Guarded {
             && model.max_input_chars_per_word > LONGEST_WORD
         {
             return Err(format!(
-                "its words have up to {} characters, and at most {LONGEST_WORD} are taken",
+                "its words have up to {} characters, and at most {LONGEST_WORD} are allowed",
                 model.max_input_chars_per_word
             ));
         }
         let product = factors.iter().try_fold(1usize, |product, factor| product.checked_mul(*factor));
-        let watched = match product.is_some_and(|product| product <= MOST_OF_A_STEP) {
+        let bounded_steps = match product.is_some_and(|product| product <= MAX_STEP_GROWTH) {
             true => Vec::new(),
             false => {
                 let read = |(step, factor): (Value, usize)| {
@@ -72,29 +70,29 @@ impl Guarded {
                 normalizers.into_iter().zip(factors).map(read).collect::<Result<_, _>>()?
             }
         };
-        Ok(Self { library, watched })
+        Ok(Self { library, bounded_steps })
     }
 
     pub fn library(&self) -> &Tokenizer {
         &self.library
     }
 
-    /// Changes what bears on no length: special tokens, padding, processing.
+    /// Changes parts that do not affect lengths: special tokens, padding, processing.
     pub fn change(&mut self, change: impl FnOnce(&mut Tokenizer)) {
         change(&mut self.library);
     }
 
-    /// The tokens of a text with their places in it.
+    /// The tokens of a text with their offsets.
     pub fn encode(&self, text: &str, with_frame: bool) -> Result<Encoding, Unencodable> {
         self.guarded(text, || self.library.encode(text, with_frame))
     }
 
-    /// As [`Guarded::encode`], without places.
+    /// As [`GuardedTokenizer::encode`], without offsets.
     pub fn encode_fast(&self, text: &str, with_frame: bool) -> Result<Encoding, Unencodable> {
         self.guarded(text, || self.library.encode_fast(text, with_frame))
     }
 
-    /// The text of tokens, or what the library panicked with.
+    /// The text of tokens, or the message of the library's panic.
     pub fn decode(&self, tokens: &[u32], skip_special: bool) -> Result<String, String> {
         contained(|| self.library.decode(tokens, skip_special))?.map_err(|error| error.to_string())
     }
@@ -104,26 +102,27 @@ impl Guarded {
         text: &str,
         encode: impl FnOnce() -> tokenizers::Result<Encoding>,
     ) -> Result<Encoding, Unencodable> {
-        let panicked =
-            |said: String| Unencodable::Tokenizer(format!("the tokeniser fails while encoding: {said}"));
+        let panicked = |message: String| {
+            Unencodable::Tokenizer(format!("the tokeniser fails while encoding: {message}"))
+        };
         contained(|| {
-            self.watch(text)?;
+            self.check_growth(text)?;
             encode().map_err(|error| Unencodable::Text(error.to_string()))
         })
         .map_err(panicked)?
     }
 
-    /// Goes through the normalisers one by one, and stops where the next could make the text too long.
-    fn watch(&self, text: &str) -> Result<(), Unencodable> {
-        if self.watched.is_empty() {
+    /// Runs the normalisers one by one, and stops before one that could make the text too long.
+    fn check_growth(&self, text: &str) -> Result<(), Unencodable> {
+        if self.bounded_steps.is_empty() {
             return Ok(());
         }
-        let most = text.len().saturating_mul(MOST_IN_ALL).saturating_add(SPARE_BYTES);
+        let most = text.len().saturating_mul(MAX_TOTAL_GROWTH).saturating_add(SPARE_BYTES);
         let mut normalized = NormalizedString::from(text);
-        for (step, factor) in &self.watched {
+        for (step, factor) in &self.bounded_steps {
             if normalized.get().len().saturating_mul(*factor) > most {
                 return Err(Unencodable::Tokenizer(format!(
-                    "the normalisers of the tokeniser make a text more than {MOST_IN_ALL} times as long"
+                    "the normalisers of the tokeniser make a text more than {MAX_TOTAL_GROWTH} times as long"
                 )));
             }
             step.normalize(&mut normalized).map_err(|error| Unencodable::Text(error.to_string()))?;
@@ -132,7 +131,7 @@ impl Guarded {
     }
 }
 
-/// The steps of a part of the tokeniser in their order, in the form of the file.
+/// The steps of a part of the tokeniser in order, as JSON of the file format.
 fn steps<T: Serialize>(part: Option<&T>) -> Result<Vec<Value>, String> {
     let Some(part) = part else { return Ok(Vec::new()) };
     let written = serde_json::to_value(part).map_err(|error| error.to_string())?;
@@ -153,27 +152,27 @@ fn flatten(step: Value, steps: &mut Vec<Value>) {
     }
 }
 
-/// Says how many times as long each step may make a text. One step, or all of them `together`, beyond the bound is an error.
+/// The growth factor of each step. An error where one step, or all of them `together`, exceed the bound.
 fn check(steps: &[Value], part: &str, together: bool) -> Result<Vec<usize>, String> {
     let factors: Vec<usize> = steps.iter().map(factor).collect();
-    if let Some(at) = factors.iter().position(|factor| *factor > MOST_OF_A_STEP) {
+    if let Some(at) = factors.iter().position(|factor| *factor > MAX_STEP_GROWTH) {
         return Err(format!(
-            "its {part} {} may make a text {} times as long, and at most {MOST_OF_A_STEP} times is taken",
+            "its {part} {} may make a text {} times as long, and at most {MAX_STEP_GROWTH} times is allowed",
             steps[at]["type"].as_str().unwrap_or_default(),
             factors[at]
         ));
     }
     let product = factors.iter().try_fold(1usize, |product, factor| product.checked_mul(*factor));
-    match together && product.is_none_or(|product| product > MOST_OF_A_STEP) {
+    match together && product.is_none_or(|product| product > MAX_STEP_GROWTH) {
         true => Err(format!(
-            "its {} {part}s may together make a text more than {MOST_OF_A_STEP} times as long",
+            "its {} {part}s may together make a text more than {MAX_STEP_GROWTH} times as long",
             steps.len()
         )),
         false => Ok(factors),
     }
 }
 
-/// The most times as long, in bytes, that a step may make a text.
+/// The largest growth factor of a step, in bytes.
 fn factor(step: &Value) -> usize {
     let bytes = |field: &str| step[field].as_str().map_or(0, str::len);
     match step["type"].as_str().unwrap_or_default() {
@@ -207,12 +206,12 @@ fn least_match(pattern: &Value) -> usize {
         return text.len();
     }
     let parsed = pattern["Regex"].as_str().and_then(|expression| regex_syntax::parse(expression).ok());
-    // An expression that only the library's own parser reads may match nothing.
+    // An expression that only the library's own parser accepts is assumed to match the empty text.
     parsed.and_then(|parsed| parsed.properties().minimum_len()).unwrap_or(0)
 }
 
-/// The longest text that one of sentencepiece's tables puts in the place of another: the entries end with a NUL and lie
-/// behind the index, whose size comes first.
+/// The longest replacement in one of SentencePiece's tables: the replacements end with a NUL and follow the index, whose size
+/// comes first.
 fn longest_entry(base64: &str) -> usize {
     let table = decoded(base64);
     let Some(size) = table.get(..4).map(|size| u32::from_le_bytes(size.try_into().expect("four bytes")))
@@ -249,11 +248,11 @@ mod tests {
     use super::*;
     use crate::text::tokenizer::Vocabulary;
 
-    fn with(part: &str, step: &str) -> Result<Guarded, String> {
+    fn with(part: &str, step: &str) -> Result<GuardedTokenizer, String> {
         let plain = Vocabulary::train(["the fox and the dog"].into_iter(), 260).unwrap().to_json();
         let mut file: Value = serde_json::from_str(&plain).unwrap();
         file[part] = serde_json::from_str(step).unwrap();
-        Guarded::new(Tokenizer::from_bytes(file.to_string()).unwrap())
+        GuardedTokenizer::new(Tokenizer::from_bytes(file.to_string()).unwrap())
     }
 
     fn sequence(list: &str, step: &str, times: usize) -> String {
@@ -266,7 +265,7 @@ mod tests {
         let doubling =
             r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":false}"#;
         let growing = r#"{"type":"Replace","pattern":{"String":"a"},"content":"aa"}"#;
-        for (part, step, said) in [
+        for (part, step, message) in [
             ("normalizer", format!(r#"{{"type":"Prepend","prepend":"{long}"}}"#), "normaliser Prepend"),
             (
                 "normalizer",
@@ -277,7 +276,7 @@ mod tests {
             ("decoder", sequence("decoders", growing, 30), "decoders may together"),
         ] {
             let error = with(part, &step).unwrap_err();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(message), "{error}");
         }
     }
 
@@ -288,7 +287,7 @@ mod tests {
         assert!(chained.encode("dog", false).is_ok());
         let error = chained.encode(&"a".repeat(1 << 14), false).unwrap_err();
         assert!(
-            matches!(&error, Unencodable::Tokenizer(said) if said.contains("times as long")),
+            matches!(&error, Unencodable::Tokenizer(message) if message.contains("times as long")),
             "{error:?}"
         );
         let usual = sequence("normalizers", r#"{"type":"NFKD"},{"type":"Lowercase"}"#, 3);
@@ -312,8 +311,8 @@ mod tests {
             for text in ["the fox", "", "xx é 🦊"] {
                 match guarded.encode(text, false) {
                     Ok(_) | Err(Unencodable::Text(_)) => {}
-                    Err(Unencodable::Tokenizer(said)) => {
-                        assert!(said.contains("fails while encoding"), "{said}")
+                    Err(Unencodable::Tokenizer(message)) => {
+                        assert!(message.contains("fails while encoding"), "{message}")
                     }
                 }
             }

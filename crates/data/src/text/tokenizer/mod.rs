@@ -20,16 +20,16 @@ pub use self::frame::TOKENIZER_CONFIG;
 
 use self::byte_level::ByteLevelEncoder;
 use self::frame::Frame;
-use self::guarded::{Guarded, Unencodable};
+use self::guarded::{GuardedTokenizer, Unencodable};
 use crate::contained::contained;
 use crate::durable;
 use crate::error::DataError;
 use crate::random::{fingerprint, key};
 use crate::text::synthetic::grammar::{BOS, EOS};
 
-/// The smallest byte-level vocabulary: every byte, and the two ends of a document.
+/// Size of the smallest byte-level vocabulary: every byte, and the two ends of a document.
 pub const MIN_TRAINED_VOCAB: usize = 256 + 2;
-/// The largest vocabulary that is trained: the trainer makes room for all of it before it begins.
+/// Size of the largest vocabulary that can be trained: the trainer allocates all of it before it begins.
 const MAX_TRAINED_VOCAB: usize = 1 << 20;
 
 /// Texts longer than this are encoded in pieces.
@@ -37,41 +37,42 @@ const PIECE_BYTES: usize = 1 << 20;
 
 #[derive(Debug, Clone)]
 pub struct Vocabulary {
-    tokenizer: Guarded,
-    /// Where the tokeniser is of the kind that has one.
+    tokenizer: GuardedTokenizer,
+    /// The fast path, where the tokeniser allows it.
     fast: Option<ByteLevelEncoder>,
     size: usize,
     frame: Frame,
-    /// The bytes of every token, once they are asked for.
+    /// The number of bytes of every token, computed on first use.
     bytes: Arc<OnceLock<Option<Vec<u32>>>>,
 }
 
-/// A tokeniser that takes prompts as its own model does.
+/// Encodes prompts as the tokeniser's own model expects them.
 pub struct PromptEncoder {
-    tokenizer: Guarded,
-    /// Stands for an empty prompt.
+    tokenizer: GuardedTokenizer,
+    /// The token of an empty prompt.
     empty: u32,
 }
 
 impl PromptEncoder {
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         let encoding = self.tokenizer.encode_fast(text, true);
-        let encoding = encoding
-            .map_err(|error| DataError::input(format!("The prompt cannot be encoded: {}.", error.said())))?;
+        let encoding = encoding.map_err(|error| {
+            DataError::input(format!("The prompt cannot be encoded: {}.", error.message()))
+        })?;
         let tokens = encoding.get_ids().to_vec();
         Ok(if tokens.is_empty() { vec![self.empty] } else { tokens })
     }
 }
 
 impl Vocabulary {
-    /// Trains a byte-level BPE of `vocab` tokens, `<bos>` = 0 and `<eos>` = 1 among them. Any UTF-8 text can be
-    /// encoded and comes back the same. A text with too few different pairs gives fewer tokens than asked for:
-    /// [`Vocabulary::size`] tells. The same texts give the same tokens, whatever the number of threads.
+    /// Trains a byte-level BPE of `vocab` tokens, `<bos>` = 0 and `<eos>` = 1 among them. Any UTF-8 text survives encoding and
+    /// decoding unchanged. A text with too few different pairs gives fewer tokens than requested: see [`Vocabulary::size`]. The
+    /// same texts give the same tokens for any number of threads.
     pub fn train<'t>(texts: impl Iterator<Item = &'t str> + Send, vocab: usize) -> Result<Self, DataError> {
         Self::train_with(texts, vocab, &[])
     }
 
-    /// As [`Vocabulary::train`], with `more` special tokens behind `<eos>`.
+    /// As [`Vocabulary::train`], with `more` special tokens after `<eos>`.
     pub(crate) fn train_with<'t>(
         texts: impl Iterator<Item = &'t str> + Send,
         vocab: usize,
@@ -86,7 +87,7 @@ impl Vocabulary {
         }
         if vocab > MAX_TRAINED_VOCAB {
             return Err(DataError::input(format!(
-                "A tokeniser of {vocab} tokens is not trained: {MAX_TRAINED_VOCAB} are the most, and 200000 are many; lower \
+                "A tokeniser of {vocab} tokens cannot be trained: the limit is {MAX_TRAINED_VOCAB}, and 200000 are many; lower \
                  model.vocab (--vocab of data prepare)."
             )));
         }
@@ -118,7 +119,7 @@ impl Vocabulary {
         let mut tokenizer = Tokenizer::new(ModelWrapper::BPE(trained.get_model().clone()));
         tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
         tokenizer.with_decoder(Some(ByteLevel::default()));
-        tokenizer.add_special_tokens(specials).expect("they are in the vocabulary");
+        tokenizer.add_special_tokens(specials).expect("special tokens are in the vocabulary");
         Ok(Self::plain(tokenizer))
     }
 
@@ -137,7 +138,7 @@ impl Vocabulary {
         Self::framed(tokenizer, frame).expect("its parts make no text too long")
     }
 
-    /// Tokens that are known by their numbers only: each is spelled as its number, but for `end`.
+    /// A vocabulary of numbers: each token is spelled as its number, except `end`.
     pub(crate) fn from_numbers(size: usize, end: u32) -> Self {
         let words: Vec<String> = (0..size as u32)
             .map(|token| if token == end { "<|endoftext|>".into() } else { token.to_string() })
@@ -145,14 +146,15 @@ impl Vocabulary {
         Self::from_words(&words)
     }
 
-    /// Reads a `tokenizer.json`, of ours or of any model; the files beside it say what begins and ends a document.
+    /// Reads a `tokenizer.json`, of this program or of any model; the files in its folder name the tokens that begin and end a
+    /// document.
     pub fn load(path: &Path) -> Result<Self, DataError> {
         let shown = path.display();
         let bytes = std::fs::read(path)
             .map_err(|error| DataError::input(format!("The tokeniser {shown} cannot be read: {error}.")))?;
         let unusable =
-            |said: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {said}."));
-        // The library panics on some files: on JSON that breaks off, on ids at the end of their range.
+            |message: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {message}."));
+        // The library panics on some files: on truncated JSON, on ids at the end of their range.
         let folder = path.parent().unwrap_or(Path::new(""));
         let read = contained(|| -> Result<Self, String> {
             let tokenizer = Tokenizer::from_bytes(bytes).map_err(|error| error.to_string())?;
@@ -164,7 +166,7 @@ impl Vocabulary {
         Ok(read)
     }
 
-    /// The same tokeniser with these tokens behind its last, each of which is found wherever a text spells it.
+    /// The same tokeniser with these tokens added at the end; each is found wherever a text spells it.
     pub fn with_tokens(self, tokens: &[String]) -> Result<Self, DataError> {
         let Some(first) = tokens.first() else { return Ok(self) };
         let is_repeated = |at: &usize| tokens[..*at].contains(&tokens[*at]);
@@ -176,7 +178,7 @@ impl Vocabulary {
         }
         if tokens.iter().any(|token| token.trim().is_empty()) {
             return Err(DataError::input(
-                "data.new_tokens has a token without a letter: write how each is spelled.".to_string(),
+                "data.new_tokens has a blank token: write how each is spelled.".to_string(),
             ));
         }
         let known = tokens.iter().find_map(|token| Some((token, self.id(token)?)));
@@ -189,16 +191,16 @@ impl Vocabulary {
         let added = tokens.iter().map(|token| AddedToken::from(token.as_str(), false).normalized(false));
         let grown = library.add_tokens(added).map_err(|error| error.to_string());
         let grown = grown.and_then(|_| Self::framed(library, self.frame));
-        let unusable = |said: String| {
+        let unusable = |message: String| {
             DataError::input(format!(
-                "data.new_tokens cannot be added to the tokeniser, {first:?} first: {said}."
+                "data.new_tokens cannot be added to the tokeniser, {first:?} first: {message}."
             ))
         };
         let grown = grown.map_err(unusable)?;
         match grown.size == self.size + tokens.len() {
             true => Ok(grown),
             false => Err(unusable(format!(
-                "its numbers go to {}, and with {} more they would go to {}",
+                "its tokens are numbered up to {}, and with {} more they would be numbered up to {}",
                 self.size - 1,
                 tokens.len(),
                 grown.size - 1
@@ -206,13 +208,13 @@ impl Vocabulary {
         }
     }
 
-    /// The token that is spelled so.
+    /// The token with this spelling.
     pub fn id(&self, token: &str) -> Option<u32> {
         self.library().token_to_id(token)
     }
 
-    /// Writes a `tokenizer.json` that `load`, and every tool that reads this format, gives back, whole or not at all, and beside it a
-    /// `tokenizer_config.json` where the tokens at the ends of a document are not known without it.
+    /// Writes a `tokenizer.json` for `load` and other tools, atomically, and a `tokenizer_config.json` in the same folder where
+    /// the tokens at the ends of a document would otherwise be unknown.
     pub fn save(&self, path: &Path) -> Result<(), DataError> {
         let failed = |error: &dyn std::fmt::Display| {
             DataError::environment(format!("The tokeniser cannot be written to {}: {error}.", path.display()))
@@ -224,18 +226,18 @@ impl Vocabulary {
         durable::replace(path, self.to_json().as_bytes()).map_err(|error| failed(&error))
     }
 
-    /// The text of the `tokenizer_config.json` that a `tokenizer.json` of this vocabulary needs beside it, where it
-    /// does: the one that says what begins and ends a document.
+    /// The content of the `tokenizer_config.json` that names the tokens at the ends of a document, where `tokenizer.json` does
+    /// not determine them.
     pub fn frame_json(&self) -> Option<String> {
         (Frame::known(self.library()) != Some(self.frame)).then(|| self.frame.to_json(self.library()))
     }
 
-    /// The text of a `tokenizer.json`.
+    /// The content of `tokenizer.json`.
     pub fn to_json(&self) -> String {
         self.library().to_string(true).expect("a tokeniser that was built or read can be written")
     }
 
-    /// Whether every text has the same tokens in both; what is put around a text apart.
+    /// Whether both give every text the same tokens, apart from those put around it.
     pub fn gives_the_same_tokens(&self, other: &Vocabulary) -> bool {
         let bare = |vocabulary: &Vocabulary| {
             let mut tokenizer = vocabulary.library().clone();
@@ -245,7 +247,7 @@ impl Vocabulary {
         bare(self) == bare(other)
     }
 
-    /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is text like any other.
+    /// Tokens of a text, without `<bos>` and `<eos>`: their spelling inside a text is ordinary text.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>, DataError> {
         if let ModelWrapper::WordLevel(words) = self.library().get_model() {
             let unknown =
@@ -253,8 +255,8 @@ impl Vocabulary {
             if let Some(word) = text.split_whitespace().find(unknown) {
                 let word = word.escape_debug();
                 return Err(DataError::input(format!(
-                    "The word \"{word}\" is not one of the {} words that the tokeniser knows: take a model with a tokeniser of pieces of \
-                     words, as one trained on text has.",
+                    "The word \"{word}\" is not one of the {} words that the tokeniser knows: use a model whose tokeniser splits \
+                     words into pieces, such as one trained on text.",
                     self.size
                 )));
             }
@@ -263,14 +265,14 @@ impl Vocabulary {
             Some(fast) => fast.encode(text),
             None => {
                 let encoding = self.tokenizer.encode_fast(text, false);
-                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(Unencodable::said)
+                encoding.map(|encoding| encoding.get_ids().to_vec()).map_err(Unencodable::message)
             }
         };
         tokens.map_err(|error| DataError::input(format!("The text cannot be encoded: {error}.")))
     }
 
-    /// Tokens of a text of any length, as of [`Vocabulary::encode`]. A very long one is encoded in pieces, because
-    /// encoding needs a hundred times the memory of its text; a word at a seam may be cut differently for it.
+    /// Tokens of a text of any length, as [`Vocabulary::encode`] gives them. A very long one is encoded in pieces, because
+    /// encoding needs a hundred times the memory of the text; a word at a seam may be split differently.
     pub(crate) fn encode_document(&self, text: &str) -> Result<Vec<u32>, DataError> {
         if text.len() <= PIECE_BYTES {
             return self.encode(text);
@@ -286,14 +288,14 @@ impl Vocabulary {
         Ok(tokens)
     }
 
-    /// Tokens of prompts as the tokeniser's own model takes them: special tokens that are spelled out are themselves, and
-    /// what the file's own processing puts around a text is there. One that would be empty is `<bos>`.
+    /// Tokens of prompts as the tokeniser's own model expects them: spelled-out special tokens become those tokens, and the
+    /// file's post-processor adds its tokens. An empty prompt becomes `<bos>`.
     pub fn encode_prompts(&self, texts: &[String]) -> Result<Vec<Vec<u32>>, DataError> {
         let encoder = self.prompt_encoder();
         texts.iter().map(|text| encoder.encode(text)).collect()
     }
 
-    /// Encodes prompts as [`Vocabulary::encode_prompts`] does, one by one.
+    /// An encoder of single prompts; see [`Vocabulary::encode_prompts`].
     pub fn prompt_encoder(&self) -> PromptEncoder {
         let mut tokenizer = self.tokenizer.clone();
         tokenizer.change(|library| library.set_encode_special_tokens(false));
@@ -305,10 +307,10 @@ impl Vocabulary {
         bytes::pieces(self.library())
     }
 
-    /// The text of some tokens. `<bos>`, `<eos>` and tokens beyond the vocabulary leave no trace.
+    /// The text of tokens. `<bos>`, `<eos>` and tokens outside the vocabulary are omitted.
     pub fn decode(&self, tokens: &[u32]) -> String {
         let tokens: Vec<u32> = tokens.iter().copied().filter(|token| !self.is_end(*token)).collect();
-        self.tokenizer.decode(&tokens, true).unwrap_or_else(|said| undecodable(&said))
+        self.tokenizer.decode(&tokens, true).unwrap_or_else(|message| undecodable(&message))
     }
 
     /// As [`Vocabulary::decode`], with `<bos>` and `<eos>` spelled out.
@@ -323,20 +325,20 @@ impl Vocabulary {
 
     /// As [`Vocabulary::decode`], with every special token spelled out.
     pub fn spell_out(&self, tokens: &[u32]) -> String {
-        self.tokenizer.decode(tokens, false).unwrap_or_else(|said| undecodable(&said))
+        self.tokenizer.decode(tokens, false).unwrap_or_else(|message| undecodable(&message))
     }
 
-    /// How one token is spelled in the vocabulary.
+    /// The spelling of a token in the vocabulary.
     pub fn token(&self, token: u32) -> Option<String> {
         self.library().id_to_token(token)
     }
 
-    /// The bytes of text that every token stands for, and 0 for special ones. `None` where tokens do not say it.
+    /// The number of bytes of text per token, 0 for special ones. `None` where tokens do not determine it.
     pub fn byte_lengths(&self) -> Option<&[u32]> {
         self.bytes.get_or_init(|| bytes::byte_lengths(self.library())).as_deref()
     }
 
-    /// One more than the largest token: a model's vocabulary must not be smaller.
+    /// One more than the largest token, and the smallest vocabulary that a model may have.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -373,20 +375,20 @@ impl Vocabulary {
         key(fingerprint(text.as_bytes()), self.size as u64 ^ frame)
     }
 
-    /// The tokeniser with its ends of documents. The error says which part of it no text can be given to.
+    /// The tokeniser with its frame. The error names the part that makes it unsafe to use.
     fn framed(mut tokenizer: Tokenizer, frame: Frame) -> Result<Self, String> {
         let specials =
             [frame.bos, frame.eos].map(|id| tokenizer.id_to_token(id).expect("the id was just looked up"));
         let added = tokenizer.add_special_tokens(specials.map(|token| AddedToken::from(token, true)));
         added.map_err(|error| error.to_string())?;
-        // Padding and truncation belong to whoever saved the file; documents here are whole.
+        // Padding and truncation are settings of the file's author; documents here are whole.
         tokenizer.with_padding(None);
         tokenizer.with_truncation(None).map_err(|error| error.to_string())?;
         tokenizer.set_encode_special_tokens(true);
         let largest = tokenizer.get_vocab(true).into_values().max().unwrap_or(0);
         let fast = ByteLevelEncoder::of(&tokenizer);
         Ok(Self {
-            tokenizer: Guarded::new(tokenizer)?,
+            tokenizer: GuardedTokenizer::new(tokenizer)?,
             fast,
             size: largest as usize + 1,
             frame,
@@ -399,8 +401,8 @@ impl Vocabulary {
         for text in ["", "a", "The end. 1\n"] {
             match self.tokenizer.encode(text, true) {
                 Ok(encoding) => drop(self.tokenizer.decode(encoding.get_ids(), false)?),
-                Err(Unencodable::Tokenizer(said)) => return Err(said),
-                // Words that a list does not have are no fault of the list.
+                Err(Unencodable::Tokenizer(message)) => return Err(message),
+                // Unknown words are no fault of a list of words.
                 Err(Unencodable::Text(_)) => {}
             }
         }
@@ -408,23 +410,23 @@ impl Vocabulary {
     }
 
     /// The tokeniser with its bounds.
-    pub(crate) fn guarded(&self) -> &Guarded {
+    pub(crate) fn guarded(&self) -> &GuardedTokenizer {
         &self.tokenizer
     }
 
-    /// The tokeniser itself.
+    /// The library's tokeniser.
     pub(crate) fn library(&self) -> &Tokenizer {
         self.tokenizer.library()
     }
 }
 
-/// Stands for the text of tokens that the tokeniser's decoder fails on.
-fn undecodable(said: &str) -> String {
-    format!("(the tokeniser cannot decode these tokens: {said})")
+/// A text that stands for tokens that the tokeniser cannot decode.
+fn undecodable(message: &str) -> String {
+    format!("(the tokeniser cannot decode these tokens: {message})")
 }
 
-/// Where the first piece of a text ends: before the last white space of it, as byte-level tokenisers keep a space with
-/// the word that follows.
+/// The end of the first piece of a text: before its last white space, since byte-level tokenisers join a space to the word that
+/// follows.
 fn seam(text: &str) -> usize {
     if text.len() <= PIECE_BYTES {
         return text.len();
@@ -458,7 +460,7 @@ mod tests {
         Vocabulary::train(TEXTS.into_iter(), vocab).unwrap()
     }
 
-    /// Added tokens follow the last, are found inside of words, and survive a file; what is there already is refused.
+    /// Added tokens follow the last one, are found inside words, and survive saving; existing ones are refused.
     #[test]
     fn tokens_can_be_added() {
         let vocabulary = Vocabulary::train(["the cat sat on the mat"].into_iter(), 270).unwrap();
@@ -483,7 +485,7 @@ mod tests {
     }
 
     #[test]
-    fn training_gives_exactly_the_size_asked_for_where_the_text_allows_it() {
+    fn training_gives_the_requested_size_where_the_text_allows_it() {
         for vocab in [258, 259, 280] {
             let vocabulary = trained(vocab);
             assert_eq!((vocabulary.size(), vocabulary.bos(), vocabulary.eos()), (vocab, 0, 1));
@@ -494,7 +496,7 @@ mod tests {
 
     #[test]
     fn training_twice_gives_the_same_tokeniser() {
-        // Every hash map in the trainer has its own random key, so an order that leaks shows within one process.
+        // Every hash map in the trainer has its own random key, so a dependence on its order shows within one process.
         let first = trained(5000).library().to_string(false).unwrap();
         for _ in 0..10 {
             assert_eq!(trained(5000).library().to_string(false).unwrap(), first);
@@ -502,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn any_text_comes_back_after_training_saving_and_loading() {
+    fn any_text_survives_training_saving_and_loading() {
         let scratch = Scratch::new("tokenizer");
         let path = scratch.path().join("tokenizer.json");
         let vocabulary = trained(280);
@@ -520,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_of_any_length_come_back() {
+    fn texts_of_any_length_round_trip() {
         let vocabulary = trained(280);
         let solid = "x".repeat(PIECE_BYTES + 10);
         for text in
@@ -555,13 +557,13 @@ mod tests {
         assert_eq!(
             error,
             DataError::input(
-                "The word \"admiral\" is not one of the 5 words that the tokeniser knows: take a model with a tokeniser of pieces of words, as one trained on text has."
+                "The word \"admiral\" is not one of the 5 words that the tokeniser knows: use a model whose tokeniser splits words into pieces, such as one trained on text."
             )
         );
     }
 
     #[test]
-    fn what_cannot_be_used_is_said() {
+    fn unusable_tokenisers_are_named() {
         let scratch = Scratch::new("bad-tokenizer");
         let missing = Vocabulary::load(&scratch.path().join("none.json")).err().unwrap();
         assert!(missing.is_input() && missing.sentence.contains("none.json cannot be read"), "{missing}");

@@ -1,4 +1,4 @@
-//! The text a tokeniser is trained on: a bounded part of the training side, taken from everywhere.
+//! The text a tokeniser is trained on: a bounded part of the training side, spread over all of it.
 
 use flatout_waits::{self as waits, Unit};
 use rayon::prelude::*;
@@ -8,11 +8,10 @@ use crate::formats::{self, Document, Index, Input, ReadOptions};
 use crate::order::split::Selection;
 use crate::random::fingerprint;
 
-/// More text than this teaches a tokeniser nothing it would notice, and takes minutes.
+/// More text than this does not improve a tokeniser noticeably, and takes minutes.
 pub(crate) const SAMPLE_BYTES: u64 = 64 << 20;
 
-/// From every input its share, from its beginning on. Documents whose hash is below `threshold` are held out and are
-/// not shown.
+/// Takes a share from the beginning of every input. Documents whose hash is below `threshold` are held out and are not used.
 pub(crate) fn of_inputs(
     inputs: &[Input],
     options: &ReadOptions,
@@ -24,7 +23,7 @@ pub(crate) fn of_inputs(
         waits::begin("sampling text for a tokeniser", Unit::Things("files"), Some(inputs.len() as u64));
     let texts = inputs.par_iter().map(|input| {
         let quota = if total <= budget { u64::MAX } else { budget * input.bytes / total };
-        // Packed files give more text than they have bytes.
+        // Compressed files give more text than they have bytes.
         let quota = quota.min(budget);
         let reader = formats::read(input, options)?;
         let taken = take(reader, threshold, quota);
@@ -35,7 +34,7 @@ pub(crate) fn of_inputs(
     Ok(texts.concat())
 }
 
-/// The texts of documents on the training side, until they are `quota` bytes; one at least.
+/// The texts of documents on the training side, until they have `quota` bytes; at least one.
 pub(crate) fn take(
     documents: impl Iterator<Item = Result<Document, DataError>>,
     threshold: u64,
@@ -55,8 +54,8 @@ pub(crate) fn take(
     Ok(texts)
 }
 
-/// Documents at equal distances over a side of an index: all of them where they are few enough. `bytes` is the text of
-/// the whole side.
+/// Documents at equal distances over a side of an index, or all of them where they are few. `bytes` is the text of the whole
+/// side.
 pub(crate) fn of_index(
     index: &Index,
     side: &Selection,

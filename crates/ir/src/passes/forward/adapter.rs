@@ -1,4 +1,4 @@
-//! Adapters: the weight that each is beside, and the tensors it has.
+//! Adapters: their weights, and the paths and first values of their tensors.
 
 use crate::graph::{Class, Graph, Init, Slot};
 use crate::types::{DType, TensorType};
@@ -6,39 +6,38 @@ use crate::types::{DType, TensorType};
 /// One adapter beside one weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Adapter {
-    /// Several adapters of different names beside one weight add up.
+    /// Several adapters with different names at one weight add up.
     pub name: String,
-    /// The path of the weight.
     pub weight: String,
     pub rank: usize,
-    /// s.
+    /// s = alpha / R.
     pub scale: f64,
-    /// The share of the input that A does not see in training.
+    /// The probability with which an input element of A is dropped in training.
     pub dropout: f32,
-    /// Whether rows have a magnitude of their own (DoRA).
+    /// Whether rows have a trained magnitude (DoRA).
     pub dora: bool,
 }
 
 /// The prefix of the paths of all adapters' tensors.
 pub const SCOPE: &str = "adapter.";
-/// The table that tokens are looked up in, as adapters name it.
+/// The name of the token embedding table for adapters.
 pub const EMBED: &str = "embed.weight";
-/// The head that predicts tokens; its slot is the table where the two are tied.
+/// The name of the head that predicts tokens for adapters; its slot is the table where the two are tied.
 pub const HEAD: &str = "head.weight";
 
-/// Whether a weight is outside of layers, where only what is asked for by name has an adapter.
+/// Whether a weight is outside layers, where only weights named explicitly have adapters.
 pub fn is_end(weight: &str) -> bool {
     [EMBED, HEAD].contains(&weight)
 }
 
-/// The slot of a weight that an adapter is beside.
+/// The slot of an adapter's weight.
 pub fn slot_beside<'g>(g: &'g Graph, weight: &str) -> Option<&'g Slot> {
     let find = |path: &str| g.slots.iter().find(|slot| slot.path == path);
     find(weight).or_else(|| find(EMBED).filter(|_| weight == HEAD))
 }
 
 impl Adapter {
-    /// Whether it is beside rows that are looked up, and not beside a product.
+    /// Whether it adapts rows that are looked up rather than a product.
     pub fn is_lookup(&self) -> bool {
         self.weight == EMBED
     }
@@ -62,9 +61,9 @@ impl Adapter {
         format!("{SCOPE}{}.{}.{what}", self.name, self.weight)
     }
 
-    /// The trained tensors of an adapter of a weight [out, in], with their first values: A as a linear layer of
-    /// PyTorch begins, which is uniform within 1 / sqrt(in), or beside an embedding as an embedding of PyTorch does; and B
-    /// zero, so that the model begins as it was.
+    /// The trained tensors of an adapter of a weight [out, in], with their first values: A as in PyTorch's linear layer,
+    /// uniform within 1 / sqrt(in), or for an embedding as in PyTorch's embedding; and B zero, so that the adapted model starts
+    /// equal to the base.
     pub fn parameters(&self, [out, inner]: [usize; 2]) -> Vec<Slot> {
         let slot = |path: String, dims: &[usize], init: Init| Slot {
             path,
@@ -84,7 +83,7 @@ impl Adapter {
     }
 }
 
-/// The weight that a tensor of an adapter belongs to.
+/// The weight that an adapter's tensor belongs to.
 pub fn weight_beside(path: &str) -> Option<&str> {
     let (_, rest) = path.strip_prefix(SCOPE)?.split_once('.')?;
     Some(rest.rsplit_once('.')?.0)

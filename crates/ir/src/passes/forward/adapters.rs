@@ -1,20 +1,21 @@
 //! Low-rank adapters (LoRA, DoRA) beside frozen weights, as a rewrite of the model's products.
 //!
-//! y = x W^T becomes v = y + s (drop(x) A^T) B^T with A [R, in], B [out, R] and s = alpha / R. With DoRA it is
-//! g * v, where g = m / ||W + s B A|| by rows: m [out] is trained, and the norm is a constant of the backward pass.
-//! It depends on parameters alone, so it is read from a slot that `adapter_norms` fills once an update.
+//! y = x W^T becomes v = y + s (drop(x) A^T) B^T with A [R, in], B [out, R] and s = alpha / R. With DoRA it is g * v, where g =
+//! m / ||W + s B A|| by rows: m [out] is trained, and the norm is a constant of the backward pass. The norm depends on
+//! parameters alone, so it is read from a slot that `adapter_norms` writes once per update.
 //!
-//! Where rows are many, g goes into the weights, x (g W)^T + (drop(x) A^T) (s g B)^T: a pass over the weights, not over the
-//! activations. m's gradient is the sum of dz z / m over rows then, which the graph says as a factor m / m whose divisor
-//! is held: a one that has a slope, and that `held_ratios` takes away once its gradient is written.
+//! Where there are many rows, g is folded into the weights, x (g W)^T + (drop(x) A^T) (s g B)^T: a pass over the weights, not
+//! over the activations. m's gradient is then the sum of dz z / m over rows. The graph expresses this by a factor m / m with a
+//! stop-gradient on the divisor: its value is 1 and its gradient is right, and `held_ratios` removes it once its gradient is in
+//! the graph.
 //!
-//! The pass follows `merge`. Where one product serves q, k and v, their As lie side by side too and are one product, u =
+//! The pass follows `merge`. Where one product serves q, k and v, their As also lie side by side and are one product, u =
 //! drop(x) [Aq, Ak, Av]^T, and so are their Bs: y + u C^T, where C [out, 3 R] has each B in the rows of its weight and the
-//! columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters are not alike, or only
-//! some of the weights have one, each B adds onto its columns of y, which is then read and written once more. The dropout mask
-//! of an input is the same for all that read it, so the numbers do not depend on what was merged.
+//! columns of its A. With many rows `joined_products` makes [x, u] [W, C]^T of it. Where adapters differ in rank or scale, or
+//! only some of the weights have one, each B adds onto its columns of y, which is then read and written once more. The dropout
+//! mask of an input is the same for all its readers, so the result does not depend on what was merged.
 //!
-//! The two ends of a decoder have adapters where they are asked for by name (`ends`).
+//! The embedding table and the head of a decoder have adapters only where these are named explicitly (`ends`).
 
 mod ends;
 
@@ -35,14 +36,14 @@ use crate::types::{DType, TensorType};
 /// The suffix of the paths of all operations of adapters.
 pub const NODES: &str = ".adapter";
 
-/// Counts of adapted weights, and of the products that give the inputs of their Bs.
+/// Number of adapted weights, and of the products that compute the inputs of their Bs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Adapted {
     pub weights: usize,
     pub products: usize,
 }
 
-/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied with, the table of
+/// The weights that can have an adapter, with their extents: matrices of layers that rows are multiplied by, the table of
 /// tokens, and the head.
 pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
     let mut found: Vec<(&str, [usize; 2])> = vec![];
@@ -56,63 +57,66 @@ pub fn adaptable(g: &Graph) -> Vec<(&str, [usize; 2])> {
     found
 }
 
-/// A weight where it is read so that it can have an adapter.
+/// A read of a weight that can have an adapter.
 struct Site<'a> {
     slot: SlotId,
-    /// The name of the weight there: of a slot that serves as table and as head, one of two.
+    /// The weight's name for adapters: a slot that serves as both table and head has two.
     weight: &'a str,
-    reading: Reading,
+    kind: ReadKind,
 }
 
-enum Reading {
-    /// Rows are multiplied with it.
+enum ReadKind {
+    /// Rows are multiplied by it.
     Product,
     /// Its rows are looked up.
     Lookup,
-    /// Rows are multiplied with it and compared with targets.
+    /// Rows are multiplied by it and compared with targets.
     Loss,
 }
 
 impl<'a> Site<'a> {
     fn of(g: &'a Graph, node: &Node) -> Option<Site<'a>> {
-        let (reading, read) = match node.op {
-            Op::Product { ta: false, tb: true, base: false, .. } => (Reading::Product, node.ins[1]),
-            Op::HeadLoss { .. } => (Reading::Loss, node.ins[1]),
-            Op::Gather {} => (Reading::Lookup, node.ins[0]),
+        let (kind, read) = match node.op {
+            Op::Product { ta: false, tb: true, base: false, .. } => (ReadKind::Product, node.ins[1]),
+            Op::HeadLoss { .. } => (ReadKind::Loss, node.ins[1]),
+            Op::Gather {} => (ReadKind::Lookup, node.ins[0]),
             _ => return None,
         };
         let Op::Read { slot } = g.node(read.node).op else { return None };
         let path = g.slot(slot).path.as_str();
-        let weight = match reading {
-            Reading::Lookup => (path == EMBED).then_some(EMBED)?,
+        let weight = match kind {
+            ReadKind::Lookup => (path == EMBED).then_some(EMBED)?,
             _ if is_end(path) => HEAD,
-            Reading::Product => layer_of(path).map(|_| path)?,
-            Reading::Loss => return None,
+            ReadKind::Product => layer_of(path).map(|_| path)?,
+            ReadKind::Loss => return None,
         };
         let is_matrix = g.slot(slot).ty.rank() == 2;
-        let has_rows = matches!(reading, Reading::Lookup) || g.ty(node.ins[0]).rank() == 2;
+        let has_rows = matches!(kind, ReadKind::Lookup) || g.ty(node.ins[0]).rank() == 2;
         let fits = g.slot(slot).class.is_parameter() && is_matrix && has_rows;
-        fits.then_some(Site { slot, weight, reading })
+        fits.then_some(Site { slot, weight, kind })
     }
 }
 
-/// How adapters are written.
 #[derive(Clone, Copy)]
-pub struct How<'a> {
+pub struct AdapterContext<'a> {
     pub update: &'a Update,
     pub role: Role,
-    /// Whether DoRA's factors may go into the weights.
+    /// Whether DoRA's factors may be folded into the weights.
     pub folds: bool,
 }
 
-pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph, Adapted), Refusal> {
+pub fn adapters(
+    g: &Graph,
+    adapters: &[Adapter],
+    context: AdapterContext<'_>,
+) -> Result<(Graph, Adapted), Refusal> {
     if let Some(dora) = adapters.iter().find(|adapter| adapter.dora && is_end(&adapter.weight)) {
         return Err(Refusal(format!("{} has no magnitudes: beside it an adapter is LoRA's", dora.weight)));
     }
     let replay = Replay::new(g);
-    let mut pass = Adapting {
+    let mut pass = AdapterPass {
         replay,
-        how,
+        context,
         dropped: HashMap::new(),
         drawn: HashMap::new(),
         rows_inside: HashMap::new(),
@@ -123,34 +127,34 @@ pub fn adapters(g: &Graph, adapters: &[Adapter], how: How<'_>) -> Result<(Graph,
         let site = Site::of(g, node);
         let parts = site.as_ref().map_or(vec![], |site| parts(g, site, adapters));
         served.extend(parts.iter().filter(|p| !p.adapters.is_empty()).map(|p| p.weight));
-        match site.filter(|_| parts.iter().any(|p| !p.adapters.is_empty())).map(|site| site.reading) {
-            Some(Reading::Product) => pass.product(id, &parts)?,
-            Some(Reading::Lookup) => pass.lookup(id, &parts[0]),
-            Some(Reading::Loss) => pass.loss(id, &parts[0])?,
+        match site.filter(|_| parts.iter().any(|p| !p.adapters.is_empty())).map(|site| site.kind) {
+            Some(ReadKind::Product) => pass.product(id, &parts)?,
+            Some(ReadKind::Lookup) => pass.lookup(id, &parts[0]),
+            Some(ReadKind::Loss) => pass.loss(id, &parts[0])?,
             None => _ = pass.replay.copy(id),
         }
     }
     if let Some(lost) = adapters.iter().find(|a| !served.contains(a.weight.as_str())) {
         return Err(Refusal(format!("{} is no weight of a product: it cannot have an adapter", lost.weight)));
     }
-    // A weight that is applied several times is one weight.
+    // A weight that is applied several times counts once.
     let adapted = Adapted { weights: served.len(), products: pass.products };
     Ok((without_dead(&pass.replay.finish()), adapted))
 }
 
-/// A weight inside the one a product reads, and its adapters.
-struct Adaptee<'a> {
+/// A weight inside the one that a product reads, and its adapters.
+struct AdaptedWeight<'a> {
     weight: &'a str,
     rows: usize,
     adapters: Vec<&'a Adapter>,
 }
 
-/// The weights a slot was merged from, in order; itself where it was not.
-fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<Adaptee<'a>> {
+/// The weights that a slot was merged from, in order, or the weight itself.
+fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<AdaptedWeight<'a>> {
     let mut inside: Vec<(usize, &Slot)> =
         g.slots.iter().filter_map(|s| Some((s.part.filter(|p| p.of == site.slot)?.offset, s))).collect();
     inside.sort_by_key(|(offset, _)| *offset);
-    let of = |weight: &'a str, s: &'a Slot| Adaptee {
+    let of = |weight: &'a str, s: &'a Slot| AdaptedWeight {
         weight,
         rows: s.ty.dims[0],
         adapters: adapters.iter().filter(|a| a.weight == weight).collect(),
@@ -165,41 +169,41 @@ fn parts<'a>(g: &'a Graph, site: &Site<'a>, adapters: &'a [Adapter]) -> Vec<Adap
 #[derive(Clone, Copy)]
 struct Factor {
     g: Value,
-    /// The magnitudes, where they are one weight.
+    /// The magnitudes, where they are one slot.
     m: Option<Value>,
 }
 
-/// The rows of the weight an adapter is beside.
-fn rows_beside(parts: &[Adaptee<'_>], adapter: &Adapter) -> usize {
+/// Number of rows of an adapter's weight.
+fn rows_beside(parts: &[AdaptedWeight<'_>], adapter: &Adapter) -> usize {
     parts.iter().find(|p| p.weight == adapter.weight).expect("adapters are of parts").rows
 }
 
-struct Adapting<'a> {
+struct AdapterPass<'a> {
     replay: Replay<'a>,
-    how: How<'a>,
-    /// Inputs with a share dropped, by the share's bits.
+    context: AdapterContext<'a>,
+    /// Inputs after dropout, by the bits of its probability.
     dropped: HashMap<(Value, u32), Value>,
-    /// How many inputs of a weight have a share dropped, by the share's bits: one an application.
+    /// Number of dropped inputs of a weight, by the bits of the probability: one per application.
     drawn: HashMap<(&'a str, u32), usize>,
-    /// Which rows are whose, by the numbers of rows.
+    /// The row masks of each weight, by the weights' numbers of rows.
     rows_inside: HashMap<Vec<usize>, Vec<Value>>,
-    /// Products that give the inputs of Bs.
+    /// Number of products that compute inputs of Bs.
     products: usize,
 }
 
-impl<'a> Adapting<'a> {
-    /// The product `id` and what its weights' adapters make of it.
-    fn product(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Result<(), Refusal> {
+impl<'a> AdapterPass<'a> {
+    /// Rewrites product `id` with the adapters of its weights.
+    fn product(&mut self, id: NodeId, parts: &[AdaptedWeight<'a>]) -> Result<(), Refusal> {
         let x = self.replay.get(self.replay.old.node(id).ins[0]);
         let factor = self.factor(id, parts);
-        let held = match factor {
-            Some(Factor { g, m: Some(_) }) if self.folds(id) => Some(match self.how.role.is_grad() {
+        let folded = match factor {
+            Some(Factor { g, m: Some(_) }) if self.folds(id) => Some(match self.context.role.is_grad() {
                 true => self.map(E::StopGradient, g, id),
                 false => g,
             }),
             _ => None,
         };
-        let y = match held {
+        let y = match folded {
             Some(g) => {
                 let node = self.replay.old.node(id).clone();
                 let weight = self.replay.get(node.ins[1]);
@@ -210,20 +214,20 @@ impl<'a> Adapting<'a> {
         };
         let (mut z, mut apart) = (y, vec![]);
         for group in self.groups(parts) {
-            let u = self.low(id, x, &group)?;
+            let u = self.down_projection(id, x, &group)?;
             if self.is_even(&group, parts) {
-                let c = self.blocks(id, &group, parts, held);
-                let thin = self.times(u, c, id);
+                let c = self.blocks(id, &group, parts, folded);
+                let thin = self.product_with_transposed(u, c, id);
                 z = self.add(Op::Map { f: E::Add }, vec![z, thin], id);
             } else {
-                apart.extend(self.thins(id, u, &group, parts, held));
+                apart.extend(self.thin_terms(id, u, &group, parts, folded));
             }
         }
         if !apart.is_empty() {
-            z = self.onto_columns(id, z, parts, &apart);
+            z = self.add_to_columns(id, z, parts, &apart);
         }
         let columns = match factor {
-            Some(Factor { m: Some(m), .. }) if held.is_some() => self.how.role.is_grad().then(|| {
+            Some(Factor { m: Some(m), .. }) if folded.is_some() => self.context.role.is_grad().then(|| {
                 let divisor = self.map(E::StopGradient, m, id);
                 self.add(Op::Map { f: E::Div }, vec![m, divisor], id)
             }),
@@ -239,11 +243,11 @@ impl<'a> Adapting<'a> {
         Ok(())
     }
 
-    /// Whether the product's factors go into its weights: with fewer rows than the weight has columns, that would be the
-    /// longer pass.
+    /// Whether the product's factors are folded into its weights. With fewer rows than the weight has columns, scaling the
+    /// activations is cheaper.
     fn folds(&self, id: NodeId) -> bool {
         let old = self.replay.old;
-        self.how.folds && old.node(id).outs[0].dims[0] >= old.dims(old.node(id).ins[0])[1]
+        self.context.folds && old.node(id).outs[0].dims[0] >= old.dims(old.node(id).ins[0])[1]
     }
 
     /// A matrix whose rows are multiplied by a vector's elements.
@@ -258,38 +262,38 @@ impl<'a> Adapting<'a> {
         self.add(Op::Map { f }, vec![of], id)
     }
 
-    /// drop(x) A^T of a group, whose As are rows of one weight.
-    fn low(&mut self, id: NodeId, x: Value, group: &[&'a Adapter]) -> Result<Value, Refusal> {
+    /// drop(x) A^T of a group, whose As are rows of one slot.
+    fn down_projection(&mut self, id: NodeId, x: Value, group: &[&'a Adapter]) -> Result<Value, Refusal> {
         let seen = self.dropped(id, x, group[0])?;
         let whole = self.side_by_side(id, group, "a", |a| a.a());
         let a = self.add(Op::Read { slot: whole }, vec![], id);
         self.products += 1;
-        Ok(self.times(seen, a, id))
+        Ok(self.product_with_transposed(seen, a, id))
     }
 
-    /// Whether a group has one adapter for each weight of the product, all of one rank and scale and with Bs that are trained
-    /// alike.
-    fn is_even(&self, group: &[&'a Adapter], parts: &[Adaptee<'a>]) -> bool {
+    /// Whether a group has one adapter for each weight of the product, all of one rank and scale, with Bs that have the same
+    /// update rule.
+    fn is_even(&self, group: &[&'a Adapter], parts: &[AdaptedWeight<'a>]) -> bool {
         let first = group[0];
-        let rule = |a: &Adapter| self.how.update.rule(&a.b(), 2);
+        let rule = |a: &Adapter| self.context.update.rule(&a.b(), 2);
         let alike = |a: &&Adapter| a.rank == first.rank && a.scale == first.scale && rule(a) == rule(first);
         group.iter().map(|a| a.weight.as_str()).eq(parts.iter().map(|p| p.weight)) && group.iter().all(alike)
     }
 
-    /// The right factor of u of an even group, [out, sum of ranks]: every B, times s and its rows of `held`, in the columns
-    /// that its A writes of u, and zeros in the others.
+    /// The right factor of u of an even group, [out, sum of ranks]: block-diagonal, every B in the rows of its weight and the
+    /// columns of u that its A computes, times s and its rows of `folded`.
     fn blocks(
         &mut self,
         id: NodeId,
         group: &[&'a Adapter],
-        parts: &[Adaptee<'a>],
-        held: Option<Value>,
+        parts: &[AdaptedWeight<'a>],
+        folded: Option<Value>,
     ) -> Value {
         let slot = self.side_by_side(id, group, "b", |a| a.b());
         let b = self.add(Op::Read { slot }, vec![], id);
         let rows: Vec<usize> = parts.iter().map(|p| p.rows).collect();
         let scale = group[0].scale;
-        let by = match held {
+        let by = match folded {
             Some(g) => self.map(E::Scale(scale), g, id),
             None => {
                 let dims = vec![rows.iter().sum()];
@@ -305,8 +309,8 @@ impl<'a> Adapting<'a> {
         self.add(Op::Concat { axis: 1 }, blocks, id)
     }
 
-    /// For each of several weights that lie one below the other a vector over all their rows: 1 for its own, else 0. The same
-    /// for all products of such weights.
+    /// For each of several weights stacked by rows, a mask over all rows: 1 for its own, 0 elsewhere. Products of such weights
+    /// share the masks.
     fn rows_inside(&mut self, rows: &[usize]) -> Vec<Value> {
         if let Some(known) = self.rows_inside.get(rows) {
             return known.clone();
@@ -335,25 +339,25 @@ impl<'a> Adapting<'a> {
         inside
     }
 
-    /// s u B^T of every adapter of a group, its rows times `held` where that is given.
-    fn thins(
+    /// s u B^T of every adapter of a group, its rows times `folded` where given.
+    fn thin_terms(
         &mut self,
         id: NodeId,
         mut u: Value,
         group: &[&'a Adapter],
-        parts: &[Adaptee<'a>],
-        held: Option<Value>,
+        parts: &[AdaptedWeight<'a>],
+        folded: Option<Value>,
     ) -> Vec<(&'a Adapter, Value)> {
         let scale = group[0].scale;
         let is_one_scale = group.iter().all(|a| a.scale == scale);
-        if is_one_scale && held.is_none() {
+        if is_one_scale && folded.is_none() {
             u = self.map(E::Scale(scale), u, id);
         }
-        let factors = held.map(|g| {
+        let factors = folded.map(|g| {
             let g = self.rows_of(g, group, parts, id);
             if is_one_scale { self.map(E::Scale(scale), g, id) } else { g }
         });
-        let bs = self.bs(id, group, parts, factors);
+        let bs = self.b_factors(id, group, parts, factors);
         let (mut start, mut thins) = (0, vec![]);
         for (adapter, b) in group.iter().zip(bs) {
             let mut low = match group.len() {
@@ -364,17 +368,17 @@ impl<'a> Adapting<'a> {
             if !is_one_scale {
                 low = self.map(E::Scale(adapter.scale), low, id);
             }
-            thins.push((*adapter, self.times(low, b, id)));
+            thins.push((*adapter, self.product_with_transposed(low, b, id)));
         }
         thins
     }
 
-    /// y with what each adapter gives added onto the columns of its weight.
-    fn onto_columns(
+    /// y with the output of each adapter added onto the columns of its weight.
+    fn add_to_columns(
         &mut self,
         id: NodeId,
         y: Value,
-        parts: &[Adaptee<'a>],
+        parts: &[AdaptedWeight<'a>],
         thins: &[(&'a Adapter, Value)],
     ) -> Value {
         let (mut sums, mut start) = (vec![], 0);
@@ -395,18 +399,17 @@ impl<'a> Adapting<'a> {
         }
     }
 
-    /// a b^T.
-    fn times(&mut self, a: Value, b: Value, id: NodeId) -> Value {
+    fn product_with_transposed(&mut self, a: Value, b: Value, id: NodeId) -> Value {
         self.add(plain(false, true, DType::F32, Compute::Full), vec![a, b], id)
     }
 
-    /// Adapters of a product that see the same of its input and whose As are trained alike.
-    fn groups(&self, parts: &[Adaptee<'a>]) -> Vec<Vec<&'a Adapter>> {
+    /// Groups the adapters of a product that have the same dropout and whose As have the same update rule.
+    fn groups(&self, parts: &[AdaptedWeight<'a>]) -> Vec<Vec<&'a Adapter>> {
         let mut groups: Vec<Vec<&'a Adapter>> = vec![];
         for adapter in parts.iter().flat_map(|p| &p.adapters) {
             let alike = |other: &&Adapter| {
                 other.dropout == adapter.dropout
-                    && self.how.update.rule(&other.a(), 2) == self.how.update.rule(&adapter.a(), 2)
+                    && self.context.update.rule(&other.a(), 2) == self.context.update.rule(&adapter.a(), 2)
             };
             match groups.iter_mut().find(|group| group.first().is_some_and(alike)) {
                 Some(group) => group.push(adapter),
@@ -416,16 +419,16 @@ impl<'a> Adapting<'a> {
         groups
     }
 
-    /// B of every adapter of a group, its rows times those of `factors`. Where all are DoRA's of one rank they are rows of
-    /// one weight, and scaled in one pass.
-    fn bs(
+    /// B of every adapter of a group, its rows times those of `factors`. Where all are DoRA's of one rank they are rows of one
+    /// slot, and scaled in one pass.
+    fn b_factors(
         &mut self,
         id: NodeId,
         group: &[&'a Adapter],
-        parts: &[Adaptee<'a>],
+        parts: &[AdaptedWeight<'a>],
         factors: Option<Value>,
     ) -> Vec<Value> {
-        let rule = |a: &Adapter| self.how.update.rule(&a.b(), 2);
+        let rule = |a: &Adapter| self.context.update.rule(&a.b(), 2);
         let first = group[0];
         let is_one = group.iter().all(|a| a.dora && a.rank == first.rank && rule(a) == rule(first));
         let rows: Vec<usize> = group.iter().map(|a| rows_beside(parts, a)).collect();
@@ -452,8 +455,14 @@ impl<'a> Adapting<'a> {
         bs
     }
 
-    /// The elements of a product's factors that belong to the weights of a group, in its order.
-    fn rows_of(&mut self, factors: Value, group: &[&'a Adapter], parts: &[Adaptee<'a>], id: NodeId) -> Value {
+    /// The elements of a product's factors that belong to the weights of a group, in the group's order.
+    fn rows_of(
+        &mut self,
+        factors: Value,
+        group: &[&'a Adapter],
+        parts: &[AdaptedWeight<'a>],
+        id: NodeId,
+    ) -> Value {
         let mut starts: Vec<(&str, usize, usize)> = vec![];
         let mut start = 0;
         for part in parts {
@@ -472,10 +481,10 @@ impl<'a> Adapting<'a> {
         if cut.len() == 1 { cut[0] } else { self.add(Op::Concat { axis: 0 }, cut, id) }
     }
 
-    /// The input of A: x behind the adapter's dropout.
+    /// The input of A: x after the adapter's dropout.
     fn dropped(&mut self, id: NodeId, x: Value, adapter: &'a Adapter) -> Result<Value, Refusal> {
         let p = adapter.dropout;
-        if p == 0.0 || !self.how.role.is_grad() {
+        if p == 0.0 || !self.context.role.is_grad() {
             return Ok(x);
         }
         if let Some(dropped) = self.dropped.get(&(x, p.to_bits())) {
@@ -495,7 +504,7 @@ impl<'a> Adapting<'a> {
         Ok(node.out(0))
     }
 
-    /// The coordinates that rows of x draw by. Rows that were gathered from others draw as those.
+    /// The coordinates by which dropout draws for rows of x; gathered rows have those of their source.
     fn draw_rows(&mut self, id: NodeId, x: Value) -> Result<Value, Refusal> {
         let Some(gather) = gathered_from(&self.replay.new, x) else {
             let rows = self.replay.new.dims(x)[0];
@@ -506,9 +515,9 @@ impl<'a> Adapting<'a> {
         Ok(self.add(Op::Gather {}, vec![all, ins[1]], id))
     }
 
-    /// An input that dropout draws by; the model's own where it has it.
+    /// An input that dropout draws by; the model's own where it exists.
     fn input(&mut self, name: &str, dims: &[usize], id: NodeId) -> Result<Value, Refusal> {
-        let path = input_path(self.how.role, name);
+        let path = input_path(self.context.role, name);
         let ty = TensorType::new(DType::I32, dims);
         let slot = match self.replay.new.find_slot(&path) {
             Some(slot) if self.replay.new.slot(slot).ty == ty => slot,
@@ -526,12 +535,12 @@ impl<'a> Adapting<'a> {
         Ok(self.add(Op::Read { slot }, vec![], id))
     }
 
-    /// g of every row of the product, 1 for weights without DoRA; `None` where there is nothing else.
-    fn factor(&mut self, id: NodeId, parts: &[Adaptee<'a>]) -> Option<Factor> {
+    /// g for every row of the product's weight, 1 for weights without DoRA; `None` where no weight has DoRA.
+    fn factor(&mut self, id: NodeId, parts: &[AdaptedWeight<'a>]) -> Option<Factor> {
         let dora: Vec<Option<&'a Adapter>> =
             parts.iter().map(|p| p.adapters.iter().find(|a| a.dora).copied()).collect();
         let all: Vec<&'a Adapter> = dora.iter().flatten().copied().collect();
-        let rule = |a: &Adapter| self.how.update.rule(&a.magnitude(), 1);
+        let rule = |a: &Adapter| self.context.update.rule(&a.magnitude(), 1);
         if all.len() == parts.len() && all.iter().all(|a| rule(a) == rule(all[0])) {
             return Some(self.factor_of(id, &all));
         }
@@ -548,7 +557,7 @@ impl<'a> Adapting<'a> {
         (!all.is_empty()).then(|| Factor { g: self.add(Op::Concat { axis: 0 }, factors, id), m: None })
     }
 
-    /// m over the norm, of weights side by side.
+    /// m over the norm, for weights side by side.
     fn factor_of(&mut self, id: NodeId, of: &[&'a Adapter]) -> Factor {
         let m = self.side_by_side(id, of, "magnitude", |a| a.magnitude());
         let m = self.add(Op::Read { slot: m }, vec![], id);
@@ -563,13 +572,12 @@ impl<'a> Adapting<'a> {
         self.add(Op::Read { slot }, vec![], id)
     }
 
-    /// The extent of the product's input.
     fn inner(&self, id: NodeId) -> usize {
         let old = self.replay.old;
         old.dims(old.node(id).ins[0])[1]
     }
 
-    /// The slot of a tensor of adapters' weights, one after the other along the first axis.
+    /// A slot that holds one tensor of several adapters, stacked along the first axis.
     fn side_by_side(
         &mut self,
         id: NodeId,
@@ -609,7 +617,7 @@ impl<'a> Adapting<'a> {
         whole
     }
 
-    /// The slot at a path of an adapter of a weight [out, in], made at its first use.
+    /// The slot at `path` for an adapter of a weight [out, in], created at its first use.
     fn slot(&mut self, adapter: &Adapter, path: &str, dims: [usize; 2]) -> SlotId {
         if let Some(slot) = self.replay.new.find_slot(path) {
             return slot;
@@ -631,21 +639,20 @@ impl<'a> Adapting<'a> {
         self.replay.new.add(op, ins, &path)
     }
 
-    /// Where adapters of a product are reported, and their gradients with them.
+    /// The path under which adapters of a product, and their gradients, are reported.
     fn path(&self, at: NodeId) -> String {
         format!("{}{NODES}", self.replay.old.node(at).path)
     }
 }
 
-/// The operation that gathered the rows of x from rows of another tensor of activations, whichever operations rows went
-/// through since, one by one.
+/// The operation that gathered the rows of x from another tensor of activations, traced back through operations that keep rows.
 fn gathered_from(g: &Graph, x: Value) -> Option<NodeId> {
     let mut at = x;
     loop {
         let node = g.node(at.node);
         let from = *node.ins.first()?;
         match (&node.op, &g.node(from.node).op) {
-            // An embedding is read by the numbers of tokens.
+            // An embedding gathers by token ids.
             (Op::Gather {}, Op::Read { .. }) => return None,
             (Op::Gather {}, _) => return Some(at.node),
             // An operation that changes the number of rows has other rows.
@@ -655,8 +662,8 @@ fn gathered_from(g: &Graph, x: Value) -> Option<NodeId> {
     }
 }
 
-/// The key that a dropout of adapters draws by: a function of a path, so that it is the same however products were merged.
-/// Far above the keys that are counted.
+/// The key of an adapter's dropout: a function of a path, so that it does not depend on how products were merged. It lies far
+/// above the keys that are counted.
 fn key(of: &str) -> u64 {
     let hash =
         of.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ b as u64).wrapping_mul(0x0100_0000_01b3));

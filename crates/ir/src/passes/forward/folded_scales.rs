@@ -1,6 +1,6 @@
-//! A learned scale behind a linear layer goes into its weight and bias: (x W + b) s = x (W s) + b s. The scale is then a
-//! pass over the weight, not over the activations, and its gradient comes from the weight's: dW' and db' of the scaled
-//! ones give ds as their sums with W and b.
+//! Folds a learned scale after a linear layer into its weight and bias: (x W + b) s = x (W s) + b s. Scaling is then a pass
+//! over the weight, not over the activations, and the scale's gradient comes from the weight's: the gradients of the scaled
+//! weight and bias, times W and b and summed, are ds.
 
 use std::collections::HashMap;
 
@@ -12,13 +12,13 @@ use crate::ops::product;
 use crate::passes::readers::Readers;
 use crate::replay::{Replay, without_dead};
 
-/// Folds scales of columns in a forward graph; returns how many.
+/// Folds scales of columns in a forward graph; returns their number.
 pub fn folded_scales(g: &Graph) -> (Graph, usize) {
     let find = Readers::new(g);
     let all: HashMap<NodeId, Scaled> =
         g.ids().filter_map(|id| scaled(&find, id)).map(|scaled| (scaled.product, scaled)).collect();
     let mut replay = Replay::new(g);
-    // Slots can be read at any time: the scale, then, where the product stands.
+    // Slots can be read at any time: this makes the scale available at the product.
     for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
         replay.copy(id);
     }
@@ -32,12 +32,12 @@ pub fn folded_scales(g: &Graph) -> (Graph, usize) {
     (without_dead(&replay.finish()), all.len())
 }
 
-/// A product, the bias added to it (where, and the row), and the scale behind that.
+/// A product, the bias addition after it (node and row), and the scale after that.
 struct Scaled {
     product: NodeId,
     bias: Option<(NodeId, Value)>,
     times: NodeId,
-    /// A slot of one axis.
+    /// The read of a slot of one axis.
     scale: Value,
 }
 
@@ -68,8 +68,8 @@ fn fold(replay: &mut Replay<'_>, scaled: &Scaled) {
     replay.set(times.out(0), out);
 }
 
-/// The scaled product that begins with `product`. It has more rows than the weight: where the pass over the weight is the
-/// longer one, the scale stays.
+/// The scaled product that begins with `product`. Only where there are more rows than in the weight: otherwise the pass over
+/// the weight would be the longer one.
 fn scaled(find: &Readers<'_>, product: NodeId) -> Option<Scaled> {
     let node = find.g.node(product);
     let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };

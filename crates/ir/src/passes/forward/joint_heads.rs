@@ -1,5 +1,5 @@
-//! Queries and keys that lie side by side are normed and turned in one pass over memory, by two weights that then lie side by
-//! side as well. Their readers read slices, which cost nothing.
+//! Norms and rotates queries and keys that lie side by side in one pass over memory, with weights that then lie side by side as
+//! well. Readers take slices, which cost nothing.
 
 use std::collections::HashMap;
 
@@ -9,10 +9,10 @@ use crate::passes::forward::merge::{reads, side_by_side};
 use crate::passes::options::Update;
 use crate::replay::{Replay, without_dead};
 
-/// Heads that a norm and a rotation read.
+/// Heads that are normed and rotated.
 struct Heads {
     node: NodeId,
-    /// The tensor that the heads are columns of, and which columns.
+    /// The tensor that has the heads as columns, and the column range.
     whole: Value,
     start: usize,
     heads: usize,
@@ -20,7 +20,7 @@ struct Heads {
     weight: SlotId,
 }
 
-/// Joins pairs of neighbours; returns how many.
+/// Joins pairs of neighbours; returns their number.
 pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
     let all: Vec<Heads> = g.ids().filter_map(|id| heads(g, id)).collect();
     let mut pairs: HashMap<NodeId, (&Heads, &Heads)> = HashMap::new();
@@ -33,7 +33,7 @@ pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
             pairs.insert(b.node, (a, b));
         }
     }
-    // Whatever reads one of two weights, in each application of a block, reads the other beside it.
+    // Whatever reads one of two weights, in each application of a block, must read the other beside it.
     let reads = reads(g);
     let of_weights = |w: [SlotId; 2]| pairs.values().filter(|(a, b)| [a.weight, b.weight] == w).count() / 2;
     let is_whole = |a: &Heads, b: &Heads| {
@@ -48,7 +48,7 @@ pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
     for id in g.ids() {
         match pairs.get(&id) {
             None => _ = replay.copy(id),
-            // The later of the two stands for both: all they read is there.
+            // The joint operation replaces the later of the two, where all inputs of both exist.
             Some((a, b)) if id == a.node.max(b.node) => {
                 let weights = [a.weight, b.weight];
                 let whole = *wholes.entry(a.weight).or_insert_with(|| side_by_side(&mut replay, &weights));
@@ -61,7 +61,7 @@ pub fn joint_heads(g: &Graph, update: &Update) -> (Graph, usize) {
     (without_dead(&replay.finish()), joined)
 }
 
-/// The heads that a node norms and rotates, where they are columns of something wider and the weight is a slot of its own.
+/// The heads that a node norms and rotates, where they are columns of a wider tensor and the weight is a slot of its own.
 fn heads(g: &Graph, id: NodeId) -> Option<Heads> {
     let node = g.node(id);
     let Op::QkNormRope { weight, first: 0, .. } = node.op else { return None };
@@ -76,7 +76,7 @@ fn heads(g: &Graph, id: NodeId) -> Option<Heads> {
     is_split.then_some(Heads { node: id, whole: columns.ins[0], start, heads, size, weight: slot })
 }
 
-/// Whether two are turned by the same angles, and their weights trained alike.
+/// Whether both are rotated by the same angles, and their weights have the same update rule.
 fn is_alike(g: &Graph, a: &Heads, b: &Heads, update: &Update) -> bool {
     let (one, other) = (g.node(a.node), g.node(b.node));
     let (w, v) = (g.slot(a.weight), g.slot(b.weight));

@@ -1,10 +1,10 @@
-//! Products of one input by several weights become one product: the weights lie side by side in memory and the
-//! merged weight is the whole they are parts of. The outputs are slices, which cost nothing. Where each product is
-//! followed by a bias, so are the biases: one addition, and slices of the sum.
+//! Merges products of one input by several weights into one product: the weights lie side by side in memory and are parts of
+//! the merged weight. The outputs are slices, which cost nothing. Where a bias follows each product, the biases are merged too:
+//! one addition, and slices of the sum.
 //!
-//! Weights may be applied several times, to several inputs: they are one slot, and every application is one product. All
-//! that read one of them must read all of them; of weights some of which are also read without the others, those that are
-//! always read together become one.
+//! Weights may be applied several times, to several inputs: they are one slot, and every application is one product. Every
+//! input multiplied by one of them must be multiplied by all of them; of weights some of which are also read without the
+//! others, those that are always read together are merged.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use crate::passes::options::Update;
 use crate::replay::{Replay, users, without_dead};
 use crate::types::TensorType;
 
-/// How many products were merged into how many, by kind.
+/// Number of products merged, and of the products that they became, by kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Merged {
     pub qkv: usize,
@@ -25,7 +25,7 @@ pub struct Merged {
 /// Weights that are always applied together.
 struct Family {
     weights: Vec<SlotId>,
-    /// A vector for each weight that every application adds; empty unless all add one.
+    /// A bias vector for each weight that every application adds; empty unless all weights have one.
     biases: Vec<SlotId>,
     applications: Vec<Application>,
     is_qkv: bool,
@@ -43,7 +43,7 @@ pub fn merge(g: &Graph, qkv: bool, gate_up: bool, update: &Update) -> (Graph, Me
     let families: Vec<Family> =
         find.families().into_iter().filter(|of| if of.is_qkv { qkv } else { gate_up }).collect();
     let mut merged = Merged::default();
-    // The application that a node belongs to, by its family's number and its own.
+    // The application that a node belongs to, as indices of the family and of the application in it.
     let mut chosen: HashMap<NodeId, (usize, usize)> = HashMap::new();
     for (i, family) in families.iter().enumerate() {
         *(if family.is_qkv { &mut merged.qkv } else { &mut merged.gate_up }) += family.applications.len();
@@ -65,7 +65,7 @@ pub fn merge(g: &Graph, qkv: bool, gate_up: bool, update: &Update) -> (Graph, Me
             let wholes = *wholes.entry(at.0).or_insert_with(|| Wholes::of(&mut replay, family));
             product(&mut replay, application, wholes)
         });
-        // With biases, the slices stand for the sums; nothing else reads the products.
+        // With biases, the slices replace the sums; nothing else reads the products.
         let ends = if family.biases.is_empty() { &application.products } else { &application.sums };
         let Some(place) = ends.iter().position(|end| *end == id) else { continue };
         let rows = |s: &SlotId| g.slot(*s).ty.dims[0];
@@ -77,7 +77,7 @@ pub fn merge(g: &Graph, qkv: bool, gate_up: bool, update: &Update) -> (Graph, Me
     (without_dead(&replay.finish()), merged)
 }
 
-/// The slots that the weights and the biases of a family are parts of.
+/// The slots that the weights and the biases of a family become parts of.
 #[derive(Clone, Copy)]
 struct Wholes {
     weight: SlotId,
@@ -92,7 +92,7 @@ impl Wholes {
     }
 }
 
-/// Appends the one product of an application, and the one addition where there are biases.
+/// Appends the merged product of an application, and the merged addition where there are biases.
 fn product(replay: &mut Replay<'_>, application: &Application, wholes: Wholes) -> Value {
     let at = application.products[0];
     let node = replay.old.node(at);
@@ -107,7 +107,7 @@ fn product(replay: &mut Replay<'_>, application: &Application, wholes: Wholes) -
     replay.add(Op::Map { f: E::Add }, vec![y, repeated], at)
 }
 
-/// A slot whose parts are these, one after the other along the first axis.
+/// A slot with these parts, stacked along the first axis.
 pub(super) fn side_by_side(replay: &mut Replay<'_>, parts: &[SlotId]) -> SlotId {
     let g = replay.old;
     let first = g.slot(parts[0]);
@@ -139,8 +139,8 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// Sets of weights, trained alike, that several products `x w^T` of two axes share an x for. Every x is multiplied with all
-    /// weights of the set, and with none beside them that anything but such a product reads. In the order of the graph.
+    /// Sets of weights with the same update rule that several two-axis products `x w^T` apply to a shared x. Every such x is
+    /// multiplied by all weights of the set, and by no other weight that is also read elsewhere. In the order of the graph.
     fn families(&self) -> Vec<Family> {
         let reads = reads(self.g);
         let together = self.products_by_input();
@@ -150,10 +150,10 @@ impl Finder<'_> {
             let having: Vec<usize> = having.map(|(input, _)| input).collect();
             (having.len() == reads[&w]).then_some(having)
         };
-        let whole = |of: &Together| of.weights.iter().all(|w| inputs_of(*w).is_some());
+        let whole = |of: &InputProducts| of.weights.iter().all(|w| inputs_of(*w).is_some());
         let is_whole: Vec<bool> = together.iter().map(whole).collect();
         let mut families: Vec<Family> = vec![];
-        for Together { weights, .. } in &together {
+        for InputProducts { weights, .. } in &together {
             let mut sets: Vec<(Vec<usize>, Vec<SlotId>)> = vec![];
             for weight in weights.iter().copied() {
                 let Some(inputs) = inputs_of(weight) else { continue };
@@ -167,7 +167,7 @@ impl Finder<'_> {
                 if weights.len() < 2 || is_known || !inputs.iter().all(|input| is_whole[*input]) {
                     continue;
                 }
-                let product = |of: &Together, weight: &SlotId| {
+                let product = |of: &InputProducts, weight: &SlotId| {
                     let at = of.weights.iter().position(|own| own == weight);
                     of.products[at.expect("an input of every weight of the set")]
                 };
@@ -188,9 +188,9 @@ impl Finder<'_> {
     }
 
     /// Products of one input, each weight once.
-    fn products_by_input(&self) -> Vec<Together> {
+    fn products_by_input(&self) -> Vec<InputProducts> {
         let g = self.g;
-        let mut all: Vec<Together> = vec![];
+        let mut all: Vec<InputProducts> = vec![];
         for (id, node) in g.ids().zip(&g.nodes) {
             let Op::Product { ta: false, tb: true, base: false, .. } = node.op else { continue };
             let Op::Read { slot } = g.node(node.ins[1].node).op else { continue };
@@ -198,7 +198,7 @@ impl Finder<'_> {
             if !s.class.is_parameter() || s.part.is_some() || node.outs[0].rank() != 2 {
                 continue;
             }
-            let fits = |of: &Together| {
+            let fits = |of: &InputProducts| {
                 let first = g.slot(of.weights[0]);
                 of.x == node.ins[0]
                     && !of.weights.contains(&slot)
@@ -212,7 +212,7 @@ impl Finder<'_> {
                     of.products.push(id);
                     of.weights.push(slot);
                 }
-                None => all.push(Together { x: node.ins[0], products: vec![id], weights: vec![slot] }),
+                None => all.push(InputProducts { x: node.ins[0], products: vec![id], weights: vec![slot] }),
             }
         }
         all
@@ -263,8 +263,7 @@ impl Finder<'_> {
     }
 }
 
-/// Products of one input.
-struct Together {
+struct InputProducts {
     x: Value,
     products: Vec<NodeId>,
     weights: Vec<SlotId>,

@@ -1,5 +1,5 @@
-//! Neighbours that one kernel does in one pass over memory: addition and norm, norm and rotation, gate and up and what is
-//! dropped of them.
+//! Fuses neighbours that one kernel computes in one pass over memory: addition and norm, norm and rotation, gate, up and their
+//! dropout.
 
 use std::collections::{HashMap, HashSet};
 
@@ -23,7 +23,7 @@ pub fn patterns(g: &Graph, norms: bool, elementwise: bool) -> (Graph, Joined) {
     let find = Finder { g, users: &users };
     let mut joined = Joined::default();
     let mut replay = Replay::new(g);
-    // Slots can be read at any time: reading them first lets a fused node stand where its first half stood.
+    // Slots can be read at any time: reading them first lets a fused node take the place of its first half.
     for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
         replay.copy(id);
     }
@@ -50,11 +50,11 @@ pub fn patterns(g: &Graph, norms: bool, elementwise: bool) -> (Graph, Joined) {
             let (at, p) = find.dropout_after(id).unwrap_or((id, 0.0));
             let drawn = g.node(at).ins[1..].iter().filter(|_| at != id);
             if !drawn.clone().all(|v| replay.has(*v)) {
-                // The inputs it draws from come later: the two stay apart.
+                // The dropout's inputs come later: the two stay separate.
                 replay.copy_as(id, Op::Gated { act, p: 0.0 }, vec![replay.get(gate), replay.get(up)]);
             } else {
                 let ins = [&gate, &up].into_iter().chain(drawn).map(|v| replay.get(*v)).collect();
-                // By the key of what draws.
+                // Under the key of the dropout.
                 replay.copy_as(at, Op::Gated { act, p }, ins);
                 taken.insert(at);
             }
@@ -78,7 +78,7 @@ impl Finder<'_> {
         !outside && self.users.get(&v).is_some_and(|u| u.len() == 1)
     }
 
-    /// The norm that reads the sum `id` computes. Its weight and bias are slots, so it may run where the sum does.
+    /// The norm that reads the sum computed by `id`. Its weight and bias are slots, so it can run where the sum does.
     fn norm_after_add(&self, id: NodeId) -> Option<NodeId> {
         let Op::Map { f: E::Add } = self.g.node(id).op else { return None };
         self.users.get(&id.out(0))?.iter().copied().find(|n| {
@@ -108,7 +108,7 @@ impl Finder<'_> {
         })
     }
 
-    /// The dropout that is the only reader of a node, and its share.
+    /// The dropout that is the only reader of a node, and its probability.
     fn dropout_after(&self, id: NodeId) -> Option<(NodeId, f32)> {
         let [reader] = self.users.get(&id.out(0)).filter(|_| self.is_used_once(id.out(0)))?[..] else {
             return None;

@@ -1,4 +1,4 @@
-//! Rotations read their cosines and sines from a table made once, instead of computing them at every use.
+//! Rotations read their cosines and sines from a table computed once, instead of computing them at every use.
 
 use crate::attr::Attr;
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
@@ -7,7 +7,7 @@ use crate::ops::frequency::Frequencies;
 use crate::replay::Replay;
 use crate::types::{DType, TensorType};
 
-/// Gives every rotation a table of `positions` rows; returns how many rotations share how many tables.
+/// Gives every rotation a table of `positions` rows; returns the number of rotations.
 pub fn rope_table(g: &Graph, positions: usize) -> (Graph, usize) {
     let mut replay = Replay::new(g);
     let mut served = 0;

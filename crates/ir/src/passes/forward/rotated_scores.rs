@@ -1,8 +1,8 @@
-//! Linear attention turns queries that are their own keys as it reads them, and their gradient back as it writes it: the
-//! rotated tensor crosses memory neither way and is not computed again for the backward pass.
+//! Linear attention rotates queries that are also the keys as it reads them, and rotates their gradient back as it writes it:
+//! the rotated tensor is never stored and not recomputed for the backward pass.
 //!
-//! Pairs are neighbours, so that whatever piece of a row is read can be turned. Segments fit in one tile: longer ones are read
-//! once for each tile and would be turned as often.
+//! Pairs must be interleaved, so that any piece of a row can be rotated. Segments must fit in one tile: longer ones are read
+//! once for each tile and would be rotated as often.
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Op;
@@ -11,10 +11,10 @@ use crate::ops::linear_attention::{Keys, LinearAttend, Rotary};
 use crate::ops::rope::Pairs;
 use crate::replay::{Replay, users, without_dead};
 
-/// The longest segment that is joined.
+/// The longest segment for which the two are fused.
 pub const MOST_ROWS: usize = 128;
 
-/// Joins rotations to the linear attention that alone reads them; returns how many.
+/// Fuses rotations into the linear attention that is their only reader; returns their number.
 pub fn rotated_scores(g: &Graph) -> (Graph, usize) {
     let users = users(g);
     let is_read_once = |v: Value| {
@@ -39,7 +39,7 @@ pub fn rotated_scores(g: &Graph) -> (Graph, usize) {
     (without_dead(&replay.finish()), joined)
 }
 
-/// Linear attention with the rotation of what it reads, where it has one that it can take over.
+/// Linear attention with the rotation of its queries, where it has one that it can absorb.
 fn turn_of(g: &Graph, id: NodeId) -> Option<LinearAttend> {
     let node = g.node(id);
     let (attend, false) = LinearAttend::of(&node.op)? else { return None };

@@ -1,5 +1,5 @@
-//! Products take on the activation behind them and, in the backward pass, its slope, the sum that is the gradient of a bias, and
-//! the activation where it runs again: each is done while the product still has its rows in registers.
+//! Fuses products with the activation after them and, in the backward pass, with its slope, the row sum that is the gradient of
+//! a bias, and the recomputed activation: all while the product's rows are still in registers.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,14 +10,14 @@ use crate::ops::gated::Act;
 use crate::ops::product::Compute;
 use crate::ops::reduce::Fold;
 use crate::ops::{Op, OpKind, activated_product};
-use crate::passes::gradient::rejoin::Made;
+use crate::passes::gradient::rejoin::Absorbed;
 use crate::passes::readers::Readers;
 use crate::region;
 use crate::replay::{Replay, without_dead};
 use crate::target::Target;
 use crate::types::DType;
 
-/// Joins products to activations, and to their slopes, where the target has kernels for it; returns how many.
+/// Fuses products with activations and with slopes, where the target has kernels; returns both numbers.
 pub fn activated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     let has = |op: OpKind| target.kernel(op, DType::BF16).is_some();
     if !has(OpKind::ActivatedProduct) || !has(OpKind::ActivatedProductGrad) {
@@ -30,11 +30,11 @@ pub fn activated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     let counts = [layers.len(), slopes.len()];
     let of_layers = layers.iter().map(|(id, layer)| (layer.value.node, *id));
     let of_slopes = slopes.iter().flat_map(|(id, slope)| slope.taken().map(move |taken| (taken, *id)));
-    // Nodes that are part of another node, which is not the node itself where an epilogue stays where it is.
+    // Nodes that become part of another node. Not the node itself, where an epilogue stays in place.
     let gone: HashSet<NodeId> =
         of_layers.chain(of_slopes).filter(|(part, whole)| part != whole).map(|(part, _)| part).collect();
     let mut replay = Replay::new(g);
-    // Readers of an activation that runs inside a gradient move behind it.
+    // Readers of an activation that is recomputed inside a gradient move after the gradient.
     let mut waiting: Vec<NodeId> = vec![];
     for id in g.ids().filter(|id| !gone.contains(id)) {
         waiting.push(id);
@@ -54,8 +54,8 @@ pub fn activated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     (without_dead(&replay.finish()), counts)
 }
 
-/// Whether a node is a product of two bf16 matrices, the first as it is stored, in bf16; and if so whether the second is
-/// transposed, and the epilogue.
+/// Whether a node is a product of two bf16 matrices in bf16, the first not transposed; if so, whether the second is transposed,
+/// and the epilogue.
 fn product(g: &Graph, id: NodeId) -> Option<(bool, Epilogue)> {
     let node = g.node(id);
     let Op::Product { ta: false, tb, out: DType::BF16, base: false, compute: Compute::Full, epilogue } =
@@ -67,7 +67,7 @@ fn product(g: &Graph, id: NodeId) -> Option<(bool, Epilogue)> {
     (is_bf16 && node.outs[0].rank() == 2).then_some((tb, epilogue))
 }
 
-/// A product, with its bias, and the activation behind it.
+/// A product with its bias and the activation after it.
 struct Layer {
     act: Act,
     tb: bool,
@@ -84,7 +84,7 @@ fn layer(find: &Readers<'_>, id: NodeId) -> Option<Layer> {
         return Some(Layer { act: Act::Gelu, tb, bias, h: id.out(1), value: id.out(0) });
     }
     matches!(epilogue, Epilogue::None | Epilogue::Bias).then_some(())?;
-    // The first that applies one is the forward pass; others run again.
+    // The first node that applies one is the forward pass; others are recomputations.
     let (act, value) =
         find.of(id).iter().filter_map(|reader| Some((gelu(g, *reader)?, *reader))).min_by_key(|x| x.1)?;
     Some(Layer { act, tb, bias, h: id.out(0), value: value.out(0) })
@@ -110,11 +110,11 @@ impl Layer {
     }
 }
 
-/// A product times the slope of an activation, with what is made of the same.
+/// A product times the slope of an activation, with other values computed from the same inputs.
 struct Slope {
     act: Act,
     tb: bool,
-    /// The product, where it is a node of its own, and the slope.
+    /// The product, where it is a separate node, and the slope.
     parts: Vec<NodeId>,
     /// d, w, h.
     ins: Vec<Value>,
@@ -122,16 +122,16 @@ struct Slope {
     sum: Option<NodeId>,
 }
 
-/// Every product times a slope, by the node it ends in.
+/// Every product times a slope, by its last node.
 fn slopes(find: &Readers<'_>, applied: &HashSet<NodeId>) -> HashMap<NodeId, Slope> {
     let g = find.g;
     let mut slopes: HashMap<NodeId, Slope> =
         g.ids().filter_map(|id| Some((id, slope(find, id, applied)?))).collect();
     let Some(first) = slopes.values().filter_map(|slope| slope.again).min() else { return slopes };
-    let mut made = Made { first, at: HashMap::new() };
+    let mut made = Absorbed { first, at: HashMap::new() };
     for id in g.ids() {
         let Some(slope) = slopes.get_mut(&id) else { continue };
-        // A gradient that depends on what it gives would wait for itself.
+        // A gradient that depends on the value it would compute would be a cycle.
         slope.again = slope.again.filter(|again| !made.depends(g, id, *again));
         made.at.extend(slope.again.map(|again| (again, id)));
     }
@@ -164,13 +164,13 @@ fn slope(find: &Readers<'_>, id: NodeId, applied: &HashSet<NodeId>) -> Option<Sl
     let again = find.of_value(ins[2]).0.iter().find(is_again).copied();
     let is_sum = |reader: &&NodeId| matches!(g.node(**reader).op, Op::Reduce { axis: 0, by: Fold::Sum });
     let sum = find.of(id).iter().find(is_sum).copied().filter(|_| region::is_summed(&g.node(id).outs[0]));
-    // A gradient that is only summed is not stored by the pass over memory that sums it.
+    // A gradient that is only summed needs no store: an elementwise pass can sum it without writing it.
     let is_stored = find.of_value(id.out(0)).1 > sum.is_some() as u32;
     is_stored.then_some(Slope { act, tb, parts, ins, again, sum })
 }
 
 impl Slope {
-    /// The nodes that it stands for, beside the one it stands at.
+    /// The nodes that it replaces, other than the one in whose place it stands.
     fn taken(&self) -> impl Iterator<Item = NodeId> {
         self.parts.iter().copied().chain(self.again).chain(self.sum)
     }

@@ -1,5 +1,5 @@
-//! Small elementwise work that nothing but the end of a plan reads is one launch: a micro-batch adds the gradients of every
-//! norm and bias to their sums, and a launch for each takes longer to start than to run.
+//! Bundles small elementwise nodes that only the end of a plan reads into one launch: a micro-batch adds the gradients of every
+//! norm and bias to their sums, and separate launches would take longer to start than to run.
 
 use std::collections::{HashMap, HashSet};
 
@@ -10,12 +10,12 @@ use crate::passes::place::views;
 use crate::region;
 use crate::replay::{Replay, users};
 
-/// Elements of what is small.
+/// The most elements of a small tensor.
 const SMALL: usize = 1 << 15;
-/// Tensors of a launch at most: each is an argument, and arguments are 4 KiB.
+/// The most tensors per launch: each is an argument, and arguments are limited to 4 KiB.
 const MOST_TENSORS: usize = 300;
 
-/// Counts of launches that were gathered, and of the regions and single nodes inside them.
+/// Number of bundles, and of the regions and single nodes inside them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bundled {
     pub bundles: usize,
@@ -45,8 +45,7 @@ pub fn bundles(g: &Graph) -> (Graph, Bundled) {
     (replay.finish(), Bundled { bundles: chunks.len(), nodes: moved.len() })
 }
 
-/// Small elementwise nodes that no node reads, and that may run last: what they read of slots is overwritten by themselves
-/// alone.
+/// Small elementwise nodes that no node reads and that may run last: only they themselves overwrite the slots that they read.
 fn ends(g: &Graph) -> Vec<NodeId> {
     let users = users(g);
     let mut written: HashMap<SlotId, Vec<(SlotId, NodeId)>> = HashMap::new();
@@ -82,13 +81,13 @@ fn root(g: &Graph, slot: SlotId) -> SlotId {
     g.slot(slot).part.map_or(slot, |part| root(g, part.of))
 }
 
-/// The source of a chain of movements.
+/// The value that a chain of movements starts from.
 fn source(g: &Graph, v: Value) -> Value {
     let node = g.node(v.node);
     if views::is_movement(&node.op) && node.ins.len() == 1 { source(g, node.ins[0]) } else { v }
 }
 
-/// Appends nodes as one.
+/// Appends nodes as one bundle.
 fn bundle(replay: &mut Replay<'_>, ids: &[NodeId]) {
     let g = replay.old;
     let (mut body, mut ins, mut outs) = (Graph::default(), vec![], vec![]);

@@ -1,6 +1,6 @@
-//! Sums over rows are taken by what computes the rows. The gradient of a bias is the sum over rows of a gradient that an
-//! elementwise region, or the gradient of a norm, has just written: it has every element in registers, and a sum of its own
-//! reads them all again. A value that is only summed is not written at all.
+//! Sums over rows are computed by the operation that computes the rows. The gradient of a bias is the sum over rows of a
+//! gradient that an elementwise region, or the gradient of a norm, has just written: that operation has every element in
+//! registers, whereas a separate sum reads them all again. A value that is only summed is not written at all.
 
 use std::collections::HashMap;
 
@@ -12,15 +12,15 @@ use crate::passes::readers::Readers;
 use crate::region;
 use crate::replay::Replay;
 
-/// Fewer rows are a launch's worth of time however they are summed.
+/// With fewer rows a sum takes the time of a launch in any form.
 const LEAST_ROWS: usize = 256;
 
-/// Joins sums to what makes their rows; returns how many.
+/// Fuses sums with the operations that compute their rows; returns their number.
 pub fn column_sums(g: &Graph) -> (Graph, usize) {
     let find = Readers::new(g);
     let (mut replay, mut joined) = (Replay::new(g), 0);
     for (id, node) in g.ids().zip(&g.nodes) {
-        // A sum that was taken stands where its rows are made.
+        // A fused sum is already computed with its rows.
         if matches!(node.op, Op::Reduce { .. }) && replay.has(id.out(0)) {
             continue;
         }
@@ -56,7 +56,7 @@ fn sums_of(find: &Readers<'_>, id: NodeId) -> HashMap<usize, NodeId> {
     outs.filter_map(|(i, _)| Some((i, *find.of_value(id.out(i as u8)).0.iter().find(is_sum)?))).collect()
 }
 
-/// The node `id` as a region that also gives the sums.
+/// The node `id` as a region that also computes the sums.
 fn elementwise(replay: &mut Replay<'_>, find: &Readers<'_>, id: NodeId, sums: &HashMap<usize, NodeId>) {
     let (g, node) = (find.g, find.g.node(id));
     let (mut body, ins) = match &node.op {
@@ -66,7 +66,7 @@ fn elementwise(replay: &mut Replay<'_>, find: &Readers<'_>, id: NodeId, sums: &H
     let mut outs: Vec<(Value, Value)> = vec![];
     for (i, (_, made)) in std::mem::take(&mut body.results).into_iter().enumerate() {
         let v = id.out(i as u8);
-        // Beside its sum, somebody else may read it.
+        // A value with other readers besides its sum stays an output.
         if !sums.contains_key(&i) || find.of_value(v).1 > 1 {
             outs.push((v, made));
         }

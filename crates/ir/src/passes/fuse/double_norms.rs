@@ -1,8 +1,8 @@
-//! A norm, the residual addition behind it and the norm behind that are one operation, and so are their gradients where
-//! nothing trains the weights: what lay between them crosses memory no more.
+//! Fuses a norm, the residual addition after it and the norm after that into one operation, and likewise their gradients where
+//! the weights are frozen: the values between them no longer cross memory.
 //!
-//! A sum h = x + norm(y) can be made again from x and y, which its gradient reads in its stead. Where x is kept for the
-//! gradient before it that is free, so every other sum of the residual stream need not be kept.
+//! A sum h = x + norm(y) can be recomputed from x and y, and the gradient then reads those instead. Where x is kept for the
+//! previous gradient anyway this is free, so every other sum of the residual stream need not be kept.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,8 +15,8 @@ use crate::replay::Replay;
 use crate::target::Target;
 use crate::types::DType;
 
-/// Joins norms in pairs where the target has kernels for it. Returns how many nodes are the forward pass then, and how many
-/// pairs were joined forward and backward.
+/// Fuses norms in pairs where the target has kernels for it. Also returns the new number of forward nodes, and the numbers of
+/// pairs fused forward and backward.
 pub fn double_norms(g: &Graph, forward: usize, target: &Target) -> (Graph, usize, [usize; 2]) {
     let has = |op: OpKind| target.kernel(op, DType::BF16).is_some();
     if !has(OpKind::DoubleNorm) || !has(OpKind::DoubleNormGrad) {
@@ -101,19 +101,19 @@ fn pair(readers: &Readers<'_>, last: NodeId) -> Option<Pair> {
     })
 }
 
-/// The gradients of a pair: `first` is that of the norm behind the addition, and `last` reads what it gives.
+/// The gradients of a pair: `first` is that of the norm after the addition, and `last` reads its result.
 struct Slope {
     pair: Pair,
     first: NodeId,
     last: NodeId,
     add: bool,
-    /// Whether the sum is read, and not made again.
+    /// Whether the sum is read rather than recomputed.
     of_sum: bool,
 }
 
 fn slope(readers: &Readers<'_>, pair: &Pair) -> Option<Slope> {
     let g = readers.g;
-    // Weights that are trained want sums over rows, which the joined gradient does not take.
+    // Trained weights need sums over rows, which the fused gradient does not compute.
     let is_grad = |id: &&NodeId, of: Value, spec: NormSpec| {
         let node = g.node(**id);
         let is_plain = matches!(node.op, Op::RmsNormGrad { sum: false, .. });

@@ -1,5 +1,5 @@
-//! Additions that the producer of one term can do while it writes: products, scatters and the loss's weight gradient
-//! add to a base. A gradient sum then needs no memory of its own and no second pass.
+//! Fuses additions into the operation that computes one of the terms: products, scatters and the loss's weight gradient can add
+//! to a base. A gradient sum then needs no memory of its own and no second pass.
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Op;
@@ -7,13 +7,13 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::thin_product::Thin;
 use crate::replay::Replay;
 
-/// Folds additions into the nodes before them; returns how many.
+/// Fuses additions into the nodes before them; returns their number.
 pub fn epilogues(g: &Graph) -> (Graph, usize) {
     let uses = g.uses();
     let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
     let mut replay = Replay::new(g);
     let mut folded = 0;
-    // Nodes that wait for the addition they go into.
+    // For each node, the addition that it is deferred to.
     let mut waiting: Vec<Option<NodeId>> = vec![None; g.nodes.len()];
     for (id, node) in g.ids().zip(&g.nodes) {
         if !matches!(node.op, Op::Map { f: E::Add }) {
@@ -23,7 +23,7 @@ pub fn epilogues(g: &Graph) -> (Graph, usize) {
             let (term, base) = (g.node(v.node), if *v == node.ins[0] { node.ins[1] } else { node.ins[0] });
             let free = waiting[v.node.0 as usize].is_none() && base.node != v.node && once(*v);
             free && with_base(&term.op, v.out).is_some() && g.ty(*v).dtype == g.ty(base).dtype
-                // A loss node also gives values others read between it and the addition: the base must be a slot.
+                // A loss node also computes values that others read before the addition: the base must be a slot.
                 && (term.outs.len() == 1 || matches!(g.node(base.node).op, Op::Read { .. }))
         };
         // The later term can take the earlier one as its base.
@@ -36,8 +36,8 @@ pub fn epilogues(g: &Graph) -> (Graph, usize) {
     }
     for (id, node) in g.ids().zip(&g.nodes) {
         if let Some(sum) = waiting[id.0 as usize] {
-            // Where the base exists already, the sum is done here and not where it stood: a weight gradient that
-            // waited for the end of the backward pass would keep its operands alive until then.
+            // Where the base already exists, the sum moves to the term and not the term to the sum: a weight gradient deferred
+            // to the end of the backward pass would keep its operands alive until then.
             let (_, base) = sides(g, sum, id);
             if let Op::Read { slot } = g.node(base.node).op
                 && !replay.has(base)
@@ -59,12 +59,12 @@ pub fn epilogues(g: &Graph) -> (Graph, usize) {
     (replay.finish(), folded)
 }
 
-/// Appends the node `of` with the other term of `sum` as its base; the sum is then one of its outputs.
+/// Appends the node `of` with the other term of `sum` as its base; one of its outputs is then the sum.
 fn fold(replay: &mut Replay<'_>, sum: NodeId, of: NodeId) {
     let (term, base) = sides(replay.old, sum, of);
     let node = replay.old.node(of);
     let mut ins: Vec<Value> = node.ins.iter().map(|v| replay.get(*v)).collect();
-    // Behind a product's base stand the scales of 8-bit operands, or what its dropout is drawn by.
+    // The base goes before the scales of 8-bit operands and the inputs of a dropout.
     let behind =
         if matches!(node.op, Op::Product { .. } | Op::ThinProduct { .. }) { node.ins.len() - 2 } else { 0 };
     ins.insert(ins.len() - behind, replay.get(base));
@@ -72,7 +72,7 @@ fn fold(replay: &mut Replay<'_>, sum: NodeId, of: NodeId) {
     replay.set(sum.out(0), new.out(term.out));
 }
 
-/// The term `of` gives to the addition, and the other one.
+/// The term that `of` contributes to the addition, and the other one.
 fn sides(g: &Graph, sum: NodeId, of: NodeId) -> (Value, Value) {
     let ins = &g.node(sum).ins;
     if ins[0].node == of { (ins[0], ins[1]) } else { (ins[1], ins[0]) }

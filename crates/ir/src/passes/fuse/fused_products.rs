@@ -1,5 +1,5 @@
-//! Products take on what follows them: the bias and GELU of a layer, or its ReLU, and in the
-//! backward pass GELU's slope. Each was a pass over memory of its own.
+//! Fuses products with the bias and GELU of a layer, or its ReLU, and in the backward pass with GELU's slope. Each was a
+//! separate pass over memory.
 
 use std::collections::HashMap;
 
@@ -10,11 +10,12 @@ use crate::ops::epilogue::{Epilogue, with};
 use crate::passes::readers::Readers;
 use crate::replay::{Replay, without_dead};
 
-/// Joins `product + bias`, `gelu(product + bias)` and `relu(product)` of a forward graph; returns how many products took something on.
+/// Fuses `product + bias`, `gelu(product + bias)` and `relu(product)` in a forward graph; returns the number of products with
+/// an epilogue.
 pub fn forward(g: &Graph) -> (Graph, usize) {
     let find = Readers::new(g);
     let mut replay = Replay::new(g);
-    // Slots can be read at any time: reading them first lets a product stand where it stood and still have its bias.
+    // Slots can be read at any time: reading them first lets a product stay in place and still have its bias.
     for id in g.ids().filter(|id| matches!(g.node(*id).op, Op::Read { .. })) {
         replay.copy(id);
     }
@@ -60,7 +61,7 @@ pub fn forward(g: &Graph) -> (Graph, usize) {
             }
             None => replay.set(before.out(0), product.out(0)),
         }
-        // The remains of a product that went on have no reader.
+        // The original product has no reader left.
         if before != id {
             replay.set(id.out(0), product.out(0));
         }
@@ -69,7 +70,7 @@ pub fn forward(g: &Graph) -> (Graph, usize) {
     (without_dead(&replay.finish()), joined)
 }
 
-/// A product with the bias added to it (where, and what) and the GELU behind that.
+/// A product with the bias addition (node and row) and the GELU after it.
 struct Layer {
     bias: Option<(NodeId, Value)>,
     gelu: Option<NodeId>,
@@ -91,8 +92,8 @@ fn relu(find: &Readers<'_>, id: NodeId) -> Option<NodeId> {
     find.only(id, E::Relu)
 }
 
-/// Joins `product * gelu'(h)` in a graph with gradients; returns how many. The sum that is a bias's gradient stays a pass of
-/// its own: a library's product that sums as well takes longer than the two.
+/// Fuses `product * gelu'(h)` in a graph with gradients; returns their number. The sum that is a bias's gradient stays a
+/// separate pass: a library's product that also sums takes longer than both.
 pub fn backward(g: &Graph) -> (Graph, usize) {
     let uses = g.uses();
     let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
@@ -111,7 +112,7 @@ pub fn backward(g: &Graph) -> (Graph, usize) {
     (replay.finish(), slopes.len())
 }
 
-/// The product and h where a node is one times GELU's slope at the other.
+/// The product and h, where a node multiplies a product by GELU's slope at h.
 fn slope(g: &Graph, id: NodeId, once: &impl Fn(Value) -> bool) -> Option<(NodeId, Value)> {
     let Op::Map { f: E::Mul } = g.node(id).op else { return None };
     let [a, b] = g.node(id).ins[..] else { return None };

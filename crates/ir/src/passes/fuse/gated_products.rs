@@ -1,5 +1,5 @@
-//! Products take on the gated activation behind them and, in the backward pass, its gradient: gate and up are activated while
-//! the product still has them in registers, and the gradient of the activation's value is never stored.
+//! Fuses products with the gated activation after them and, in the backward pass, with its gradient: gate and up are activated
+//! while the product still has them in registers, and the gradient of the activation's value is never stored.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +12,7 @@ use crate::replay::{Replay, without_dead};
 use crate::target::Target;
 use crate::types::DType;
 
-/// Joins products to gated activations, and to their gradients, where the target has kernels for it; returns how many.
+/// Fuses products with gated activations and with their gradients, where the target has kernels; returns both numbers.
 pub fn gated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     let has = |op: OpKind| target.kernel(op, DType::BF16).is_some();
     if !has(OpKind::GatedProduct) || !has(OpKind::GatedProductGrad) {
@@ -46,7 +46,7 @@ pub fn gated_products(g: &Graph, target: &Target) -> (Graph, [usize; 2]) {
     (without_dead(&replay.finish()), [gates.len(), slopes.len()])
 }
 
-/// Whether a node is a plain product of two bf16 matrices, stored in bf16, the second stored so.
+/// Whether a node is a plain product of two bf16 matrices in bf16, with the second stored as `transposed` says.
 fn is_product(g: &Graph, id: NodeId, transposed: bool) -> bool {
     let node = g.node(id);
     let is_plain = matches!(
@@ -63,7 +63,7 @@ fn is_product(g: &Graph, id: NodeId, transposed: bool) -> bool {
     is_plain && node.outs[0].rank() == 2 && node.ins.iter().all(|v| g.ty(*v).dtype == DType::BF16)
 }
 
-/// The activation that reads a product's first half as its gate and the rest as what is gated, where both are read again: by
+/// The activation that reads a product's first half as the gate and the other half as up, where both halves are read again: by
 /// its gradient.
 fn activation(readers: &Readers<'_>, product: NodeId) -> Option<NodeId> {
     let g = readers.g;
@@ -79,12 +79,12 @@ fn activation(readers: &Readers<'_>, product: NodeId) -> Option<NodeId> {
         is_kept && is_half(node.ins[0], 0) && is_half(node.ins[1], half)
     };
     let (halves, _) = readers.of_value(product.out(0));
-    // Where nothing else reads the halves they need not be stored at all, which is another kernel's work.
+    // Halves that nothing else reads would not have to be stored, which would take another kernel.
     let is_read_again = halves.iter().any(|half| readers.of_value(half.out(0)).1 > 1);
     halves.iter().flat_map(|half| readers.of(*half)).find(is_gated).copied().filter(|_| is_read_again)
 }
 
-/// The product that gives what flows into a gated activation, and nothing else.
+/// The product whose only use is as the gradient of a gated activation's value.
 fn gradient(readers: &Readers<'_>, id: NodeId) -> Option<NodeId> {
     let g = readers.g;
     let node = g.node(id);

@@ -1,5 +1,5 @@
-//! Elementwise nodes of one shape become regions: one launch that runs tile by tile, so what flows inside stays in
-//! cache and owns no memory.
+//! Groups elementwise nodes of one shape into regions: one launch that runs tile by tile, so values inside stay in cache and
+//! use no memory.
 
 use std::collections::HashMap;
 
@@ -10,20 +10,20 @@ use crate::passes::fuse::unit_axes::unit_axes;
 use crate::passes::place::views;
 use crate::replay::{Replay, users};
 
-/// A region reads at most this many tensors: each needs a tile.
+/// A region reads at most this many tensors, because each needs a tile.
 const MAX_INPUTS: usize = 12;
 const MAX_NODES: usize = 32;
-/// Values of so few elements are small.
+/// Number of elements up to which values are small.
 const FEW: usize = 4096;
-/// Launches between an activation and its slope that may run beside it: a weight's gradient, and a sum.
+/// The most launches between an activation and its slope in one region, such as a weight's gradient and a sum.
 const NEAR: usize = 3;
 
-/// Counts of regions, and of the elementwise nodes inside them.
+/// Number of regions, and of the elementwise nodes inside them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
     pub regions: usize,
     pub nodes: usize,
-    /// Elementwise nodes that stand alone: nothing beside them to join.
+    /// Number of elementwise nodes that stay single, with no neighbour to join.
     pub single: usize,
 }
 
@@ -69,8 +69,8 @@ pub fn regions(g: &Graph) -> (Graph, Gathered) {
     (replay.finish(), gathered)
 }
 
-/// The same graph with slots, constants, views of early values and what is small moved up to where their source is, so that
-/// they do not part elementwise neighbours.
+/// Moves slot reads, constants, views of early values and small values up to their sources, so that they do not separate
+/// elementwise neighbours.
 fn early(g: &Graph) -> Graph {
     let mut at: Vec<u32> = vec![0; g.nodes.len()];
     for (id, node) in g.ids().zip(&g.nodes) {
@@ -79,7 +79,7 @@ fn early(g: &Graph) -> Graph {
             Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. } => {
                 at[node.ins[0].node.0 as usize]
             }
-            // The inputs of a few numbers may be far away; they cost nothing to keep. Exchanges stay where they are.
+            // Inputs of few elements may be far away, because keeping them costs nothing. Exchanges stay in place.
             Op::Map { .. } => id.0,
             _ if node.op.kind().is_collective() => id.0,
             _ if node.outs.iter().all(|out| out.elements() <= FEW) => {
@@ -97,7 +97,7 @@ fn early(g: &Graph) -> Graph {
     replay.finish()
 }
 
-/// Elementwise nodes in groups, by the number of their group's first node.
+/// Elementwise nodes in groups, by the index of each group's first node.
 fn groups(g: &Graph) -> Vec<Vec<NodeId>> {
     let mut grouping = Grouping { g, groups: vec![], member: HashMap::new(), activated: HashMap::new() };
     let mut launches: Vec<usize> = vec![];
@@ -110,8 +110,8 @@ fn groups(g: &Graph) -> Vec<Vec<NodeId>> {
     grouping.groups
 }
 
-/// A node joins the groups of its inputs, all of them or one; or, near by, an activation and its slope at the same input
-/// are each other's group.
+/// Groups of nodes. A node joins the groups of its inputs, all of them or one; a nearby activation and slope at the same input
+/// also form a group.
 struct Grouping<'a> {
     g: &'a Graph,
     groups: Vec<Vec<NodeId>>,
@@ -129,23 +129,24 @@ impl Grouping<'_> {
         }
         let beside = activation.and_then(|of| self.activated.get(&of)).copied();
         let beside = beside.filter(|group| is_near(self.groups[*group][0]));
-        let ways =
+        let candidates =
             [of_inputs.clone()].into_iter().chain(of_inputs.iter().chain(&beside).map(|one| vec![*one]));
-        let joined = ways.filter(|some| !some.is_empty()).find_map(|some| {
-            let mut ids: Vec<NodeId> = some.iter().flat_map(|group| &self.groups[*group]).copied().collect();
+        let joined = candidates.filter(|chosen| !chosen.is_empty()).find_map(|chosen| {
+            let mut ids: Vec<NodeId> =
+                chosen.iter().flat_map(|group| &self.groups[*group]).copied().collect();
             ids.push(id);
             ids.sort();
-            self.may_be_one(&ids).then_some((some, ids))
+            self.may_be_one(&ids).then_some((chosen, ids))
         });
         let (group, ids) = match joined {
             None => {
                 self.groups.push(vec![]);
                 (self.groups.len() - 1, vec![id])
             }
-            Some((some, ids)) => {
-                some.iter().for_each(|group| self.groups[*group].clear());
-                self.activated.values_mut().filter(|of| some.contains(of)).for_each(|of| *of = some[0]);
-                (some[0], ids)
+            Some((chosen, ids)) => {
+                chosen.iter().for_each(|group| self.groups[*group].clear());
+                self.activated.values_mut().filter(|of| chosen.contains(of)).for_each(|of| *of = chosen[0]);
+                (chosen[0], ids)
             }
         };
         ids.iter().for_each(|id| _ = self.member.insert(*id, group));
@@ -153,7 +154,7 @@ impl Grouping<'_> {
         self.activated.extend(activation.map(|of| (of, group)));
     }
 
-    /// Whether nodes, in order, can run where the first stands: all they need from elsewhere exists before it.
+    /// Whether nodes, in order, can run in place of the first: all their outside inputs exist before it.
     fn may_be_one(&self, ids: &[NodeId]) -> bool {
         let dims = |id: &NodeId| &self.g.node(*id).outs[0].dims;
         let outside = outside(self.g, ids);
@@ -168,7 +169,7 @@ fn is_launch(op: &Op) -> bool {
     !matches!(op, Op::Read { .. } | Op::Fill { .. } | Op::Map { .. }) && !views::is_movement(op)
 }
 
-/// The values a set of nodes reads from elsewhere, each once.
+/// The values that a set of nodes reads from outside, each once.
 fn outside(g: &Graph, ids: &[NodeId]) -> Vec<Value> {
     let mut found = vec![];
     for v in ids.iter().flat_map(|id| &g.node(*id).ins) {
@@ -179,7 +180,7 @@ fn outside(g: &Graph, ids: &[NodeId]) -> Vec<Value> {
     found
 }
 
-/// Nodes as the body of a region that gives some of their values, and what it reads.
+/// Nodes as the body of a region with the outputs `outs`, and the values that it reads.
 pub(super) fn body(g: &Graph, ids: &[NodeId], outs: &[Value]) -> (Graph, Vec<Value>) {
     let ins = outside(g, ids);
     let mut body = Graph::default();

@@ -1,5 +1,5 @@
-//! Adapters' products that drop what they read or what they write as it passes. A dropout of its own would be another two
-//! passes over the wide tensor, which take longer than the product.
+//! Fuses dropouts into adapters' products that read or write the dropped tensor. A separate dropout would take another two
+//! passes over the wide tensor, longer than the product itself.
 
 use std::collections::{HashMap, HashSet};
 
@@ -13,7 +13,7 @@ use crate::replay::Replay;
 use crate::target::Target;
 use crate::types::DType;
 
-/// Joins dropouts to the thin product behind or before them, where the target has a kernel for it; returns how many.
+/// Fuses dropouts with the thin product after or before them, where the target has a kernel for it; returns their number.
 pub fn thin_products(g: &Graph, target: &Target) -> (Graph, usize) {
     if target.kernel(OpKind::ThinProduct, DType::BF16).is_none() {
         return (g.clone(), 0);
@@ -44,7 +44,7 @@ struct Join {
     key: u64,
 }
 
-/// The product that a dropout is joined to: the one that alone reads it, or the one whose result it alone reads.
+/// The product that a dropout is fused with: its only reader, or the product whose only reader it is.
 fn join(readers: &Readers<'_>, dropout: NodeId) -> Option<Join> {
     let g = readers.g;
     let &Node { op: Op::Dropout { p }, ref ins, key, .. } = g.node(dropout) else { return None };
@@ -76,14 +76,14 @@ fn factors(node: &Node) -> Option<[Value; 2]> {
     }
 }
 
-/// Whether a product is one of this form, in types and extents that kernels are written for.
+/// Whether a product has this form, with types and extents that kernels support.
 fn is_thin(g: &Graph, form: Thin, product: NodeId, factors: [Value; 2]) -> bool {
     let node = g.node(product);
     let Op::Product { ta, tb, out, .. } = node.op else { return false };
     let types = factors.map(|v| g.ty(v));
     let wanted = if form == Thin::Weight { DType::F32 } else { DType::BF16 };
-    let is_so = [ta, tb] == form.turned() && out == wanted;
-    if !is_so || types.iter().any(|ty| ty.dtype != DType::BF16 || ty.rank() != 2) {
+    let has_form = [ta, tb] == form.turned() && out == wanted;
+    if !has_form || types.iter().any(|ty| ty.dtype != DType::BF16 || ty.rank() != 2) {
         return false;
     }
     let [rank, width] = form.extents(types);

@@ -1,17 +1,17 @@
-//! An axis of extent 1 that comes or goes does not part small elementwise neighbours: the first is computed in the shape the
-//! second reads it in. Gradients of biases are rows [1, N] on the way to vectors [N].
+//! Computes small elementwise values in the shape in which they are read, so that adding or removing an axis of extent 1 does
+//! not separate neighbours. Gradients of biases are rows [1, N] that become vectors [N].
 
 use crate::graph::{Graph, Value};
 use crate::ops::Op;
 use crate::replay::{Replay, users, without_dead};
 
-/// Elements of what is small: larger values stay where they are computed, for the sake of what they are made of.
+/// The most elements of a small value. Larger values stay where they are computed, so that their inputs need not be kept.
 const SMALL: usize = 1 << 15;
 
 pub fn unit_axes(g: &Graph) -> Graph {
     let (uses, users) = (g.uses(), users(g));
     let is_map = |v: Value| matches!(g.node(v.node).op, Op::Map { .. });
-    // A value read by other movements may have its neighbours in the shape it has.
+    // A value that other movements read may have neighbours in its present shape.
     let is_for_maps = |v: Value| users.get(&v).is_some_and(|by| by.iter().all(|id| is_map(id.out(0))));
     let is_read_once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
     let mut replay = Replay::new(g);

@@ -1,14 +1,12 @@
-//! The running average of what is trained: `apply` moves it towards the weights after every update, and evaluation reads
-//! it in their place.
+//! The running average of trained parameters: `apply` moves it towards the weights after every update, and evaluation reads it
+//! in their place.
 //!
-//! a' = a + r (p' - a) with r = max(1 - decay, 9 / (10 + n)) after n applied updates, which is the usual warm-up: the decay
-//! is min(decay, (1 + n) / (10 + n)), so that an average forgets first values as fast as it has seen later ones. An update that
-//! is left out moves nothing. Averages are f32 and begin as the weights; an update costs 12 bytes of traffic more a
-//! parameter.
+//! a' = a + r (p' - a) with r = max(1 - decay, 9 / (10 + n)) after n applied updates, which is the usual warm-up: the decay is
+//! min(decay, (1 + n) / (10 + n)), so that an average forgets first values as fast as it has seen later ones. A skipped update
+//! changes nothing. Averages are f32 and start as the weights; an update costs 12 more bytes of traffic per parameter.
 //!
-//! The pass comes last. Its readers cast averages to bf16 beside their use, because a copy would be kept and written by every
-//! update for the sake of the few that are evaluated; and row norms of DoRA are computed from averages for the same
-//! reason.
+//! The pass comes last. Readers of averages cast them to bf16 beside their use, because a stored copy would have to be written
+//! by every update although few of them are evaluated; row norms of DoRA are computed from averages for the same reason.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -37,7 +35,7 @@ pub fn averaged_weight(path: &str) -> Option<&str> {
     path.strip_prefix(SCOPE)
 }
 
-/// r: the share of the way that averages go, by how many updates were applied and whether this one was.
+/// r, from the number of applied updates and whether this one was applied; 0 if it was not.
 pub(super) fn rate<'g>(decay: f64, updates: Tensor<'g>, is_finite: Tensor<'g>) -> Tensor<'g> {
     let least = updates.b.fill(1.0 - decay, DType::F32, &[1]);
     is_finite * updates.offset(10.0).recip().scale(9.0).zip(E::Max, least)
@@ -49,8 +47,9 @@ pub(super) fn moved<'g>(average: Tensor<'g>, weight: Tensor<'g>, rate: Tensor<'g
     average + (weight - average) * rate.reshape(&vec![1; dims.len()]).broadcast(&dims)
 }
 
-/// Lets evaluation, and the plans that write samples beside it, read averages, where `apply` makes any. Gives how many parameters
-/// are read so. Those of which ranks have shares are gathered into the slots of the weights before (`shards`).
+/// Makes evaluation, and the plans that generate samples beside it, read averages where `apply` updates any. Returns the number
+/// of parameters read as averages. Sharded averages are instead gathered into the slots of the weights before evaluation
+/// (`shards`).
 pub(crate) fn bind(graphs: &mut [(Role, Graph)], adapters: &[Adapter], divided: &[Divided]) -> usize {
     let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply) else { return 0 };
     let gathered = shards::inside(apply, divided);
@@ -85,7 +84,7 @@ fn bound(g: &Graph, has_average: impl Fn(&str) -> bool, adapters: &[Adapter]) ->
     let norms = norms(&b, g, adapters, beside);
     let mut replay = Replay::new(g);
     replay.new = b.finish();
-    // Copies that are read, which are cast where they are first used and not where they are named.
+    // Reads of bf16 copies, which become casts of averages at their first use rather than at the read.
     let mut narrow: HashMap<Value, SlotId> = HashMap::new();
     for id in g.ids() {
         let node = g.node(id);
@@ -111,7 +110,7 @@ fn bound(g: &Graph, has_average: impl Fn(&str) -> bool, adapters: &[Adapter]) ->
     (replay.finish(), sources.len())
 }
 
-/// 1 / ||W + s B A|| for every slot of `g` that holds any, from the tensors that `beside` names for those of adapters.
+/// 1 / ||W + s B A|| for every slot of `g` that holds any; `beside` maps the paths of an adapter's tensors to those to read.
 fn norms(
     b: &Builder,
     g: &Graph,
@@ -126,7 +125,7 @@ fn norms(
         });
         norms.insert(slot, norm.v);
     }
-    // Weights that share a product have theirs side by side.
+    // Norms of weights that share a product lie side by side.
     let parts = norms.keys().filter_map(|slot| Some((g.slot(*slot).part?, *slot)));
     let mut wholes: BTreeMap<SlotId, Vec<(usize, SlotId)>> = BTreeMap::new();
     parts.for_each(|(part, slot)| wholes.entry(part.of).or_default().push((part.offset, slot)));

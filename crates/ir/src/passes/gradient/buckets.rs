@@ -1,12 +1,13 @@
-//! Buckets: how the ranks of a shard group divide a region among themselves.
+//! Buckets: the division of a region among the ranks of a shard group.
 //!
-//! The layout of a region does not depend on ranks: a layer's parameters are a unit, which begins at a multiple of `CHUNK`
-//! elements. A bucket is a run of units that is exchanged at once. In the region's slots it ends in padding, so that every rank
-//! has as many chunks of it as the others; a rank's share of the region has its shares of all buckets side by side. So a tensor,
-//! which lies in one unit, has one range of elements on a rank, and no chunk and no block of 8-bit moments lies on two.
+//! The layout of a region does not depend on the number of ranks: a layer's parameters are a unit, which begins at a multiple
+//! of `CHUNK` elements. A bucket is a run of units that is exchanged at once. In the region's slots it ends in padding, so that
+//! every rank has equally many chunks of it; a rank's share of the region is the concatenation of its shares of all buckets. So
+//! a tensor, which lies in one unit, has one range of elements on a rank, and no chunk and no block of 8-bit moments is
+//! divided.
 //!
-//! Where an update needs whole matrices a rank has whole layers. A bucket is then a run of equal layers, as many for each rank, and layers
-//! that are missing at its end are padding: every rank has the same matrices, at the same places of its share.
+//! Where an update needs whole matrices a rank has whole layers. A bucket is then a run of equal layers, the same number for
+//! each rank, padded with missing layers at its end: every rank has the same matrices, at the same offsets of its share.
 
 use std::ops::Range;
 
@@ -17,18 +18,18 @@ use crate::passes::options::Options;
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct Bucket {
-    /// Its elements in the layout.
+    /// Its range in the layout.
     pub layout: Range<usize>,
-    /// Its first element in the region's slots.
+    /// Index of its first element in the region's slots.
     pub place: usize,
-    /// Its first element in a rank's share of the region.
+    /// Index of its first element in a rank's share of the region.
     pub at: usize,
-    /// The elements that each rank has of it, padding among them.
+    /// Number of its elements on each rank, including padding.
     pub share: usize,
 }
 
 impl Bucket {
-    /// The same in a slot that has one number for a block of elements.
+    /// The same bucket in a slot with one element per block.
     pub fn by(&self, block: usize) -> Bucket {
         let layout = self.layout.start / block..self.layout.end / block;
         Bucket { layout, place: self.place / block, at: self.at / block, share: self.share / block }
@@ -61,7 +62,7 @@ pub(super) fn buckets(units: &[usize], elements: usize, most: usize, o: &Options
     buckets
 }
 
-/// The buckets of a region of which ranks have whole layers: about `most`, and at least one a run of equal layers.
+/// The buckets of a region whose layers are not divided: about `most`, and at least one per run of equal layers.
 pub(super) fn buckets_of_layers(runs: &[Run<'_>], most: usize, o: &Options) -> Vec<Bucket> {
     let ways = o.mesh.ways(Axis::Shard);
     let layers: usize = runs.iter().map(|run| run.count).sum();

@@ -1,7 +1,8 @@
-//! From a forward graph with results `loss` (a weighted sum) and `weight` to the graph of one micro-batch: forward,
-//! backward, and sums of gradients, loss and weight that cross micro-batches. Results whose names begin with `sum.` are
-//! carried as the loss is. Nothing is divided here: `apply` does that once a step, so any split into micro-batches gives the
-//! same update.
+//! Differentiation: turns a forward graph with results `loss` (a weighted sum) and `weight` into the graph of one micro-batch,
+//! with forward and backward pass, and sums of gradients, loss and weight that accumulate over micro-batches.
+//!
+//! Results whose names begin with `sum.` are accumulated like the loss. Nothing is normalised here: `apply` does that once a
+//! step, so any split into micro-batches gives the same update.
 
 use std::collections::BTreeSet;
 
@@ -17,22 +18,22 @@ use crate::types::{DType, TensorType};
 pub struct Trained {
     pub graph: Graph,
     pub forward: usize,
-    /// The trained slots and the sums of their gradients.
+    /// The trained slots, each with the slot of its gradient sum.
     pub weights: Vec<(SlotId, SlotId)>,
 }
 
 pub const LOSS_SUM: &str = "carry.loss";
 pub const WEIGHT_SUM: &str = "carry.weight";
-/// The prefix of results that are sums over samples beside the loss, and of the slots that carry them.
+/// The prefix of results that are accumulated over samples like the loss, and of the slots that accumulate them.
 pub const SUM: &str = "sum.";
 pub const CARRIED_SUM: &str = "carry.sum.";
 
-/// The slot a parameter's gradient is summed in.
+/// The slot that accumulates a parameter's gradient.
 pub fn gradient_path(weight: &str) -> String {
     format!("gradient.{weight}")
 }
 
-/// Takes parameters out of training; returns how many tensors that is.
+/// Excludes parameters from training; returns the number of tensors.
 pub fn freeze(g: &mut Graph, paths: &BTreeSet<String>) -> usize {
     let frozen = |s: &&mut Slot| s.class == Class::Weight && paths.contains(&s.path);
     g.slots.iter_mut().filter(frozen).map(|s| s.class = Class::Frozen).count()
@@ -66,7 +67,7 @@ pub fn differentiate(g: &Graph) -> Trained {
         let slot = b.edit(|g| {
             g.add_slot(Slot { path: path.into(), ty, class: Class::Carry, init: Init::Zeros, part: None })
         });
-        // Term by term onto the sum: each producer can then add to it in place.
+        // Adds term by term onto the sum, so that each producer can add to it in place.
         let sum =
             b.at_path(path, || terms(&b, value, forward).into_iter().fold(b.read(slot), |sum, t| sum + t));
         b.write(slot, sum);
@@ -99,7 +100,7 @@ fn terms<'g>(b: &'g Builder, value: Tensor<'_>, forward: usize) -> Vec<Tensor<'g
     }
 }
 
-/// A flat type of `n` elements of the slots' type.
+/// The type of a flat slot of `n` elements.
 pub(super) fn flat(n: usize) -> TensorType {
     TensorType::new(DType::F32, [n])
 }

@@ -1,6 +1,6 @@
-//! Shares of what nothing trains. Frozen weights have no region, because nothing updates them; where layers' weights are gathered as
-//! they are read, they are laid out in units and divided as trained ones are. So of a large base beside small adapters a rank
-//! has its share alone.
+//! Shards of frozen weights. Frozen weights have no region, because nothing updates them; where layers' weights are gathered as
+//! they are read, they are laid out in units and divided like trained ones, so a rank holds only its share of a large base
+//! beside small adapters.
 
 use crate::graph::{Class, Graph, Slot, SlotId, SlotPart};
 use crate::mesh::Axis;
@@ -11,10 +11,10 @@ use crate::passes::gradient::shards::{Divided, shard_path};
 use crate::passes::options::Options;
 use crate::types::{DType, TensorType};
 
-/// A weight starts at a multiple of this many elements, so that kernels find it as aligned as a slot.
+/// A weight starts at a multiple of this many elements, so that it is aligned like a slot.
 const ALIGN: usize = 128;
 
-/// Lays the frozen matrices of each type out in a slot, in the graph whose slots all plans share, and divides it.
+/// Lays out the frozen matrices of each type in one slot and divides it. `g` is the graph whose slots all plans share.
 pub(crate) fn divide(g: &mut Graph, o: &Options) -> Vec<Divided> {
     let mut divided = vec![];
     for dtype in [DType::BF16, DType::F32] {
@@ -57,7 +57,7 @@ fn lay_out(g: &mut Graph, weights: &[SlotId], dtype: DType, o: &Options) -> Divi
     shares_of(g, whole, &shard_path(&path), &buckets, ways).1
 }
 
-/// The weights of each layer together, and every other one by itself.
+/// The weights of each layer together, and every other weight by itself.
 fn units(g: &Graph, weights: &[SlotId]) -> Vec<Vec<SlotId>> {
     let mut units: Vec<(&str, Vec<SlotId>)> = vec![];
     for &weight in weights {

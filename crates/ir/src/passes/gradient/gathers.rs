@@ -1,17 +1,18 @@
-//! Gathers: where ranks have shares of the weights that layers read, a layer's are put together right before it reads them.
+//! Gathers: where ranks shard the weights that layers read, a layer's weights are gathered right before it reads them.
 //!
-//! A unit is a layer, or weights that lie in none. The launches that read it one after the other, with no other unit read in
-//! between, are a visit: the forward pass visits each unit, and the backward pass visits them again from the last to the first.
-//! For each visit the unit is gathered, and views of what arrives stand in place of its weights. Nothing holds them between visits,
-//! whatever `recompute` keeps, unless `keep_gathered` makes one visit of all.
+//! A unit is a layer, or a weight outside layers. A visit is a sequence of launches that read one unit with no other unit read
+//! in between: the forward pass visits each unit, and the backward pass visits them again from the last to the first. Each
+//! visit gathers its unit, and views of the gathered buffer replace its weights. Nothing holds the buffer between visits,
+//! whatever `recompute` keeps, unless `keep_gathered` merges the visits of a unit into one.
 //!
-//! The gathers of a visit stand where the visit before it begins, and so run beside it: at any time a plan has the unit that
-//! it reads and the next one, and no third. Without overlap they stand where their own visit begins, and the plan has one.
+//! The gathers of a visit are placed where the previous visit begins, and so overlap it: at any time a plan holds the unit that
+//! it reads and the next one, but no third. Without overlap they are placed where their own visit begins, and the plan holds
+//! one unit.
 //!
-//! Codes of 8 bits are made of what was gathered, by the operation that makes them at other levels: the bits are the same.
-//! Evaluation gathers averages, where they are kept, in place of weights.
+//! 8-bit codes are quantised from the gathered buffer, by the operation that quantises them at other levels of sharding, with
+//! the same bits. Evaluation gathers averages, where they are kept, in place of weights.
 //!
-//! The pass comes behind those that fuse and recompute, which see reads of slots as they do on one rank.
+//! The pass runs after those that fuse and recompute, which see reads of slots as on one rank.
 
 use std::collections::HashMap;
 
@@ -30,7 +31,7 @@ use crate::replay::{Replay, without_dead};
 use crate::types::{DType, TensorType};
 use crate::verify::extent;
 
-/// Gathers weights in every graph that reads some of which ranks have shares. Gives how many gathers each graph has.
+/// Gathers weights in every graph that reads sharded ones. Returns the number of gathers in each graph.
 pub(crate) fn gathers(
     graphs: &mut Vec<(Role, Graph)>,
     divided: &[Divided],
@@ -58,7 +59,7 @@ pub(crate) fn gathers(
     counts
 }
 
-/// Whether a gather brings a unit's weights, and so has its place: what it sends is in slots before the plan begins.
+/// Whether a gather brings the weights of a unit, which lie in slots before the plan begins; `prefetch` must not move it.
 pub(crate) fn is_of_unit(g: &Graph, id: NodeId) -> bool {
     let is_slot = |v: Value| matches!(g.node(v.node).op, Op::Read { .. });
     let node = g.node(id);
@@ -69,7 +70,7 @@ pub(crate) fn is_of_unit(g: &Graph, id: NodeId) -> bool {
     }
 }
 
-/// The weight that a slot holds, as it is kept, in bf16 or in 8 bits.
+/// The weights that a slot may hold, with their encodings.
 pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, WeightEncoding)> {
     let codes = ["rows", "columns", "scale"].into_iter().enumerate();
     let codes = codes.filter_map(move |(out, what)| {
@@ -80,7 +81,7 @@ pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, WeightEncodin
     [(path, WeightEncoding::Kept)].into_iter().chain(copy).chain(codes)
 }
 
-/// The form in which a slot holds a weight.
+/// The encoding of a weight in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum WeightEncoding {
     Kept,
@@ -90,24 +91,24 @@ pub(super) enum WeightEncoding {
     Codes(u8),
 }
 
-/// Where a weight lies among what ranks divide.
+/// Location of a weight in the sharded slots.
 struct Weight {
     divided: usize,
     bucket: usize,
-    /// Its first element in the bucket.
+    /// Index of its first element in the bucket.
     start: usize,
 }
 
-/// The weights that ranks have shares of.
+/// The sharded weights.
 struct Shares<'a> {
     divided: &'a [Divided],
-    /// Type and class of each share.
+    /// Type and class of each sharded slot.
     kept_as: Vec<(DType, Class)>,
-    /// By path.
+    /// Locations of weights, by path.
     weights: HashMap<String, Weight>,
-    /// The unit of each bucket, by the numbers of what is divided and of the bucket.
+    /// The unit of each bucket, by the indices of the sharded slot and of the bucket.
     units: HashMap<(usize, usize), String>,
-    /// The share of averages beside each share of weights.
+    /// The sharded slot of averages for each sharded slot of weights.
     averages: HashMap<usize, usize>,
 }
 
@@ -153,29 +154,29 @@ impl Shares<'_> {
         &self.units[&(weight.divided, weight.bucket)]
     }
 
-    /// The bucket to gather for a weight that is read in a form.
-    fn wanted(&self, weight: &Weight, form: WeightEncoding) -> Wanted {
+    /// The bucket to gather for a weight that is read in an encoding.
+    fn bucket_copy(&self, weight: &Weight, form: WeightEncoding) -> BucketCopy {
         let is_trained = self.kept_as[weight.divided].1 == Class::Weight;
         let (divided, bucket) = (weight.divided, weight.bucket);
-        Wanted { divided, bucket, is_copy: is_trained && form != WeightEncoding::Kept }
+        BucketCopy { divided, bucket, is_copy: is_trained && form != WeightEncoding::Kept }
     }
 }
 
-/// A bucket that is gathered, and whether in bf16 although it is kept in f32.
+/// A bucket to gather, and whether it is gathered in bf16 although it is stored in f32.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-struct Wanted {
+struct BucketCopy {
     divided: usize,
     bucket: usize,
     is_copy: bool,
 }
 
-/// Launches that read a unit one after the other.
+/// A sequence of launches that read one unit.
 struct Visit {
     first: NodeId,
-    wanted: Vec<Wanted>,
+    copies: Vec<BucketCopy>,
 }
 
-/// The visits of a graph, and in which of them a node reads a unit.
+/// The visits of a graph, and the visit in which each node reads each unit.
 fn visits<'a>(reads: &Reads<'a>, keeps: bool) -> (Vec<Visit>, HashMap<(NodeId, &'a str), usize>) {
     let (mut visits, mut visited): (Vec<Visit>, HashMap<_, usize>) = (vec![], HashMap::new());
     let mut last: HashMap<&str, (NodeId, usize)> = HashMap::new();
@@ -189,22 +190,22 @@ fn visits<'a>(reads: &Reads<'a>, keeps: bool) -> (Vec<Visit>, HashMap<(NodeId, &
             let visit = match last.get(unit) {
                 Some((known, visit)) if !is_left(*known) => *visit,
                 _ => {
-                    visits.push(Visit { first: id, wanted: vec![] });
+                    visits.push(Visit { first: id, copies: vec![] });
                     visits.len() - 1
                 }
             };
             last.insert(unit, (id, visit));
             visited.insert((id, unit), visit);
-            let (wanted, known) = (reads.shares.wanted(weight, form), &mut visits[visit].wanted);
-            if !known.contains(&wanted) {
-                known.push(wanted);
+            let (copy, known) = (reads.shares.bucket_copy(weight, form), &mut visits[visit].copies);
+            if !known.contains(&copy) {
+                known.push(copy);
             }
         }
     }
     (visits, visited)
 }
 
-/// A graph, and the weights that it reads of which ranks have shares.
+/// A graph, and the sharded weights that it reads.
 struct Reads<'a> {
     g: &'a Graph,
     shares: &'a Shares<'a>,
@@ -236,7 +237,7 @@ impl<'a> Reads<'a> {
     }
 }
 
-/// The graph with its gathers, and how many these are.
+/// The graph with its gathers, and their number.
 fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Graph, usize) {
     let reads = Reads { g, shares };
     let (visits, visited) = visits(&reads, o.keep_gathered);
@@ -245,19 +246,19 @@ fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Gra
         role,
         gather: gather_op(o),
         replay: Replay::new(g),
-        arrived: HashMap::new(),
+        gathered: HashMap::new(),
         views: HashMap::new(),
         codes: HashMap::new(),
     };
     let mut due = 0;
     for id in g.ids() {
-        // Beside the visit before; the first visit's begin with the plan.
+        // At the start of the previous visit; for the first visit, at the start of the plan.
         let begins = |due: usize| match due.checked_sub(o.overlap as usize) {
             Some(visit) => visits[visit].first <= id,
             None => true,
         };
         while due < visits.len() && begins(due) {
-            visits[due].wanted.iter().for_each(|wanted| gathering.gather(due, *wanted));
+            visits[due].copies.iter().for_each(|copy| gathering.gather(due, *copy));
             due += 1;
         }
         if reads.weight(id.out(0)).is_some() {
@@ -271,33 +272,33 @@ fn with_gathers(g: &Graph, shares: &Shares<'_>, role: Role, o: &Options) -> (Gra
         let ins = node.ins.iter().map(value).collect();
         gathering.replay.copy_as(id, node.op.clone(), ins);
     }
-    (gathering.replay.finish(), gathering.arrived.len())
+    (gathering.replay.finish(), gathering.gathered.len())
 }
 
-/// A graph on the way to one with gathers.
+/// A graph while its gathers are added.
 struct Gathering<'a> {
     reads: &'a Reads<'a>,
     role: Role,
     gather: Op,
     replay: Replay<'a>,
-    /// By the number of the visit, as all below.
-    arrived: HashMap<(usize, Wanted), Value>,
+    /// Gathered buckets. Here and below keys begin with the index of the visit.
+    gathered: HashMap<(usize, BucketCopy), Value>,
     views: HashMap<(usize, Value), Value>,
-    /// The nodes that quantise weights, by these.
+    /// The nodes that quantise weights, by visit and weight.
     codes: HashMap<(usize, &'a str), NodeId>,
 }
 
 impl Gathering<'_> {
-    /// Brings the elements of a bucket of all ranks.
-    fn gather(&mut self, visit: usize, wanted: Wanted) {
-        let Wanted { divided: number, bucket, is_copy } = wanted;
+    /// Gathers the elements of a bucket from all ranks.
+    fn gather(&mut self, visit: usize, copy: BucketCopy) {
+        let BucketCopy { divided: number, bucket, is_copy } = copy;
         let shares = self.reads.shares;
         let average = shares.averages.get(&number).filter(|_| self.role == Role::Eval);
         let source = *average.unwrap_or(&number);
         let Divided { shard, buckets, .. } = &shares.divided[source];
         let shard = bucket_path(shard, bucket, buckets.len());
         let (kept, class) = shares.kept_as[source];
-        // Of averages there is no copy in bf16, because few plans read them.
+        // Averages have no bf16 copy, because few plans read them.
         let (path, dtype, class) = match is_copy && average.is_none() {
             true => (copy_path(&shard), DType::BF16, Class::Derived),
             false => (shard, kept, class),
@@ -311,10 +312,10 @@ impl Gathering<'_> {
             share = g.add(Op::Map { f: E::Cast(DType::BF16) }, vec![share], unit);
         }
         let all = g.add(self.gather.clone(), vec![share], unit);
-        self.arrived.insert((visit, wanted), all);
+        self.gathered.insert((visit, copy), all);
     }
 
-    /// The value that stands in place of a view of a weight in a visit.
+    /// The value that replaces a view of a weight in a visit.
     fn view(&mut self, visit: usize, v: Value) -> Value {
         if let Some(known) = self.views.get(&(visit, v)) {
             return *known;
@@ -331,10 +332,10 @@ impl Gathering<'_> {
         view
     }
 
-    /// A weight out of its bucket, or what is made of it in 8 bits: by one operation, whichever of its outputs are read.
+    /// A weight from its gathered bucket, or its 8-bit codes or scale, which one operation computes for all three.
     fn weight(&mut self, visit: usize, v: Value, slot: SlotId) -> Value {
         let (weight, form) = self.reads.weight(v).expect("a weight that ranks divide");
-        let all = self.arrived[&(visit, self.reads.shares.wanted(weight, form))];
+        let all = self.gathered[&(visit, self.reads.shares.bucket_copy(weight, form))];
         let (g, path) = (&mut self.replay.new, &self.reads.g.node(v.node).path);
         let mut cut = |dims: Vec<usize>| {
             let (start, len) = (weight.start, dims.iter().product());

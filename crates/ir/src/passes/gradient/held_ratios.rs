@@ -1,5 +1,5 @@
-//! A parameter over itself, the divisor held, is 1 and has a slope: once the slope is in the graph, multiplying by the 1 can
-//! go, in the forward pass and in the backward pass. The held value is nothing but itself then.
+//! Removes multiplications by m / stop_gradient(m), which equals 1 but has a gradient: once the gradient is in the graph, the
+//! forward and the backward pass no longer need the factor, and every stop-gradient becomes its argument.
 
 use crate::graph::{Graph, Value};
 use crate::ops::Op;
@@ -7,9 +7,9 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::passes::gradient::differentiate::Trained;
 use crate::replay::{Replay, without_dead_before};
 
-/// Takes the multiplications out; returns how many.
+/// Removes the multiplications; returns their number.
 pub fn held_ratios(trained: &Trained) -> (Trained, usize) {
-    // The slope of what is held is there, too, and leads nowhere.
+    // The divisor's gradient is in the graph as well, but nothing reads it.
     let (g, old_forward) = without_dead_before(&trained.graph, trained.forward);
     let g = &g;
     let mut replay = Replay::new(g);

@@ -1,10 +1,10 @@
-//! Lanes: a step's rows are dealt to lanes and summed lane by lane, and the sums of lanes are added by one balanced tree
-//! over all of them. So the bits of an update do not depend on how many ranks the lanes lie on.
+//! Lanes: a step's rows are dealt to lanes and summed lane by lane, and one balanced tree over all lanes adds their sums, so
+//! that the bits of an update do not depend on the number of ranks.
 //!
-//! A rank has the lanes of a subtree; ranks that add their gradients as they make them have those of a subtree together, and at
-//! any time lanes side by side. It computes them one after the other and counts them in binary: the sums of a lane that
-//! is done are put aside (`keep`), and those of a lane, or of several, that complete a pair are added to what was put aside
-//! at their level (`fold`). That takes another copy of the sums for each level.
+//! A rank computes the lanes of a subtree. Ranks that add their gradients in every micro-batch have the lanes of a subtree
+//! together, and compute neighbouring lanes at the same time. A rank computes its lanes one after the other and adds their sums
+//! like a binary counter: the sums of a finished lane are kept aside (`keep`), and sums that complete a pair are added to those
+//! kept at their level (`fold`). Each level takes another copy of the sums.
 
 use crate::builder::Builder;
 use crate::graph::{Class, Graph, Init, Slot};
@@ -20,7 +20,7 @@ pub fn lane_path(level: usize, slot: &str) -> String {
     format!("lane.{level}.{slot}")
 }
 
-/// Refuses lanes that ranks cannot share out as subtrees of one tree.
+/// Refuses lanes that cannot be divided among ranks as subtrees of one tree.
 pub fn check(o: &Options) -> Result<(), Refusal> {
     let (lanes, ranks) = (o.lanes, o.mesh.ranks_of_rows());
     match lanes {
@@ -37,23 +37,24 @@ pub fn check(o: &Options) -> Result<(), Refusal> {
     }
 }
 
-/// How many lanes a rank computes. Where lanes are not kept apart, a rank's rows are one.
+/// Number of lanes that a rank computes. Without separate lanes, a rank's rows are one lane.
 pub fn lanes_a_rank(o: &Options) -> usize {
     (o.lanes / o.mesh.ranks_of_rows()).max(1)
 }
 
-/// How many ranks add their gradients as they make them. The lanes that they compute at a time are neighbours, so that the sum
-/// is that of a subtree.
+/// Number of ranks that add their gradients in every micro-batch. They compute neighbouring lanes at a time, so the sum is that
+/// of a subtree.
 pub fn ranks_in_step(o: &Options) -> usize {
     if o.shards_gradients() { o.mesh.ways(Axis::Shard) } else { 1 }
 }
 
-/// Whether those ranks add all their sums in every micro-batch, also of what they do not divide: a rank's lanes are no subtree then.
+/// Whether those ranks add all their sums in every micro-batch, including unsharded ones, because the lanes of one rank are not
+/// a subtree.
 pub(super) fn sum_in_step(o: &Options) -> bool {
     o.shards_gradients() && lanes_a_rank(o) > 1
 }
 
-/// The lanes of a rank, in the order in which it computes them. Row i of a step belongs to lane i modulo the number of all ranks'
+/// The lanes of a rank, in the order in which it computes them. Row i of a step belongs to lane i modulo the total number of
 /// lanes.
 pub fn lanes_of(rank: usize, o: &Options) -> Vec<usize> {
     let (each, together) = (lanes_a_rank(o), ranks_in_step(o));
@@ -61,8 +62,8 @@ pub fn lanes_of(rank: usize, o: &Options) -> Vec<usize> {
     (0..each).map(|lane| first + lane * together).collect()
 }
 
-/// The plans to run, in order, when the gradients of one of a rank's lanes are summed: the n-th of `each`, from 0. Behind the
-/// last one the sums are those of all lanes of the rank, and `apply` follows.
+/// The plans to run, in order, once the gradients of lane `lane` of a rank's `each` lanes are summed. After the last lane the
+/// sums are those of all lanes of the rank, and `apply` follows.
 pub fn roles_after(lane: usize, each: usize) -> Vec<Role> {
     let pairs = lane.trailing_ones() as usize;
     let folds = (0..pairs).map(Role::Fold);
@@ -73,7 +74,7 @@ pub fn roles_after(lane: usize, each: usize) -> Vec<Role> {
 pub fn lanes(apply: &Graph, o: &Options) -> Vec<(Role, Graph)> {
     let is_sum = |slot: &&Slot| {
         let is_small = slot.path == LOSS_SUM || slot.path == WEIGHT_SUM || slot.path.starts_with(CARRIED_SUM);
-        // Of sums that ranks divide, each has its share.
+        // Of sharded sums a rank keeps only its share.
         let is_divided = || apply.find_slot(&shard_path(&slot.path)).is_some();
         slot.class == Class::Carry && (is_small || (is_gradient_region(&slot.path) && !is_divided()))
     };
@@ -109,7 +110,7 @@ mod tests {
     use crate::ops::collective::tree;
     use crate::passes::options::Shard;
 
-    /// Sums written down as the plans of a rank add them.
+    /// The sums, written as an expression, as the plans of a rank add them.
     fn counted(lanes: usize) -> String {
         let mut kept: Vec<String> = vec![String::new(); 8];
         let mut sums = String::new();
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn lanes_that_cannot_be_dealt_are_refused() {
+    fn indivisible_lanes_are_refused() {
         let options =
             |lanes: usize, ranks: usize| Options { lanes, mesh: Mesh::new(1, ranks), ..Options::default() };
         for (lanes, ranks) in [(1, 1), (8, 1), (8, 4), (8, 8), (3, 3), (1, 5)] {
@@ -150,9 +151,9 @@ mod tests {
         assert_eq!(lanes_of(2, &options(3, 3)), [2]);
     }
 
-    /// Ranks that add as they go: every sum over a group is one of neighbours, and counting these is the tree.
+    /// Ranks that sum in every micro-batch: each exchange sums neighbouring lanes, and counting those gives the same tree.
     #[test]
-    fn lanes_of_ranks_in_step_are_the_same_tree() {
+    fn lanes_of_ranks_that_sum_every_batch_are_the_same_tree() {
         for (replicas, shards, lanes) in [(1, 2, 8), (1, 4, 8), (2, 2, 16), (1, 8, 8), (4, 2, 8)] {
             let o = Options {
                 lanes,

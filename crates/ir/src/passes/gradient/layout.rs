@@ -1,9 +1,9 @@
-//! The layout of what is trained: parameters, gradient sums and the optimiser's state lie in one flat region a group.
+//! The layout of trained parameters: parameters, gradient sums and the optimiser's state each lie in one flat region per group.
 //!
-//! Where a step has several lanes, or ranks have shares, the parameters of a layer begin at a multiple of `CHUNK` elements and
-//! vectors have regions of their own. The layout depends neither on how many ranks there are nor on which of them has a
-//! chunk. A region that ranks divide (`buckets`) has padding in its slots, and beside each slot of state one of a rank's share,
-//! which alone is in memory: `shards` takes the whole ones away in the end, and keeps the names of what lies in them.
+//! Where a step has several lanes, or ranks hold shards, the parameters of a layer begin at a multiple of `CHUNK` elements and
+//! vectors have regions of their own. The layout depends neither on the number of ranks nor on which rank holds a chunk. The
+//! slots of a sharded region (`buckets`) include padding, and each slot of state has a second slot for a rank's share, which
+//! alone is in memory: `shards` removes the whole ones at the end, and keeps the names of the tensors in them.
 
 use std::ops::Range;
 
@@ -22,11 +22,11 @@ use crate::pieces::TensorRange;
 use crate::plan::PlanSet;
 use crate::types::{DType, TensorType};
 
-/// Elements whose squares are summed together where a step has several lanes. A reduction of this many elements is one piece
-/// on every backend, so its bits do not depend on how many chunks there are.
+/// Number of elements whose squares are summed together where a step has several lanes. Every backend reduces this many
+/// elements in one piece, so the bits do not depend on the number of chunks.
 pub const CHUNK: usize = 4096;
 
-/// Regions of fewer bytes of weights are not divided: exchanging their gradients takes as long as a message does.
+/// Regions with fewer bytes of weights are not sharded: latency would dominate the exchange of their gradients.
 pub const LEAST_BYTES: usize = 64 << 10;
 
 /// The prefix of the slots of regions.
@@ -40,7 +40,7 @@ pub(super) fn is_gradient_region(path: &str) -> bool {
     is_sum(path) || shards::whole_path(path).is_some_and(is_sum)
 }
 
-/// The elements of a slot that hold the sums of the gradient of what a rank has of a weight.
+/// The slot and range of elements with the gradient sums of a rank's piece of a weight.
 pub fn gradient_of(plans: &PlanSet, weight: &TensorRange) -> (String, Range<usize>) {
     let path = gradient_path(&weight.path);
     match shards::whole_path(&weight.slot).and_then(|whole| whole.strip_suffix(WEIGHTS)) {
@@ -51,19 +51,19 @@ pub fn gradient_of(plans: &PlanSet, weight: &TensorRange) -> (String, Range<usiz
     }
 }
 
-/// Whether regions are laid out in chunks, which several lanes or ranks share.
+/// Whether regions are laid out in chunks, for several lanes or ranks.
 pub(super) fn is_chunked(o: &Options) -> bool {
     o.lanes > 1 || o.shards_optimizer()
 }
 
-/// Whether ranks divide a region of this size. Those of adapters are small, and their row norms are made of whole
-/// matrices; vectors are read as they are kept, without a copy that could be gathered.
+/// Whether a region of this size is sharded. Those of adapters are small, and their row norms need whole matrices; vectors are
+/// read in place, without a copy that could be gathered.
 fn is_divided(elements: usize, of_vectors: bool, adapts: bool, o: &Options) -> bool {
     let is_large = elements * DType::F32.bytes() >= LEAST_BYTES;
     o.shards_optimizer() && is_large && !of_vectors && !adapts
 }
 
-/// Whether ranks will divide something of what a model trains.
+/// Whether any trained parameters of a model will be sharded.
 pub fn may_divide(model: &Graph, o: &Options) -> bool {
     let mut elements: Vec<(Rule, usize)> = vec![];
     let is_trained = |slot: &&Slot| slot.class == Class::Weight && !o.freeze.contains(&slot.path);
@@ -77,7 +77,7 @@ pub fn may_divide(model: &Graph, o: &Options) -> bool {
     elements.iter().any(|(_, elements)| is_divided(*elements, false, false, o))
 }
 
-/// Whether ranks that gather weights will divide something of what nothing trains.
+/// Whether any frozen weights of a model will be sharded, where ranks gather weights.
 pub fn may_divide_frozen(model: &Graph, o: &Options) -> bool {
     let is_frozen = |slot: &&Slot| slot.class == Class::Frozen || o.freeze.contains(&slot.path);
     let frozen = model.slots.iter().filter(|slot| slot.class.is_parameter() && slot.ty.rank() >= 2);
@@ -90,44 +90,44 @@ pub fn may_divide_frozen(model: &Graph, o: &Options) -> bool {
 pub(super) struct Region {
     pub group: Group,
     pub optimizer: &'static Optimizer,
-    /// Whether its parameters are vectors; told apart where regions are laid out in chunks.
+    /// Whether its parameters are vectors; only distinguished where regions are laid out in chunks.
     of_vectors: bool,
     pub members: Vec<Member>,
-    /// Of all members, with the room up to where the next one may start.
+    /// Number of elements of all members, including alignment.
     pub elements: usize,
-    /// How ranks divide it; empty where each of them has all of it.
+    /// Its division among ranks; empty if it is not sharded.
     pub buckets: Vec<Bucket>,
 }
 
 pub(super) struct Member {
     weight: SlotId,
     gradient: SlotId,
-    /// Its first element in the layout of the region.
+    /// Index of its first element in the layout of the region.
     pub start: usize,
 }
 
-/// Where a region lies, or a part of it.
+/// The slots of a region, or of a part of it.
 #[derive(Clone)]
 pub(super) struct Slots {
     pub weight: SlotId,
     pub gradient: SlotId,
     /// In the order of the optimiser's state.
     pub values: Vec<SlotId>,
-    /// Of those values that have any.
+    /// For those values that have scales.
     pub scales: Vec<SlotId>,
     pub average: Option<SlotId>,
 }
 
-/// The slots of a region.
-pub(super) struct Laid {
+/// All slots of a region.
+pub(super) struct RegionSlots {
     pub whole: Slots,
-    /// Of each member.
+    /// The slots of each member.
     pub members: Vec<Slots>,
-    /// A rank's share of each bucket; the gradient is the bucket's, of which all ranks have sums of their own, or the share's
-    /// where they divide these too.
+    /// The slots of a rank's share of each bucket. The gradient slot is the whole bucket's, where each rank has its own sums,
+    /// or the share's, where gradients are sharded too.
     pub shares: Vec<Slots>,
     pub divided: Vec<Divided>,
-    /// The buckets whose gradients are added over ranks as they are made; none where ranks have sums of their own.
+    /// The buckets whose gradients are added over ranks in every micro-batch; none where each rank has its own sums.
     pub scattered: Vec<Scattered>,
 }
 
@@ -136,7 +136,7 @@ pub(super) fn slot(path: &str, ty: TensorType, class: Class) -> Slot {
 }
 
 pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> Vec<Region> {
-    let how = &o.update;
+    let update = &o.update;
     let is_chunked = is_chunked(o);
     let layer = |member: &Member| layer_of(&g.slot(member.weight).path);
     let begins = |region: &Region, member: &Member| {
@@ -145,12 +145,12 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
     let mut regions: Vec<Region> = vec![];
     for &(weight, gradient) in weights {
         let adapts = g.slot(weight).path.starts_with(adapter::SCOPE);
-        let (name, rule) = rule_of(g, weight, how);
+        let (name, rule) = rule_of(g, weight, update);
         let group = Group { adapts, name, rule };
         let of_vectors = is_chunked && g.slot(weight).ty.rank() < 2;
         let is_own = |region: &Region| region.group == group && region.of_vectors == of_vectors;
         let known = regions.iter().position(is_own).unwrap_or_else(|| {
-            let optimizer = optimizers::of(name, how).expect("a rule that keeps such moments");
+            let optimizer = optimizers::of(name, update).expect("a rule that keeps such moments");
             regions.push(Region {
                 group,
                 optimizer,
@@ -167,7 +167,7 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
             region.elements = region.elements.next_multiple_of(CHUNK);
         }
         region.members.push(Member { start: region.elements, ..own });
-        let align = align(&(region.optimizer.state)(how));
+        let align = align(&(region.optimizer.state)(update));
         region.elements += g.slot(weight).ty.elements().next_multiple_of(align);
     }
     for region in regions.iter_mut().filter(|_| is_chunked) {
@@ -188,11 +188,11 @@ pub(super) fn regions(g: &Graph, weights: &[(SlotId, SlotId)], o: &Options) -> V
     regions
 }
 
-/// The rule of a weight and its constants; merged weights share theirs, so the first one's serve.
-fn rule_of(g: &Graph, weight: SlotId, how: &Update) -> (Name, Rule) {
+/// The update rule of a weight with its constants, which merged weights share.
+fn rule_of(g: &Graph, weight: SlotId, update: &Update) -> (Name, Rule) {
     let first = g.slots.iter().find(|s| s.part.is_some_and(|p| p.of == weight && p.offset == 0));
     let slot = first.unwrap_or(g.slot(weight));
-    (how.name.of(&slot.path, slot.ty.rank()), how.rule(&slot.path, slot.ty.rank()))
+    (update.name.of(&slot.path, slot.ty.rank()), update.rule(&slot.path, slot.ty.rank()))
 }
 
 impl Region {
@@ -201,8 +201,7 @@ impl Region {
         self.buckets.iter().position(|bucket| bucket.layout.contains(&member.start))
     }
 
-    /// The matrices of some of its members, layer by layer, by where they lie behind the first of these; none where an update
-    /// does not ask for them.
+    /// The matrices of some members by layer, at positions relative to the first member; none unless the update needs matrices.
     pub fn matrices(&self, g: &Graph, members: Range<usize>) -> Vec<Vec<Matrix>> {
         if !self.group.name.needs_whole_matrices() {
             return vec![];
@@ -233,7 +232,7 @@ impl Region {
         layers.into_iter().map(|(_, matrices)| matrices).collect()
     }
 
-    /// The same of a rank's share of a bucket.
+    /// The matrices of a rank's share of a bucket.
     pub fn matrices_of_share(&self, g: &Graph, bucket: &Bucket) -> Vec<Vec<Matrix>> {
         let layers = self.matrices(g, 0..self.members.len());
         let runs = optimizers::runs(&layers, self.elements);
@@ -241,7 +240,7 @@ impl Region {
         run.map_or(vec![], |run| run.layers(bucket.share / run.distance))
     }
 
-    /// The gradients of each bucket, by where they lie in it, and the slot of a rank's share of their sums.
+    /// For each bucket: its gradients, with their positions in it, and the slot of a rank's share of their sums.
     fn scattered(&self, sums: &[SlotId], ways: usize) -> Vec<Scattered> {
         let of_bucket = |(bucket, sums): (&Bucket, &SlotId)| {
             let lies_in = |member: &&Member| bucket.layout.contains(&member.start);
@@ -252,17 +251,17 @@ impl Region {
         self.buckets.iter().zip(sums).map(of_bucket).collect()
     }
 
-    /// Elements of its slots, padding among them.
+    /// Number of elements of its slots, including padding.
     fn placed_elements(&self, ways: usize) -> usize {
         self.buckets.last().map_or(self.elements, |last| last.place + last.share * ways)
     }
 }
 
-/// Adds the slots of the region of a number, and those of its members in them.
-pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options) -> Laid {
-    let how = &o.update;
+/// Adds the slots of region `index`, and those of its members in them.
+pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options) -> RegionSlots {
+    let update = &o.update;
     let ways = o.mesh.ways(Axis::Shard);
-    let state = (region.optimizer.state)(how);
+    let state = (region.optimizer.state)(update);
     let scaled = |values: &[SlotId]| -> Vec<(SlotId, usize)> {
         state.iter().zip(values).filter_map(|(state, value)| Some((*value, state.block?))).collect()
     };
@@ -274,7 +273,7 @@ pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options)
     let gradient = add(&GRADIENTS[1..], DType::F32, Class::Carry);
     let values: Vec<SlotId> =
         state.iter().map(|state| add(state.of_region, state.dtype, Class::Moment)).collect();
-    let average = how.average.map(|_| add("averages", DType::F32, Class::Average));
+    let average = update.average.map(|_| add("averages", DType::F32, Class::Average));
     let scales = scaled(&values).into_iter().map(|(of, block)| scales_of(g, of, block, None)).collect();
     let whole = Slots { weight, gradient, values, scales, average };
     let in_bucket = [weight, gradient].map(|of| parts(g, of, &region.buckets, |b| (b.place, ways * b.share)));
@@ -317,10 +316,10 @@ pub(super) fn lay_out(g: &mut Graph, index: usize, region: &Region, o: &Options)
         shares.iter_mut().zip(&sums).for_each(|(share, sum)| share.gradient = *sum);
         scattered = region.scattered(&sums, ways);
     }
-    Laid { whole, members, shares, divided, scattered }
+    RegionSlots { whole, members, shares, divided, scattered }
 }
 
-/// Adds the slots of a rank's share of a region: one for each slot of state, in which the buckets' lie.
+/// Adds the slots of a rank's share of a region: one for each slot of state, with the shares of the buckets in it.
 fn divide(
     g: &mut Graph,
     region: &Region,
@@ -330,7 +329,7 @@ fn divide(
     ways: usize,
 ) -> (Vec<Slots>, Vec<Divided>) {
     let mut divided = vec![];
-    // The share of each bucket of a slot that has one number for a block of elements.
+    // The share of each bucket, for a slot with one element per block.
     let mut shares_of = |g: &mut Graph, of: SlotId, shard: &str, block: usize| {
         let buckets: Vec<Bucket> = region.buckets.iter().map(|bucket| bucket.by(block)).collect();
         let (shares, of) = shares_of(g, of, shard, &buckets, ways);
@@ -360,7 +359,7 @@ fn divide(
     (shares.collect(), divided)
 }
 
-/// Adds the slot of a rank's share of a slot, and those of its shares of buckets in it.
+/// Adds the slot of a rank's share of the slot `of`, and the slots of its shares of buckets in it.
 pub(super) fn shares_of(
     g: &mut Graph,
     of: SlotId,
@@ -375,7 +374,7 @@ pub(super) fn shares_of(
     (shares, Divided { whole: path, shard: shard.into(), buckets: buckets.to_vec() })
 }
 
-/// The slots of the buckets in a slot; one bucket is the slot itself.
+/// The slots of the buckets in a slot; a single bucket is the slot itself.
 fn parts(
     g: &mut Graph,
     of: SlotId,
@@ -395,7 +394,7 @@ fn parts(
     buckets.iter().enumerate().map(part).collect()
 }
 
-/// Adds what lies beside a weight in another slot of its region, named by the weight's path.
+/// Adds the slot of a weight's state or average inside a slot of its region, named after the weight.
 fn beside(g: &mut Graph, weight: SlotId, part: SlotPart, path: impl Fn(&str) -> String) -> SlotId {
     let Slot { class, ref ty, .. } = *g.slot(part.of);
     let (dtype, source) = (ty.dtype, g.slot(weight).clone());
@@ -405,15 +404,15 @@ fn beside(g: &mut Graph, weight: SlotId, part: SlotPart, path: impl Fn(&str) -> 
     beside
 }
 
-/// Adds the scales of a slot of state, one a block.
+/// Adds the scales of a slot of state, one per block.
 fn scales_of(g: &mut Graph, values: SlotId, block: usize, part: Option<SlotPart>) -> SlotId {
     let Slot { path, ty, .. } = g.slot(values);
     let (path, blocks) = (scales_path(path), ty.elements().div_ceil(block));
     g.add_slot(Slot { part, ..slot(&path, flat(blocks), Class::Scale) })
 }
 
-/// Names the pieces of `whole` that belong to the weights merged into `weight`: checkpoints and tests know gradients
-/// and moments by the names the model gives its weights.
+/// Names the pieces of `whole` that belong to the weights merged into `weight`: checkpoints and tests identify gradients and
+/// moments by the model's own names of weights.
 fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) -> String) {
     for id in g.slot_ids() {
         let merged = g.slot(id).clone();

@@ -1,5 +1,5 @@
-//! Where only the weighted sum of a head's loss is differentiated, its gradient is known in the forward pass:
-//! d logp = -weight. One operation then computes loss and gradients in one pass over the logits.
+//! Computes a head's loss and its gradients in one pass over the logits. Where only the weighted sum of the loss is
+//! differentiated, d logp = -weight is already known in the forward pass.
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
@@ -7,7 +7,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::passes::gradient::differentiate::Trained;
 use crate::replay::Replay;
 
-/// Joins each loss with its gradient; returns how many of how many.
+/// Joins each loss with its gradient; returns the number of joined losses.
 pub fn one_pass_loss(trained: &Trained) -> (Trained, usize) {
     let g = &trained.graph;
     let pairs: Vec<(NodeId, NodeId)> = g.ids().filter_map(|grad| Some((loss_of(g, grad)?, grad))).collect();
@@ -31,7 +31,7 @@ pub fn one_pass_loss(trained: &Trained) -> (Trained, usize) {
     (Trained { graph, forward, weights: trained.weights.clone() }, pairs.len())
 }
 
-/// The loss whose sum alone this gradient differentiates.
+/// The loss of which this gradient differentiates only the sum.
 fn loss_of(g: &Graph, grad: NodeId) -> Option<NodeId> {
     let Op::HeadLossGrad { base: false, .. } = g.node(grad).op else { return None };
     let ins = &g.node(grad).ins;

@@ -1,5 +1,5 @@
-//! Recomputes values for the backward pass instead of keeping them. A recomputed node is a copy with the same key, placed
-//! right before its first use, so the same bits come out and the value lives only there.
+//! Recomputes values for the backward pass instead of keeping them. A recomputed node is a copy with the same key, placed right
+//! before its first use, so it has the same bits and lives only there.
 
 use std::collections::{HashMap, HashSet};
 
@@ -14,14 +14,14 @@ use crate::passes::forward::adapters;
 use crate::passes::options::Recompute;
 use crate::replay::{Replay, users};
 
-/// Rewrites the backward pass; returns how many forward nodes run again. Where `layers` is given, `Full` and `Wide` hold for that
-/// many layers from the first, and the others keep what `Cheap` keeps. A layer that nothing is differentiated through, as those
-/// of a frozen tower, keeps nothing and is not counted. Where ranks gather weights as layers read them, `regathers`, what is made
-/// of a weight alone runs again too.
+/// Rewrites the backward pass; returns the number of recomputed forward nodes. With `layers`, `Full` and `Wide` apply to that
+/// many layers from the first, and the others keep what `Cheap` keeps; a layer that is not differentiated, such as one of a
+/// frozen tower, keeps nothing and is not counted. With `regathers`, where ranks gather weights as layers read them, values
+/// computed from a weight alone are recomputed too.
 pub fn recompute(
     g: &Graph,
     forward: usize,
-    how: Recompute,
+    mode: Recompute,
     layers: Option<usize>,
     regathers: bool,
 ) -> (Graph, usize) {
@@ -31,14 +31,15 @@ pub fn recompute(
         |node: &NodeId| (0..g.node(*node).outs.len() as u8).any(|out| read.contains(&node.out(out)));
     let kept = || (0..forward as u32).map(NodeId).filter(is_read).map(|id| g.node(id));
     let first = |count: usize| layers_of(kept()).into_iter().take(count).collect();
-    let how = How { all: how, some: layers.map(first) };
+    let policy = Policy { all: mode, layers: layers.map(first) };
     let rows = row_gradients(g, forward).into_iter();
     let rows: HashMap<NodeId, RowGradient> = rows
-        .filter(|(id, _)| matches!(how.at(&g.node(*id).path), Recompute::Cheap | Recompute::Wide))
+        .filter(|(id, _)| matches!(policy.at(&g.node(*id).path), Recompute::Cheap | Recompute::Wide))
         .collect();
-    let is_none = how.all == Recompute::None;
+    let is_none = policy.all == Recompute::None;
     let boundary = boundary(g, forward);
-    let mut again = Again { g, forward, how, boundary, read, regathers, made: HashMap::new(), count: 0 };
+    let mut again =
+        Recomputation { g, forward, policy, boundary, read, regathers, made: HashMap::new(), count: 0 };
     let skipped: HashSet<NodeId> = rows.values().map(|row| row.product).collect();
     for id in g.ids().filter(|id| !skipped.contains(id)) {
         if (id.0 as usize) < forward || is_none {
@@ -59,22 +60,22 @@ pub fn recompute(
     (replay.finish(), count)
 }
 
-/// The recomputation at each place of the model.
-struct How<'a> {
+/// The recomputation policy, by layer.
+struct Policy<'a> {
     all: Recompute,
-    /// The layers that `Full` or `Wide` is for, where not for all.
-    some: Option<HashSet<&'a str>>,
+    /// The layers that `Full` or `Wide` applies to; `None` for all.
+    layers: Option<HashSet<&'a str>>,
 }
 
-impl How<'_> {
+impl Policy<'_> {
     fn at(&self, path: &str) -> Recompute {
-        match (self.all, &self.some) {
-            (Recompute::Full | Recompute::Wide, Some(some))
-                if layer_of(path).is_none_or(|layer| !some.contains(layer)) =>
+        match (self.all, &self.layers) {
+            (Recompute::Full | Recompute::Wide, Some(layers))
+                if layer_of(path).is_none_or(|layer| !layers.contains(layer)) =>
             {
                 Recompute::Cheap
             }
-            (how, _) => how,
+            (mode, _) => mode,
         }
     }
 }
@@ -90,12 +91,12 @@ pub fn layers_of<'g>(nodes: impl IntoIterator<Item = &'g Node>) -> Vec<&'g str> 
     found
 }
 
-struct Again<'a> {
+struct Recomputation<'a> {
     g: &'a Graph,
     forward: usize,
-    how: How<'a>,
+    policy: Policy<'a>,
     boundary: HashSet<Value>,
-    /// Values of the forward pass that the backward pass reads, before anything is made again.
+    /// Values of the forward pass that the original backward pass reads.
     read: HashSet<Value>,
     /// Whether weights are gathered for the forward pass and again for the backward pass.
     regathers: bool,
@@ -103,8 +104,8 @@ struct Again<'a> {
     count: usize,
 }
 
-impl Again<'_> {
-    /// The value a backward node reads in place of `v`.
+impl Recomputation<'_> {
+    /// The value that a backward node reads in place of `v`.
     fn value(&mut self, replay: &mut Replay<'_>, v: Value) -> Value {
         if v.node.0 as usize >= self.forward || self.is_kept(v) {
             return replay.get(v);
@@ -113,7 +114,7 @@ impl Again<'_> {
             return *made;
         }
         let node = self.g.node(v.node);
-        // The normed output of an addition and norm comes from the sum where that is kept.
+        // The normed output of a fused addition and norm is recomputed from the sum, where that is kept.
         let of_sum = match node.op {
             Op::RmsNorm { residual: true, .. } => {
                 NormSpec::of(&node.op).map(|(spec, _)| (spec, &node.ins[2..]))
@@ -143,16 +144,16 @@ impl Again<'_> {
         let node = self.g.node(v.node);
         match node.op {
             Op::Read { .. } | Op::Fill { .. } | Op::Iota { .. } => return true,
-            // A loss computed in the forward pass already holds its gradients.
+            // A loss computed in the forward pass already has its gradients.
             Op::HeadLossTrain { .. } => return true,
             _ => {}
         }
-        match self.how.at(&node.path) {
+        match self.policy.at(&node.path) {
             Recompute::None => true,
             Recompute::Cheap | Recompute::Wide if is_view(&node.op) => self.is_kept(node.ins[0]),
-            how @ (Recompute::Cheap | Recompute::Wide) => match node.op {
+            mode @ (Recompute::Cheap | Recompute::Wide) => match node.op {
                 Op::Product { ta, .. } => {
-                    how == Recompute::Cheap
+                    mode == Recompute::Cheap
                         || layer_of(&node.path).is_none()
                         || !product::is_wide(node.outs[0].last(), product::inner(ta, self.g.ty(node.ins[0])))
                 }
@@ -166,7 +167,7 @@ impl Again<'_> {
         }
     }
 
-    /// A weight that nothing trains or that is gathered, scaled or cast: to keep all of them would be to keep the model twice.
+    /// Whether a node scales or casts a frozen or gathered weight: keeping all such results would keep the model twice.
     fn is_of_weight(&self, node: &Node) -> bool {
         let is_read_again = |class: Class| match class {
             Class::Frozen => true,
@@ -186,18 +187,18 @@ fn is_view(op: &Op) -> bool {
     matches!(op, Op::Reshape { .. } | Op::Transpose { .. } | Op::Slice { .. } | Op::Broadcast { .. })
 }
 
-/// The gradient of a row that adapters scaled columns by, z = v row: the sum over tokens of d v.
+/// The gradient of a row that adapters scale columns by, z = v row: the sum over tokens of d v.
 struct RowGradient {
     /// The product whose columns are summed.
     product: NodeId,
     d: Value,
     /// The result of the scaling.
     z: Value,
-    /// The row before it was repeated.
+    /// The row before it was broadcast.
     row: Value,
 }
 
-/// All of them, by the node that sums. They are sum(d z) / row as well, and z is what others read: v need not be kept.
+/// All such gradients, by the node that sums. They also equal sum(d z) / row, and others read z anyway, so v need not be kept.
 fn row_gradients(g: &Graph, forward: usize) -> HashMap<NodeId, RowGradient> {
     let users = users(g);
     let cast = |v: Value| matches!(g.node(v.node).op, Op::Map { f: E::Cast(_) });
@@ -230,8 +231,8 @@ fn row_gradients(g: &Graph, forward: usize) -> HashMap<NodeId, RowGradient> {
     found
 }
 
-/// Values that one layer makes and another reads. Where the reader is an addition fused with a norm, the sum stands
-/// for both of its terms: one tensor a layer is kept, not two.
+/// Values that one layer computes and another reads. Where the reader is an addition fused with a norm, its sum replaces both
+/// of its terms: one tensor per layer is kept, not two.
 fn boundary(g: &Graph, forward: usize) -> HashSet<Value> {
     let layer: Vec<Option<&str>> = g.nodes[..forward].iter().map(|n| layer_of(&n.path)).collect();
     let mut boundary = HashSet::new();
@@ -250,7 +251,7 @@ fn boundary(g: &Graph, forward: usize) -> HashSet<Value> {
     boundary
 }
 
-/// The path up to its first number: `layers.3.attn.wq` lies in `layers.3`.
+/// The path up to its first number: `layers.3` for `layers.3.attn.wq`.
 pub fn layer_of(path: &str) -> Option<&str> {
     let mut end = 0;
     for piece in path.split('.') {

@@ -1,5 +1,5 @@
-//! A gradient that reads what a recomputed operation reads gives that operation's value as well: the inputs cross memory
-//! once, not twice. Whoever reads the value, a weight's gradient, moves behind it.
+//! A gradient with the inputs of a recomputed operation also computes that operation's value, so the inputs cross memory once,
+//! not twice. Readers of the value, such as a weight's gradient, move after it.
 
 use std::collections::{HashMap, HashSet};
 
@@ -8,7 +8,7 @@ use crate::ops::Op;
 use crate::ops::norm::{self, NormSpec};
 use crate::replay::Replay;
 
-/// Rewrites the backward pass; returns how many operations run again inside a gradient.
+/// Rewrites the backward pass; returns the number of operations recomputed inside a gradient.
 pub fn rejoin(g: &Graph) -> (Graph, usize) {
     let pairs = pairs(g);
     let gone: HashSet<NodeId> = pairs.values().map(|joint| joint.again).collect();
@@ -34,18 +34,18 @@ fn copy(replay: &mut Replay<'_>, id: NodeId, pairs: &HashMap<NodeId, Joint>) {
     replay.set(joint.again.out(0), new.out(joint.at));
 }
 
-/// A gradient with what it takes over.
+/// A gradient and the recomputed operation that it absorbs.
 struct Joint {
     /// The recomputed operation.
     again: NodeId,
     op: Op,
-    /// The inputs it reads beside the gradient's.
+    /// Inputs of the operation that the gradient does not have.
     further: Vec<Value>,
-    /// The output that is its value.
+    /// The output of the gradient that is the operation's value.
     at: u8,
 }
 
-/// Gradients and the recomputed operation each takes over.
+/// Gradients and the recomputed operation that each absorbs.
 fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     let mut known = HashSet::new();
     let mut recomputed: HashMap<Value, Vec<NodeId>> = HashMap::new();
@@ -56,11 +56,11 @@ fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     }
     let Some(&first) = recomputed.values().flatten().min() else { return HashMap::new() };
     let mut pairs = HashMap::new();
-    let mut made = Made { first, at: HashMap::new() };
+    let mut made = Absorbed { first, at: HashMap::new() };
     for (id, node) in g.ids().zip(&g.nodes) {
         let Some(candidates) = node.ins.first().and_then(|v| recomputed.get_mut(v)) else { continue };
         let joint = candidates.iter().enumerate().find_map(|(i, again)| Some((i, joint(g, node, *again)?)));
-        // A gradient that depends on what it gives would wait for itself.
+        // A gradient that depends on the value it would compute would be a cycle.
         if let Some((i, joint)) = joint
             && !made.depends(g, id, joint.again)
         {
@@ -72,13 +72,13 @@ fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     pairs
 }
 
-/// The gradient `node` with the value of `again`, where it reads the same.
+/// The gradient `node` with the value of `again`, if it has the same inputs.
 fn joint(g: &Graph, node: &Node, again: NodeId) -> Option<Joint> {
     let of = g.node(again);
     match (&node.op, &of.op) {
         (&Op::GatedGrad { act, again: false, p }, Op::Gated { .. }) => {
             let is_same = of.op == Op::Gated { act, p } && of.ins[..2] == node.ins[..2];
-            // A dropout mask is drawn by the key.
+            // The key seeds a dropout mask.
             let is_drawn_alike = p == 0.0 || of.key == node.key;
             let op = Op::GatedGrad { act, again: true, p };
             (is_same && is_drawn_alike).then_some(Joint { again, op, further: vec![], at: 2 })
@@ -95,16 +95,16 @@ fn joint(g: &Graph, node: &Node, again: NodeId) -> Option<Joint> {
     }
 }
 
-/// Where recomputed operations are made.
-pub(in crate::passes) struct Made {
-    /// The first of them: nothing before it depends on any.
+/// The gradients that compute recomputed operations.
+pub(in crate::passes) struct Absorbed {
+    /// The first recomputed operation: no node before it depends on any.
     pub first: NodeId,
-    /// The gradients that took them over.
+    /// The gradient that absorbed each.
     pub at: HashMap<NodeId, NodeId>,
 }
 
-impl Made {
-    /// Whether `id` reads what `of` gives, or what is made of it.
+impl Absorbed {
+    /// Whether `id` depends on the value of `of`, directly or not.
     pub fn depends(&self, g: &Graph, id: NodeId, of: NodeId) -> bool {
         let mut seen = vec![false; g.nodes.len()];
         let mut open = vec![id];

@@ -1,11 +1,11 @@
-//! Scatter: gradients of a micro-batch that ranks add as soon as they are made, each for its share.
+//! Scatter: gradients of a micro-batch that ranks add as soon as they are computed, each for its share.
 //!
-//! The gradients of a bucket lie side by side, so that one exchange adds them; `lower` lets them be computed there. It is placed
-//! behind the last of them. So the gradients of few buckets are in memory at a time, and of the sums each rank has its
-//! share alone. Between groups of ranks that divide the same, `totals` adds the shares once an update.
+//! The gradients of a bucket lie side by side, so that one exchange adds them; `lower` lets them be computed there. The
+//! exchange is placed after the last of them. So only the gradients of few buckets are in memory at a time, and each rank keeps
+//! only its share of the sums. `totals` adds the shares of different shard groups once per update.
 //!
-//! Where a rank has several lanes, all other sums are added over the group as well, in one exchange behind the last: each step of
-//! the group is then a node of the tree of lanes, for what ranks divide and for what they do not.
+//! Where a rank has several lanes, all other sums are added over the group as well, in one exchange after the last bucket: each
+//! step of the group is then a node of the tree of lanes, for sharded and unsharded sums alike.
 
 use std::collections::HashMap;
 
@@ -24,20 +24,20 @@ use crate::types::DType;
 pub(super) struct Scattered {
     /// The slot of a rank's share of the sums.
     pub sums: SlotId,
-    /// Of the bucket, padding among them.
+    /// Number of elements of the bucket, including padding.
     pub elements: usize,
-    /// The slots that gradients would be summed in if a rank had all of them, and where each begins in the bucket.
+    /// The slots that would sum the gradients on a single rank, each with its start in the bucket.
     pub gradients: Vec<(SlotId, usize)>,
 }
 
-/// Adds the gradients of buckets over ranks instead of to sums of each rank's own.
+/// Adds the gradients of buckets over ranks instead of to sums on each rank.
 pub(super) fn scatter(trained: &mut Trained, buckets: &[Scattered], o: &Options) {
     let g = &trained.graph;
     let slots: Vec<SlotId> = buckets.iter().flat_map(|b| &b.gradients).map(|(slot, _)| *slot).collect();
     let written: HashMap<SlotId, Value> =
         g.writes.iter().filter(|(slot, _)| slots.contains(slot)).copied().collect();
     let is_other = |class: Class, slot: &SlotId| class == Class::Carry && !slots.contains(slot);
-    // The bucket that is complete behind a node.
+    // The last node that computes a gradient of a bucket.
     let last = |bucket: &Scattered| bucket.gradients.iter().map(|(slot, _)| written[slot].node).max();
     let ends: HashMap<NodeId, Vec<&Scattered>> = buckets.iter().fold(HashMap::new(), |mut ends, bucket| {
         ends.entry(last(bucket).expect("a bucket has gradients")).or_default().push(bucket);
@@ -53,7 +53,7 @@ pub(super) fn scatter(trained: &mut Trained, buckets: &[Scattered], o: &Options)
     let mut sums = vec![];
     for id in g.ids() {
         match (&g.node(id).op, &g.node(id).ins[..]) {
-            // The first term of a sum has nothing to be added to.
+            // The first term needs no addition: the exchange adds the base.
             (Op::Map { f: E::Add }, [base, term]) if is_base(*base) => {
                 let term = replay.get(*term);
                 replay.set(id.out(0), term);
@@ -71,7 +71,7 @@ pub(super) fn scatter(trained: &mut Trained, buckets: &[Scattered], o: &Options)
     (trained.graph, trained.forward) = without_dead_before(&new, trained.forward);
 }
 
-/// Sums that every rank of a group has, with what all of them computed added.
+/// Unsharded sums with the terms of all ranks of the group added.
 fn summed(replay: &mut Replay<'_>, sums: &[(SlotId, Value)], o: &Options) -> Vec<(SlotId, Value)> {
     if sums.is_empty() {
         return vec![];
@@ -99,7 +99,7 @@ fn summed(replay: &mut Replay<'_>, sums: &[(SlotId, Value)], o: &Options) -> Vec
     sums.iter().zip(&terms).map(with_base).collect()
 }
 
-/// A rank's share of the sums with the gradients of a bucket added, which lie side by side with zeros between them.
+/// A rank's share of the sums plus the gradients of a bucket, which lie side by side with zeros between them.
 fn exchanged(
     replay: &mut Replay<'_>,
     bucket: &Scattered,

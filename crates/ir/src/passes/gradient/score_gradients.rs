@@ -1,7 +1,8 @@
-//! The gradient of queries that attend to themselves is written as the sum of all that flows to them, and 0 where the ReLU that
-//! made them was: a sum and a slope less over the largest tensors of a layer.
+//! Writes the gradient of queries that attend to themselves as the sum of all their gradients, and as 0 where the ReLU that
+//! computed them was 0: this saves a sum and a slope over the largest tensors of a layer.
 //!
-//! Only gradients that are turned back on their way out (`rotated_scores`) take this on: each element is at hand there once.
+//! Only gradients that are rotated back on output (`rotated_scores`) support this, because each of their elements is written
+//! once.
 
 use std::collections::{HashMap, HashSet};
 
@@ -12,7 +13,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::linear_attention::{Accumulate, LinearAttend, Rotary};
 use crate::replay::{Replay, users, without_dead};
 
-/// Joins sums, and slopes behind them, to the gradients before them; returns how many sums.
+/// Fuses sums, and slopes after them, with the gradients before them; returns the number of sums.
 pub fn score_gradients(g: &Graph) -> (Graph, usize) {
     let find = Finder { g, users: users(g) };
     let joins: HashMap<NodeId, Join> = g.ids().filter_map(|id| Some((id, find.join(id)?))).collect();
@@ -39,11 +40,11 @@ pub fn score_gradients(g: &Graph) -> (Graph, usize) {
     (without_dead(&replay.finish()), joins.len())
 }
 
-/// The sum that a gradient takes over.
+/// The sum that a gradient absorbs.
 struct Join {
     base: Value,
     accumulate: Accumulate,
-    /// The value the gradient gives instead of its own, and the nodes that led there.
+    /// The value that replaces the gradient's own output, and the nodes between the two.
     sum: Value,
     gone: Vec<NodeId>,
 }
@@ -54,7 +55,7 @@ struct Finder<'a> {
 }
 
 impl Finder<'_> {
-    /// The one node that reads a value.
+    /// The only reader of a value.
     fn reader(&self, v: Value) -> Option<NodeId> {
         let mut ends = self.g.writes.iter().map(|(_, w)| w).chain(self.g.results.iter().map(|(_, r)| r));
         match self.users.get(&v).map(Vec::as_slice) {
@@ -63,8 +64,8 @@ impl Finder<'_> {
         }
     }
 
-    /// The one node that reads a value, or what that value is reshaped to; reshapes on the way are `gone`.
-    fn reader_behind(&self, mut v: Value, gone: &mut Vec<NodeId>) -> Option<(NodeId, Value)> {
+    /// The only reader of a value, or of the value after reshapes; reshapes in between are added to `gone`.
+    fn reader_after_reshapes(&self, mut v: Value, gone: &mut Vec<NodeId>) -> Option<(NodeId, Value)> {
         loop {
             let id = self.reader(v)?;
             if !matches!(self.g.node(id).op, Op::Reshape { .. }) {
@@ -90,10 +91,10 @@ impl Finder<'_> {
             return None;
         }
         let mut gone = vec![];
-        let (add, term) = self.reader_behind(id.out(0), &mut gone)?;
+        let (add, term) = self.reader_after_reshapes(id.out(0), &mut gone)?;
         let Op::Map { f: E::Add } = self.g.node(add).op else { return None };
         let base = self.other(add, term);
-        // It must exist where the gradient is computed.
+        // The base must exist where the gradient is computed.
         if base.node >= id || self.g.ty(base) != self.g.ty(term) {
             return None;
         }
@@ -106,13 +107,12 @@ impl Finder<'_> {
         Some(Join { base, accumulate, sum, gone })
     }
 
-    /// The other operand.
     fn other(&self, id: NodeId, v: Value) -> Value {
         let ins = &self.g.node(id).ins;
         if ins[0] == v { ins[1] } else { ins[0] }
     }
 
-    /// The node that multiplies a sum by the slope of the ReLU that made the queries, and alone reads it.
+    /// The node that multiplies a sum by the slope of the ReLU that computed the queries, if it is the sum's only reader.
     fn slope(&self, sum: Value, queries: Value) -> Option<NodeId> {
         let mul = self.reader(sum)?;
         let Op::Map { f: E::Mul } = self.g.node(mul).op else { return None };
@@ -121,7 +121,7 @@ impl Finder<'_> {
         let queries = self.before_reshapes(queries);
         let made = self.g.node(queries.node);
         let is_relu = matches!(made.op, Op::Map { f: E::Relu });
-        // A ReLU is above 0 where what it reads is.
+        // A ReLU is positive exactly where its argument is.
         (step.ins[0] == queries || (is_relu && step.ins[0] == made.ins[0])).then_some(mul)
     }
 }

@@ -1,13 +1,13 @@
-//! Shards: what ranks have of the regions they divide, and how all of a region comes to be where layers read it.
+//! Shards: the ranks' shares of sharded regions, and the gathers that assemble whole regions where layers read them.
 //!
-//! A rank updates its share of weights, moments and averages. Layers read a derived slot with all elements, in bf16 or in f32 as
-//! the precision says: `apply` gathers it from the shares after an update and `derive` after a load, so that the bits are
-//! the same. An evaluation of averages borrows that slot: `average` gathers their shares into it before the first batch, and
-//! `derive` brings the weights back behind the last. So averages need no memory but their shares, and `eval` has no exchange: each
-//! rank may run it as often as it has batches.
+//! A rank updates its share of weights, moments and averages. Layers read a derived slot with all elements, in bf16 or f32
+//! according to the precision: `apply` gathers it from the shares after an update and `derive` after a load, with the same
+//! bits. An evaluation of averages borrows that slot: `average` gathers their shares into it before the first batch, and
+//! `derive` restores the weights after the last. So averages need no memory except their shares, and `eval` has no exchange:
+//! each rank may run it for as many batches as it has.
 //!
-//! Where layers' weights are divided too, `gathers` puts them together wherever a plan reads them: `apply` and `derive` write copies of
-//! shares alone, there is no slot with all elements, and no plan `average`.
+//! Where layers' weights are sharded too, `gathers` assembles them wherever a plan reads them: `apply` and `derive` write
+//! copies of shares only, there is no slot with all elements, and no plan `average`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -31,11 +31,11 @@ use crate::verify::extent;
 /// A flat slot of state that ranks divide.
 #[derive(Clone, Debug)]
 pub(crate) struct Divided {
-    /// The slot that would hold all elements; tensors lie in it by name.
+    /// The slot that would hold all elements; the named tensors are parts of it.
     pub whole: String,
     /// The slot that holds a rank's share.
     pub shard: String,
-    /// In elements of these slots.
+    /// Positions in elements of these slots.
     pub buckets: Vec<Bucket>,
 }
 
@@ -46,12 +46,12 @@ pub(super) fn shard_path(whole: &str) -> String {
     format!("{whole}{SHARD}")
 }
 
-/// The slot of which another one holds a rank's share.
+/// The slot whose share the slot `shard` holds.
 pub(super) fn whole_path(shard: &str) -> Option<&str> {
     shard.strip_suffix(SHARD)
 }
 
-/// The slot of one of several buckets of a slot; one bucket is the slot itself.
+/// The slot of bucket `number` of a slot; a single bucket is the slot itself.
 pub(super) fn bucket_path(of: &str, number: usize, count: usize) -> String {
     if count == 1 { of.into() } else { format!("{of}.bucket.{number}") }
 }
@@ -62,7 +62,7 @@ impl Divided {
     }
 }
 
-/// Refuses what shards cannot be updated by.
+/// Refuses options that sharded updates do not support.
 pub fn check(o: &Options) -> Result<(), Refusal> {
     match o.shards_optimizer() && !o.fuse_optimizer {
         true => Err(Refusal(format!(
@@ -93,7 +93,7 @@ pub(crate) fn gathers(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &
     if weights.is_empty() {
         return;
     }
-    // Layers that gather what they read do so from the shares, or from copies of these.
+    // Layers that gather weights themselves do so from the shares, or from copies of these.
     if o.shards_parameters() && !o.precision.is_narrow() {
         return;
     }
@@ -120,8 +120,8 @@ pub(crate) fn gathers(graphs: &mut Vec<(Role, Graph)>, divided: &[Divided], o: &
     }
 }
 
-/// Writes all elements of a bucket from the ranks' shares: those that the graph has just updated, or those that are there. Where
-/// layers gather them, the copy of the share alone.
+/// Writes all elements of a bucket from the ranks' shares: in `apply` those just updated, otherwise those stored. Where layers
+/// gather weights themselves, writes only the copy of the share.
 fn gather(g: &mut Graph, role: Role, (shard, elements): (&str, usize), whole: &str, o: &Options) {
     let narrow = o.precision.is_narrow();
     let share = match role {
@@ -147,7 +147,7 @@ fn gather(g: &mut Graph, role: Role, (shard, elements): (&str, usize), whole: &s
     g.writes.push((into, all));
 }
 
-/// The slots that lie in slots which ranks divide, and in which of them.
+/// The slots inside slots that ranks divide, each with the slot that it lies in.
 pub(crate) fn inside<'a>(apply: &Graph, divided: &'a [Divided]) -> HashMap<String, &'a Divided> {
     let by_root: HashMap<SlotId, &Divided> =
         divided.iter().map(|d| (apply.find_slot(&d.whole).expect("laid out before"), d)).collect();
@@ -155,9 +155,9 @@ pub(crate) fn inside<'a>(apply: &Graph, divided: &'a [Divided]) -> HashMap<Strin
     apply.slot_ids().filter_map(lies_in).collect()
 }
 
-/// Takes whole slots of divided state out of every graph, and gives the table of the tensors that lay in them. In f32, layers
-/// read whole weights by their names, and those slots stay as derived ones.
-pub(crate) fn take_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: &Options) -> Vec<Sharded> {
+/// Removes whole slots of divided state from every graph, and returns the table of the tensors in them. In f32, layers read
+/// whole weights by their names, so those slots stay as derived ones.
+pub(crate) fn remove_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: &Options) -> Vec<Sharded> {
     let Some((_, apply)) = graphs.iter().find(|(role, _)| *role == Role::Apply && !divided.is_empty()) else {
         return vec![];
     };
@@ -167,7 +167,7 @@ pub(crate) fn take_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: 
         Class::Weight => !o.precision.is_narrow() && !o.shards_parameters(),
         class => class == Class::Derived,
     };
-    // Layers that gather weights read no copy of all elements.
+    // Layers that gather weights themselves read no copy with all elements.
     let gathered = known.iter().filter(|(_, of)| o.shards_parameters() && of.class(apply).is_parameter());
     let gathered: HashSet<String> = gathered.map(|(path, _)| path.clone()).collect();
     let is_copy = |slot: &Slot| {
@@ -193,7 +193,7 @@ pub(crate) fn take_wholes(graphs: &mut [(Role, Graph)], divided: &[Divided], o: 
 
 fn table(apply: &Graph, known: &HashMap<String, &Divided>) -> Vec<Sharded> {
     let wholes: HashSet<SlotId> = apply.slots.iter().filter_map(|slot| Some(slot.part?.of)).collect();
-    // Scales belong to the moments that they scale, and lie beside them; sums of gradients end with an update.
+    // Scales are saved with their moments and lie beside them; sums of gradients do not outlive an update.
     let is_kept = |class: Class| !matches!(class, Class::Scale | Class::Carry);
     let is_named = |id: &SlotId| !wholes.contains(id) && is_kept(apply.slot(*id).class);
     let leaves = apply.slot_ids().filter(is_named);
@@ -208,7 +208,7 @@ fn table(apply: &Graph, known: &HashMap<String, &Divided>) -> Vec<Sharded> {
     sharded.collect()
 }
 
-/// Takes slots away that nothing reads or writes.
+/// Removes slots that nothing reads or writes.
 fn without_slots(g: &mut Graph, is_gone: impl Fn(&Slot) -> bool) {
     let mut kept = 0;
     let new: Vec<Option<SlotId>> = g
@@ -233,7 +233,7 @@ fn without_slots(g: &mut Graph, is_gone: impl Fn(&Slot) -> bool) {
     let stay = g.slots.iter().filter(|slot| !is_gone(slot)).cloned();
     let slots: Vec<Slot> = stay
         .map(|mut slot| {
-            // A part of what is gone would be gone too.
+            // A part of a removed slot is removed too.
             slot.part = slot.part.map(|part| SlotPart { of: renamed(part.of), ..part });
             slot
         })

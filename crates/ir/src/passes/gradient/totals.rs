@@ -1,8 +1,8 @@
-//! Totals over ranks: each rank sums gradients, losses and weights of its own rows, and an update is made of the sums of all.
+//! Totals over ranks: each rank sums gradients, losses and weights of its own rows, and an update uses the sums of all ranks.
 //!
-//! A region of gradients is exchanged as it lies, because joining regions first would be another copy of all gradients; where
-//! ranks divide it, bucket by bucket, and each gets the total of its share.
-//! Everything small goes together: losses, weights, named sums and the flags by which ranks ask each other to stop.
+//! A region of gradients is exchanged in place, because concatenating regions first would take another copy of all gradients; a
+//! sharded region is exchanged bucket by bucket, and each rank gets the total of its share. Small values are exchanged
+//! together: losses, weights, named sums and the flags with which ranks ask one another to stop.
 
 use std::collections::HashMap;
 
@@ -17,9 +17,10 @@ use crate::passes::options::Options;
 use crate::plan::Role;
 use crate::types::DType;
 
-/// The input of `apply` that carries a number for each of `STOP_FLAGS`: not 0 where this rank was asked to stop so.
+/// The input of `apply` with a number for each of `STOP_FLAGS`: nonzero where this rank requests that kind of stop.
 pub const STOP: &str = "stop";
-/// Each is also a result of `apply`, by `stop_path`: the sum of the flag over ranks, so that all stop after one step.
+/// Each is also a result of `apply`, under `stop_path`: the sum of the flag over ranks, so that all ranks stop after the same
+/// step.
 pub const STOP_FLAGS: [&str; 5] = ["interrupt", "terminate", "user", "hangup", "time"];
 
 /// The result that holds the sum of a flag.
@@ -39,14 +40,14 @@ fn total_over<'g>(axes: Vec<Axis>, x: Tensor<'g>, by: Combine, o: &Options) -> T
     axes.into_iter().fold(x, over)
 }
 
-/// The total of sums that every rank has: those of its group, where `scatter` adds them in every micro-batch, or its own.
+/// The total of unsharded sums, over the shard group only if `scatter` does not already add them in every micro-batch.
 fn total_of_sums<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
     let is_left = |axis: &Axis| *axis != Axis::Shard || !sum_in_step(o);
     total_over(o.exchanged_axes().into_iter().filter(is_left).collect(), x, Combine::Sum, o)
 }
 
-/// The same sum, of which each rank of a shard group gets a share: by the same tree, so its bits are the same. Shares of
-/// gradients that were added over the group as they were made are only added to those of other groups.
+/// The total of which each rank of a shard group gets its share, summed by the same tree, with the same bits. Gradient shares
+/// that were added over the group in every micro-batch are only added over the other groups.
 fn scattered<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
     let over = |x: Tensor<'g>, axis| {
         let (ways, order) = (o.mesh.ways(axis), o.order);
@@ -63,14 +64,14 @@ fn scattered<'g>(x: Tensor<'g>, o: &Options) -> Tensor<'g> {
 /// The sums of a step over all ranks, by the slots that hold those of one rank.
 pub(super) struct Totals<'g> {
     b: &'g Builder,
-    /// Empty where nothing is exchanged: what is in the slots is all there is.
+    /// Empty where nothing is exchanged: the slots then hold the totals.
     by_slot: HashMap<SlotId, Tensor<'g>>,
-    /// Of the flags.
+    /// The sums of the flags.
     stops: Vec<Tensor<'g>>,
 }
 
 impl<'g> Totals<'g> {
-    /// Of each bucket a rank gets the total of its share alone.
+    /// Of each bucket a rank gets the total of its share only.
     pub fn new(
         b: &'g Builder,
         gradients: &[SlotId],
@@ -107,7 +108,7 @@ impl<'g> Totals<'g> {
         totals
     }
 
-    /// The total of what a slot holds, or of a part of such a slot.
+    /// The total of a slot's sums, or of a part of such a slot.
     pub fn of(&self, slot: SlotId) -> Tensor<'g> {
         if let Some(total) = self.by_slot.get(&slot) {
             return *total;
@@ -120,7 +121,7 @@ impl<'g> Totals<'g> {
     }
 
     /// Makes the sums of the flags results.
-    pub fn give_stops(&self) {
+    pub fn add_stop_results(&self) {
         for (flag, sum) in STOP_FLAGS.iter().zip(&self.stops) {
             self.b.result(&stop_path(flag), *sum);
         }

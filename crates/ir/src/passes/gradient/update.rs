@@ -1,8 +1,8 @@
-//! The update: builds `apply` over the regions that `layout` makes of what is trained: norm, finite check, clip, update, clear. A
-//! region is updated by one launch, or by one a bucket where ranks divide it.
+//! The update: builds `apply` over the regions of `layout`: norm, finite check, clip, update, clear. A region is updated by one
+//! launch, or by one per bucket where ranks divide it.
 //!
-//! Where regions are laid out in chunks the norm is taken of these first, in the order of the layout: it depends neither on how
-//! many ranks there are nor on which of them has a chunk.
+//! Where regions are laid out in chunks the norm is computed per chunk first, in the order of the layout, so that it depends
+//! neither on the number of ranks nor on which rank holds a chunk.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, SlotId};
@@ -25,25 +25,25 @@ use crate::types::{DType, TensorType};
 
 pub const UPDATES: &str = "optimizer.updates";
 pub const SKIPPED: &str = "optimizer.skipped";
-/// The input that carries the learning rates, one or `Update::rates` of them.
+/// The input with the learning rates, `Update::rates` of them.
 pub const LR: &str = "lr";
 
 /// A range of a region's elements that is updated at once.
 struct UpdateRange<'a> {
     region: &'a Region,
     slots: Slots,
-    /// The number of its first element among those of all regions.
+    /// Index of its first element among those of all regions.
     first: usize,
     /// Whether each rank updates its share of the range.
     is_shared: bool,
-    /// Its matrices, layer by layer, where the rule asks for them.
+    /// Its matrices by layer, where the rule needs them.
     layers: Vec<Vec<Matrix>>,
 }
 
 /// The gradient sums of a region.
 struct Sums {
     slot: SlotId,
-    /// Its buckets, and how many elements of the layout each has, where ranks divide the region.
+    /// The slot of each bucket, and its number of elements in the layout, where ranks divide the region.
     buckets: Vec<(SlotId, usize)>,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Updated {
     pub divided: Vec<Divided>,
 }
 
-/// Lays the regions out (slots of `trained` become parts of them) and builds the graph of `apply`.
+/// Lays out the regions (slots of `trained` become parts of them) and builds the graph of `apply`.
 pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated {
     let regions = regions(&trained.graph, &trained.weights, o);
     let (mut sums, mut pieces, mut divided, mut first) = (vec![], vec![], vec![], 0);
@@ -97,17 +97,17 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
     Updated { apply, launches, divided }
 }
 
-/// The graph of one update. Its results are what a step reports. The norm is taken over whole regions of gradient
-/// `sums` however the update is cut, so that cutting it changes no bit.
+/// The graph of one update. Its results are the values that a step reports. The norm is computed over whole regions of gradient
+/// `sums`, so dividing the update into pieces changes no bits.
 fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -> Graph {
-    let how = &o.update;
+    let constants = &o.update;
     let find = |path: &str| slots.find_slot(path).expect("laid out before");
     let (loss_sum, weight_sum) = (find(LOSS_SUM), find(WEIGHT_SUM));
     let (updates, skipped) = (find(UPDATES), find(SKIPPED));
     let named = slots.slot_ids().filter_map(|id| Some((id, slots.slot(id).path.strip_prefix(CARRIED_SUM)?)));
     let named: Vec<(SlotId, String)> = named.map(|(id, name)| (id, format!("{SUM}{name}"))).collect();
     let b = Builder::from_graph(slots);
-    let rates = b.input(&input_path(Role::Apply, LR), DType::F32, &[how.rates]);
+    let rates = b.input(&input_path(Role::Apply, LR), DType::F32, &[constants.rates]);
     b.scope("apply", || {
         let carried = named.iter().map(|(slot, _)| *slot);
         let small: Vec<SlotId> = [loss_sum, weight_sum].into_iter().chain(carried).collect();
@@ -122,14 +122,14 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -
         let norm = squares.sqrt() * per_weight;
         let loss = totals.of(loss_sum) * per_weight;
         let is_finite = norm.map(E::Finite) * loss.map(E::Finite);
-        let scale = match how.clip {
+        let scale = match constants.clip {
             0.0 => per_weight,
             clip => per_weight * norm.recip().scale(clip as f64).zip(E::Min, b.fill(1.0, DType::F32, &[1])),
         };
         let count = b.read(updates) + is_finite;
         b.write(updates, count);
         b.write(skipped, b.read(skipped) + (b.fill(1.0, DType::F32, &[1]) - is_finite));
-        let rate = how.average.map(|decay| average::rate(decay, count, is_finite));
+        let rate = constants.average.map(|decay| average::rate(decay, count, is_finite));
         let rank = (!buckets.is_empty()).then(|| b.op(Op::Rank { axis: Axis::Shard }, &[]));
         for UpdateRange { region: Region { group, optimizer, .. }, slots, first, is_shared, layers } in pieces
         {
@@ -139,8 +139,8 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -
             let rank = rank.filter(|_| *is_shared);
             let piece =
                 optimizers::UpdateInputs { weights, gradients, state: kept, first: *first, rank, layers };
-            // In a plan a slice is a view: the kernel reads its own rate where the host wrote it.
-            let lr = if how.rates == 1 { rates } else { rates.slice(0, group.rule.rate, 1) };
+            // In a plan a slice is a view: the kernel reads the group's rate where the host wrote it.
+            let lr = if constants.rates == 1 { rates } else { rates.slice(0, group.rule.rate, 1) };
             let step = Step { lr, scale, updates: count, is_finite };
             let new = (optimizer.update)(o, group, &piece, &step);
             if let (Some(slot), Some(rate)) = (slots.average, rate) {
@@ -157,8 +157,8 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -
         for (slot, name) in &named {
             b.result(name, totals.of(*slot) * per_weight);
         }
-        totals.give_stops();
-        // A total may lie where the sum did that is cleared, so each is cleared as it is exchanged.
+        totals.add_stop_results();
+        // The total may overwrite the sum that is cleared, so sums are cleared in the same pieces as they are exchanged.
         let clears = |sums: &Sums| match o.shards_gradients() && !sums.buckets.is_empty() {
             true => sums.buckets.iter().map(|(slot, _)| *slot).collect(),
             false => vec![sums.slot],
@@ -177,8 +177,8 @@ fn squares<'g>(totals: &Totals<'g>, sums: &[SlotId]) -> Tensor<'g> {
     of_regions.reduce(|a, b| a + b).expect("something is trained")
 }
 
-/// The same by chunks, in the order in which regions lay them out. A rank has those of its shares: all are gathered at once,
-/// and each bucket's are taken out of what every rank had, without those of padding.
+/// The same sum by chunks, in the order of the layout. A rank computes the chunks of its shares; one exchange gathers all, from
+/// which each bucket's chunks are taken without padding.
 fn squares_by_chunks<'g>(b: &'g Builder, totals: &Totals<'g>, sums: &[Sums], o: &Options) -> Tensor<'g> {
     let chunks = |sum: SlotId| {
         let gradients = totals.of(sum);

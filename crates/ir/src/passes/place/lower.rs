@@ -1,5 +1,5 @@
-//! From a graph to launches over storages: which kernel runs each node, which values are views of others, which are
-//! written in place, and which land directly in a slot or inside the tensor that joins them.
+//! Lowers a graph to launches over storages: selects kernels, and decides which values are views of others, which are written
+//! in place, and which are computed directly in a slot or inside the concatenation that reads them.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ use crate::target::{KernelRow, Layout, Shapes, Target};
 use crate::types::{DType, TensorType, contiguous_strides};
 use crate::verify::extent;
 
-/// A range of memory that values lie in. Transient ones get their offset from `memory`.
+/// A range of memory that holds values. The offsets of transient storages are assigned by `memory`.
 pub struct Storage {
     pub name: String,
     pub category: Category,
@@ -32,7 +32,7 @@ pub struct StorageView {
     pub view: View,
 }
 
-/// A launch whose views are not yet in the arena.
+/// A launch whose views do not have arena offsets yet.
 pub struct Draft {
     pub launch: Launch,
     pub ins: Vec<StorageView>,
@@ -44,20 +44,20 @@ pub struct Lowered {
     pub storages: Vec<Storage>,
     pub drafts: Vec<Draft>,
     pub results: Vec<(String, StorageView)>,
-    /// Values that share memory with an input of their node.
+    /// Number of values that share memory with an input of their node.
     pub in_place: usize,
-    /// Movements that had to be copies.
+    /// Number of movements that needed a copy.
     pub copies: usize,
 }
 
-/// Where a value must lie because of what reads it.
+/// Location of a value where its readers determine it.
 #[derive(Clone)]
 enum Home {
     Slot(SlotId),
-    /// Inside the output of a concat, at this view of it.
+    /// Inside the output of a concat, with this view.
     Inside(NodeId, View),
-    /// In memory of its own, in another order of axes: the one it is read in.
-    Turned(View),
+    /// In memory of its own, with the axes in the order in which they are read.
+    Permuted(View),
 }
 
 const FOREVER: usize = usize::MAX;
@@ -79,7 +79,7 @@ pub fn lower(g: &Graph, slots: &Slots, target: &Target, reuse: bool) -> Result<L
     };
     l.find_slot_homes();
     l.find_concat_homes()?;
-    l.find_turned_homes()?;
+    l.find_permuted_homes()?;
     for id in g.ids() {
         l.node(id)?;
     }
@@ -98,7 +98,7 @@ pub fn lower(g: &Graph, slots: &Slots, target: &Target, reuse: bool) -> Result<L
     Ok(l.out)
 }
 
-/// The last node that reads each value, through views too.
+/// The last node that reads each value, directly or through views.
 fn last_uses(g: &Graph) -> HashMap<Value, usize> {
     let mut last: HashMap<Value, usize> = HashMap::new();
     for v in g.results.iter().map(|(_, v)| v).chain(g.writes.iter().map(|(_, v)| v)) {
@@ -130,7 +130,7 @@ struct Lowering<'a> {
     of_slot: HashMap<SlotId, usize>,
     /// One-element storages of constants, by bits and type.
     constants: HashMap<(u64, DType), usize>,
-    /// The storage of a concat whose parts already lie inside.
+    /// The storage of each concat that already exists.
     joined: HashMap<NodeId, StorageView>,
     out: Lowered,
 }
@@ -171,7 +171,7 @@ impl Lowering<'_> {
         self.used[v.node.0 as usize][v.out as usize] == 1
     }
 
-    /// Written values that may be computed right in their slot, and the chain of sums that leads to them.
+    /// Finds written values that can be computed directly in their slot, with the chain of in-place sums that leads to them.
     fn find_slot_homes(&mut self) {
         for (slot, v) in &self.g.writes {
             if self.homes.contains_key(v) || !self.is_compute(v.node) {
@@ -197,7 +197,7 @@ impl Lowering<'_> {
                 }
                 chain.push(base);
             };
-            // Going back only helps to reach the slot itself; otherwise the last node alone may write there.
+            // A longer chain only helps if it starts from the slot itself; otherwise only the last node may write there.
             if from_slot.is_none() {
                 chain.truncate(1);
             }
@@ -207,7 +207,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// Whether nothing reads the slot's old value after `writer`, nor in it except through `in_place`.
+    /// Whether nothing reads the slot's old value after `writer`, nor in `writer` except through the input `in_place`.
     fn may_overwrite(&self, slot: SlotId, writer: NodeId, in_place: Option<usize>) -> bool {
         let (root, range) = extent(self.g, slot);
         self.g.ids().all(|id| {
@@ -226,7 +226,7 @@ impl Lowering<'_> {
         })
     }
 
-    /// The value a chain of movements starts from.
+    /// The value that a chain of movements starts from.
     fn source(&self, mut v: Value) -> Value {
         while views::is_movement(&self.g.node(v.node).op) && self.g.node(v.node).ins.len() == 1 {
             v = self.g.node(v.node).ins[0];
@@ -234,9 +234,9 @@ impl Lowering<'_> {
         v
     }
 
-    /// The inputs of a concat, behind reshapes, are computed inside its output where their other readers can read them
-    /// there. The output then lives as long as any of its parts: one that is read for longer than those that make up half
-    /// of it has memory of its own and is copied.
+    /// Places the inputs of a concat, traced through reshapes, inside its output where their other readers support that layout.
+    /// The output then lives as long as any of its parts, so an input that is read longer than those of half its size or more
+    /// has its own memory and is copied.
     fn find_concat_homes(&mut self) -> Result<(), Refusal> {
         let users = users(self.g);
         for id in self.g.ids().filter(|id| matches!(self.g.node(*id).op, Op::Concat { .. })) {
@@ -258,8 +258,8 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The terms that a value is added to in place one after the other, which can lie where it does: a gradient of two terms, of a
-    /// tied head and the embedding, needs no memory but that it is sent from.
+    /// The terms that are added up in place to a value and can lie where it does: a gradient of two terms, of a tied head and
+    /// the embedding, then needs only the memory that it is sent from.
     fn terms_below(&self, mut v: Value, view: &View) -> Result<Vec<(Value, View)>, Refusal> {
         let mut terms = vec![];
         loop {
@@ -278,7 +278,7 @@ impl Lowering<'_> {
         }
     }
 
-    /// The values behind a concat's inputs that can be computed inside its output, and where.
+    /// The sources of a concat's inputs that can be computed inside its output, and their views of it.
     fn parts_inside(
         &self,
         concat: NodeId,
@@ -307,7 +307,7 @@ impl Lowering<'_> {
         Ok(parts)
     }
 
-    /// Whether all that reads a value, behind movements too, can read it in this layout.
+    /// Whether all readers of a value, also those after movements, can read it in this layout.
     fn reads(&self, v: Value, view: &View, users: &HashMap<Value, Vec<NodeId>>) -> Result<bool, Refusal> {
         let readers = users.get(&v).map_or(&[][..], Vec::as_slice);
         if self.used[v.node.0 as usize][v.out as usize] as usize > readers.len() {
@@ -327,9 +327,9 @@ impl Lowering<'_> {
         Ok(true)
     }
 
-    /// Values that are only read with their axes in another order, and then joined into other axes, are written in that
-    /// order: joining would be a copy otherwise.
-    fn find_turned_homes(&mut self) -> Result<(), Refusal> {
+    /// Writes a value with its axes already permuted if all its readers transpose it alike and a reshape after that would
+    /// otherwise need a copy.
+    fn find_permuted_homes(&mut self) -> Result<(), Refusal> {
         let g = self.g;
         let users = users(g);
         let reads = |v: Value| users.get(&v).map_or(&[][..], Vec::as_slice);
@@ -343,8 +343,8 @@ impl Lowering<'_> {
                 let Some(Op::Transpose { perm }) = reads(v).first().map(|id| &g.node(*id).op) else {
                     continue;
                 };
-                let is_read_so = |id: &NodeId| g.node(*id).op == Op::Transpose { perm: perm.clone() };
-                if ends || self.homes.contains_key(&v) || !reads(v).iter().all(is_read_so) {
+                let has_same_perm = |id: &NodeId| g.node(*id).op == Op::Transpose { perm: perm.clone() };
+                if ends || self.homes.contains_key(&v) || !reads(v).iter().all(has_same_perm) {
                     continue;
                 }
                 let dims: Vec<usize> = perm.iter().map(|&p| ty.dims[p]).collect();
@@ -352,14 +352,14 @@ impl Lowering<'_> {
                 for (&p, stride) in perm.iter().zip(contiguous_strides(&dims)) {
                     view.strides[p] = stride;
                 }
-                let as_it_is = views::moved(&View::dense(0, ty), &Op::Transpose { perm: perm.clone() });
-                let would_copy = |id: &NodeId| match (&g.node(*id).op, &as_it_is) {
+                let unpermuted = views::moved(&View::dense(0, ty), &Op::Transpose { perm: perm.clone() });
+                let would_copy = |id: &NodeId| match (&g.node(*id).op, &unpermuted) {
                     (Op::Reshape { dims }, Some(view)) => views::reshape(view, dims).is_none(),
                     _ => false,
                 };
                 let mut readers = reads(v).iter().flat_map(|id| reads(id.out(0)));
                 if readers.any(would_copy) && fits(self.row(id)?.outs, &view) {
-                    self.homes.insert(v, Home::Turned(view));
+                    self.homes.insert(v, Home::Permuted(view));
                 }
             }
         }
@@ -477,7 +477,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// The storage of a concat's output, made when the first part needs it.
+    /// The storage of a concat's output, allocated when the first part needs it.
     fn joined(&mut self, concat: NodeId) -> StorageView {
         if let Some(place) = self.joined.get(&concat) {
             return place.clone();
@@ -488,8 +488,8 @@ impl Lowering<'_> {
         place
     }
 
-    /// Lets a concat's output take over what the node that makes all its parts reads: the gradients of a merged product's
-    /// slices lie where the slices did. Each part must lie exactly over an input its kernel may overwrite.
+    /// Lets a concat's output reuse the memory that the node computing all its parts reads: the gradients of a merged product's
+    /// slices lie where the slices did. Each part must lie exactly over an input that its kernel may overwrite.
     fn join_in_place(&mut self, id: NodeId, concat: NodeId, ins: &[StorageView]) {
         if !self.reuse || self.joined.contains_key(&concat) {
             return;
@@ -556,7 +556,7 @@ impl Lowering<'_> {
                         view: View { offset: whole.view.offset + view.offset, ..view },
                     }
                 }
-                Some(Home::Turned(view)) => StorageView { view, ..self.fresh(v, ty) },
+                Some(Home::Permuted(view)) => StorageView { view, ..self.fresh(v, ty) },
                 None => match self.in_place(id, out, ty, &ins, &taken) {
                     Some(place) => {
                         taken.push(place.storage);
@@ -587,7 +587,7 @@ impl Lowering<'_> {
         Ok(())
     }
 
-    /// An input whose memory the output may take over: nobody reads it afterwards.
+    /// An input whose memory the output can reuse, because nothing reads it afterwards.
     fn in_place(
         &self,
         id: NodeId,
@@ -615,8 +615,9 @@ impl Lowering<'_> {
         })
     }
 
-    /// Whether an input of a collective is a slot that the graph clears in the end and that nothing else reads, or the total of
-    /// such a slot over another axis: the total then lies where a rank's own sum did, and gradients need no memory but their slots.
+    /// Whether an input of a collective is a slot that the graph clears at the end and that nothing else reads, or the total of
+    /// such a slot over another axis. The total then lies where the rank's own sum did, and gradients need no memory but their
+    /// slots.
     fn is_cleared_sum(&self, id: NodeId, input: usize) -> bool {
         let node = self.g.node(id);
         let from = node.ins[input];

@@ -1,4 +1,4 @@
-//! From a graph to launches: kernels, queues, views, lifetimes, offsets.
+//! From graphs to launches: kernels, queues, views, lifetimes, offsets.
 
 pub mod lower;
 pub mod memory;
@@ -15,7 +15,7 @@ use crate::plan::{Buffer, Category, PlanSet, Refusal, Role};
 use crate::target::Target;
 use crate::verify;
 
-/// Kernels, views, lifetimes, offsets.
+/// Plans all graphs over one arena.
 pub(super) fn plan(
     graphs: Vec<(Role, Graph)>,
     target: &Target,
@@ -39,7 +39,7 @@ pub(super) fn plan(
         queues::join(&mut lowered, o.overlap);
         let (in_place, copies) = (lowered.in_place, lowered.copies);
         let placed = memory::place(lowered, *role, persistent_bytes, target.align, o.memory_plan);
-        reports.say(*role, "memory", placed.plan.launches.len(), || {
+        reports.add(*role, "memory", placed.plan.launches.len(), || {
             let launches = placed.plan.launches.len();
             format!(
                 "{launches} launches, {in_place} outputs in place, {copies} copies, {} transient bytes",
@@ -51,7 +51,7 @@ pub(super) fn plan(
         {
             panic!("after queues: {role}: {why}");
         }
-        reports.say(*role, "queues", placed.plan.exchanges().len(), || {
+        reports.add(*role, "queues", placed.plan.exchanges().len(), || {
             let (exchanges, beside) =
                 (placed.plan.exchanges().len(), placed.plan.launches_beside_exchanges());
             format!("{exchanges} exchanges have a queue of their own, beside which {beside} launches may run")

@@ -1,13 +1,16 @@
-//! When exchanges begin: each right behind the last launch that makes something of what it sends, so that all that comes later
-//! and does not read what it brings may run beside it. Gathers of weights could all begin with the plan, which would then hold
-//! all of them: they have their places already (`gradient::gathers`).
+//! Moves each exchange directly after the last launch that computes its input, so that later launches that do not read its
+//! output may overlap it.
+//!
+//! Gathers of weights are left where `gradient::gathers` put them: all of them could begin with the plan, which would then hold
+//! all gathered weights at once.
 
 use crate::graph::{Graph, NodeId};
 use crate::ops::Op;
 use crate::passes::place::views::is_movement;
 use crate::replay::Replay;
 
-/// The graph in this order, and how many exchanges it has that had no place. A graph without any stays as it is.
+/// The reordered graph, and the number of exchanges moved; `is_placed` excludes exchanges. A graph with none to move stays
+/// unchanged.
 pub fn prefetch(g: &Graph, is_placed: impl Fn(NodeId) -> bool) -> (Graph, usize) {
     let is_free = |id: &NodeId| g.node(*id).op.ways().is_some() && !is_placed(*id);
     let exchanges: Vec<NodeId> = g.ids().filter(is_free).collect();
@@ -39,7 +42,7 @@ impl Ordered<'_> {
         self.is_placed[id.0 as usize]
     }
 
-    /// Whether all that a node reads is computed, or is a view of what is.
+    /// Whether all inputs of a node are computed, or are views of computed values.
     fn is_ready(&self, id: NodeId) -> bool {
         let is_there = |id: NodeId| {
             let op = &self.g.node(id).op;
@@ -49,7 +52,7 @@ impl Ordered<'_> {
         self.g.node(id).ins.iter().all(|v| is_there(v.node))
     }
 
-    /// Places a node behind what it reads.
+    /// Places a node after its inputs.
     fn place(&mut self, id: NodeId) {
         if !self.has(id) {
             self.g.node(id).ins.iter().for_each(|v| self.place(v.node));

@@ -1,4 +1,4 @@
-//! The persistent part of the arena: one table of slots for all plans, found by path, at the same offset in each.
+//! The persistent part of the arena: one table of slots for all plans, identified by path, at the same offset in each.
 
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
@@ -10,7 +10,7 @@ use crate::pieces::Sharded;
 use crate::plan::{Buffer, Category, PlacedSlot, Refusal, View};
 use crate::types::TensorType;
 
-/// All slots of a set of graphs, parts by path.
+/// All slots of a set of graphs; a part names its whole by path.
 pub struct Slots {
     order: Vec<String>,
     by_path: HashMap<String, Entry>,
@@ -35,7 +35,7 @@ pub fn category(class: Class) -> Category {
 }
 
 impl Slots {
-    /// Joins the graphs' slots by path and lays them out, most lasting first, inputs last.
+    /// Merges the graphs' slots by path and assigns offsets, ordered by category, with inputs last.
     pub fn place(graphs: &[&Graph], align: usize) -> Result<(Slots, usize, Vec<Buffer>), Refusal> {
         let mut slots = Slots { order: vec![], by_path: HashMap::new() };
         for g in graphs {
@@ -48,7 +48,7 @@ impl Slots {
         };
         let mut roots: Vec<String> =
             slots.order.iter().filter(|p| slots.by_path[*p].part.is_none()).cloned().collect();
-        // Inputs last, in one range.
+        // Inputs come last, in one range.
         let is_input = |class: Class| class == Class::Input;
         roots.sort_by_key(|p| {
             let class = slots.by_path[p].slot.class;
@@ -95,7 +95,7 @@ impl Slots {
         }
     }
 
-    /// The slots that hold adapters' parameters, their copies and norms, and nothing else.
+    /// The slots that hold only parameters of adapters, their copies and norms.
     fn adapters(&self) -> HashSet<String> {
         let is_adapters = |path: &str, entry: &Entry| {
             let path = path.strip_prefix(&copy_path("")).unwrap_or(path);
@@ -103,11 +103,11 @@ impl Slots {
         };
         let found = self.by_path.iter().filter(|(path, entry)| is_adapters(path, entry));
         let roots: HashSet<&str> = found.map(|(path, _)| self.root(path)).collect();
-        // A region of vectors has a copy although nobody reads parts of it.
+        // The copy of a region of vectors is listed even though nothing reads parts of it.
         roots.into_iter().flat_map(|root| [root.to_string(), copy_path(root)]).collect()
     }
 
-    /// The slot that this one lies in, in the end.
+    /// The outermost slot that this one lies in.
     fn root<'a>(&'a self, path: &'a str) -> &'a str {
         match &self.by_path[path].part {
             Some((of, _)) => self.root(of),

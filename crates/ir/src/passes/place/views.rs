@@ -15,7 +15,7 @@ pub fn is_movement(op: &Op) -> bool {
     )
 }
 
-/// The view a movement of one input gives, or `None` where only a copy can.
+/// The view that a movement of one input results in, or `None` where it needs a copy.
 pub fn moved(from: &View, op: &Op) -> Option<View> {
     match op {
         Op::Reshape { dims } => reshape(from, dims),
@@ -40,7 +40,7 @@ pub fn slice(from: &View, axis: usize, start: usize, len: usize) -> View {
     view
 }
 
-/// Splits and joins axes: possible where every group of old axes that makes a group of new ones is evenly strided.
+/// Splits and merges axes, where every group of old axes that forms a group of new ones is evenly strided.
 pub fn reshape(from: &View, dims: &[usize]) -> Option<View> {
     // Axes of extent 1 carry no stride.
     let old: Vec<(usize, usize)> =
@@ -55,7 +55,7 @@ pub fn reshape(from: &View, dims: &[usize]) -> Option<View> {
         if i == old.len() || j == dims.len() {
             return None;
         }
-        // Grow a run of old and a run of new axes until they hold the same number of elements.
+        // Extends a run of old and a run of new axes until they hold the same number of elements.
         let (mut i_end, mut j_end) = (i + 1, j + 1);
         let (mut n_old, mut n_new) = (old[i].0, dims[j]);
         while n_old != n_new {

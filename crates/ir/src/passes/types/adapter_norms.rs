@@ -1,7 +1,7 @@
-//! Updates of the row norms that DoRA divides by: `apply` writes them after every update and `derive` after a load, with
-//! the same operations, so the bits are the same.
+//! Updates of the row norms that DoRA divides by: `apply` writes them after every update and `derive` after a load, with the
+//! same operations and therefore the same bits.
 //!
-//! W is read once for each, and W + s B A is never made.
+//! Each norm reads W once, and W + s B A is never stored.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::Graph;
@@ -29,7 +29,7 @@ pub fn adapter_norms(graphs: &mut Vec<(Role, Graph)>, adapters: &[Adapter]) {
 /// Writes 1 / ||W + s B A|| of one weight.
 fn norm(b: &Builder, model: &Graph, adapter: &Adapter, role: Role) {
     let known = |path: &str| model.slot(model.find_slot(path).expect("the pass made it")).clone();
-    // In `apply` what was just written, otherwise what is there.
+    // In `apply` the value just written, otherwise the stored one.
     let value = |path: &str| {
         let of = known(path);
         let updated = if role == Role::Apply { written(b, model, &of) } else { None };
@@ -40,8 +40,7 @@ fn norm(b: &Builder, model: &Graph, adapter: &Adapter, role: Role) {
     b.write(slot(b, known(&adapter.inverse_norm())), inverse);
 }
 
-/// 1 / ||W + s B A|| for an A and a B in slots of these paths, which an update need not have written. Computed where it
-/// is read.
+/// 1 / ||W + s B A|| for an A and a B in slots of these paths, computed where it is read.
 pub(crate) fn of<'g>(b: &'g Builder, adapter: &Adapter, beside: [String; 2]) -> Tensor<'g> {
     let read = |path: &str| b.read(b.with_graph(|g| g.find_slot(path)).expect("the pass made it"));
     inverse(b, read(&adapter.weight), beside.map(|path| read(&path)), adapter.scale)

@@ -1,8 +1,8 @@
 //! Frozen weights of linear layers that are stored as codes (`Base`), of four bits or eight. Each named weight has codes of its
-//! own, also where weights are one slot and one product.
+//! own, even where weights are merged into one slot and one product.
 //!
-//! An operation that cannot multiply the codes themselves has the weight dequantised right before it, so that no more than one weight
-//! is there in full, and what the backward pass reads is made again. The pass comes last: all others see the weights as they are.
+//! For an operation that cannot multiply codes, the weight is dequantised right before it, so that no more than one weight is
+//! in memory in full; the backward pass dequantises again. The pass comes last: all others see the plain weights.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -19,14 +19,14 @@ use crate::types::{DType, TensorType};
 /// The format of a weight's codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Codes {
-    /// Two a byte, with a magnitude for every 64 (`nf4`).
+    /// Two per byte, with a magnitude for every 64 (`nf4`).
     Nf4,
     /// E4M3, with one scale.
     Fp8,
 }
 
 impl Codes {
-    /// The end of the slots of codes: the path before it is the weight's.
+    /// The suffix of the slots of codes; the rest of the path is the weight's.
     fn end(self) -> &'static str {
         match self {
             Codes::Nf4 => ".nf4",
@@ -39,7 +39,7 @@ impl Codes {
         format!("{weight}{}", self.end())
     }
 
-    /// Values that an element of the slot holds.
+    /// Number of values in an element of the slot.
     pub fn packed(self) -> usize {
         match self {
             Codes::Nf4 => 2,
@@ -62,12 +62,12 @@ pub fn weight_of_codes(path: &str) -> Option<(Codes, &str)> {
     [Codes::Nf4, Codes::Fp8].into_iter().find_map(|codes| Some((codes, path.strip_suffix(codes.end())?)))
 }
 
-/// Whether a slot holds magnitudes or scales of codes, or what these are read by.
+/// Whether a slot holds magnitudes or scales of codes, or the map that decodes magnitudes.
 pub fn is_beside_codes(path: &str) -> bool {
     nf4::is_beside_codes(path) || fp8_base::weights_of_scale(path).is_some()
 }
 
-/// The weights of a model that can be stored as codes where nothing trains them: matrices of linear layers, of rows of even
+/// The weights of a model that can be stored as codes where they are frozen: matrices of linear layers with rows of even
 /// length.
 pub fn linear(model: &Graph) -> BTreeSet<String> {
     let users = users(model);
@@ -89,7 +89,7 @@ pub fn linear(model: &Graph) -> BTreeSet<String> {
     names
 }
 
-/// Stores the weights of a base as codes, in all graphs alike; returns how many there are.
+/// Stores the weights of a base as codes, in all graphs alike; returns the number of weights.
 pub fn base(graphs: &mut [(Role, Graph)], base: &Base) -> Result<usize, Refusal> {
     let names = base.weights();
     let mut known: BTreeSet<String> = BTreeSet::new();
@@ -120,7 +120,7 @@ fn chosen(g: &Graph, names: &BTreeSet<&str>) -> Result<HashSet<SlotId>, Refusal>
     Ok(chosen)
 }
 
-/// Whether a slot, and the one it lies in, hold frozen weights of these names and no others.
+/// Whether a slot, and the slot that it lies in, hold frozen weights of these names and no others.
 pub fn is_chosen(g: &Graph, slot: SlotId, names: &BTreeSet<&str>) -> bool {
     let is_named = |slot: SlotId| {
         let Slot { class, path, .. } = g.slot(slot);
@@ -130,7 +130,8 @@ pub fn is_chosen(g: &Graph, slot: SlotId, names: &BTreeSet<&str>) -> bool {
     are_named(slot) && g.slot(slot).part.is_none_or(|part| are_named(part.of))
 }
 
-/// Whether an operation reads matrices of layers as such: it multiplies by them, or makes something of them that is.
+/// Whether an operation uses a weight as the matrix of a linear layer: multiplies by it, or derives from it a matrix that is
+/// used so.
 fn is_linear(g: &Graph, id: NodeId) -> bool {
     matches!(
         g.node(id).op.kind(),
@@ -149,7 +150,7 @@ fn is_linear(g: &Graph, id: NodeId) -> bool {
     )
 }
 
-/// The named weights that a slot holds, in the order in which they lie in it.
+/// The named weights in a slot, in memory order.
 pub fn parts(g: &Graph, whole: SlotId) -> Vec<SlotId> {
     let offset = |part: SlotId| g.slot(part).part.filter(|part| part.of == whole).map(|part| part.offset);
     let mut parts: Vec<(usize, SlotId)> =
@@ -158,8 +159,8 @@ pub fn parts(g: &Graph, whole: SlotId) -> Vec<SlotId> {
     if parts.is_empty() { vec![whole] } else { parts.into_iter().map(|(_, part)| part).collect() }
 }
 
-/// The graph whose weights in these slots are codes: `dequantize` makes the weights of a slot next to a node that reads them, and
-/// reads of some slots are reads of others.
+/// The graph with codes in the slots `chosen`: `dequantize` builds a slot's weights next to a reader, and `instead` replaces
+/// reads of other slots.
 pub(super) fn coded(
     g: &Graph,
     chosen: &HashSet<SlotId>,
@@ -201,7 +202,7 @@ pub(super) fn coded(
     replay.finish()
 }
 
-/// The slot of a graph that has another's path, which it is if there is none.
+/// The slot of a graph with another slot's path, added if there is none.
 pub(super) fn slot_of(g: &mut Graph, slot: &Slot) -> SlotId {
     g.find_slot(&slot.path).unwrap_or_else(|| g.add_slot(slot.clone()))
 }

@@ -1,5 +1,5 @@
-//! Updates of the bf16 copies of weights: `apply` writes them after every update, and a `derive` plan rebuilds all of them
-//! bit for bit after initialisation and load. Copies of regions that ranks divide are gathered (`gradient::shards`).
+//! Updates of the bf16 copies of weights: `apply` writes them after every update, and a `derive` plan rebuilds all of them bit
+//! for bit after initialisation and load. Copies of sharded regions are gathered (`gradient::shards`).
 
 use std::collections::HashSet;
 
@@ -69,8 +69,8 @@ fn copy_of(g: &mut Graph, weight: SlotId) -> SlotId {
     })
 }
 
-/// The bf16 output of the update that gives `value`: written in the same pass, it costs 2 bytes an element where a
-/// cast after it would cost 6. So does a region of elementwise operations; any other operation is followed by the cast.
+/// The bf16 output of the update that computes `value`: written in the same pass, it costs 2 bytes per element where a separate
+/// cast would cost 6. The same holds for a region of elementwise operations; after any other operation a cast is added.
 pub(crate) fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
     let node = &mut apply.nodes[value.node.0 as usize];
     match &mut node.op {

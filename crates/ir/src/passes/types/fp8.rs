@@ -1,10 +1,10 @@
-//! The products of linear layers in 8-bit floats: y = x w, dx = dy w and dw = x dy with x and w in E4M3, which has the
-//! digits, and dy in E5M2, which has the range.
+//! The products of linear layers in 8-bit floats: y = x w, dx = dy w and dw = x dy with x and w in E4M3, which has more
+//! precision, and dy in E5M2, which has more range.
 //!
-//! It rewrites the bf16 graph. Each x and dy is quantised once, both ways round, because matrix units want the inner
-//! extent of both operands without gaps: the rows serve one product, the columns the weight's gradient. Weights are read
-//! from 8-bit copies (class `derived`) that `fp8_copies` writes after every update. Sums, outputs, masters, attention,
-//! embeddings and the head stay as they are.
+//! The pass rewrites the bf16 graph. Each x and dy is quantised once, together with its transpose, because matrix units need
+//! the inner extent of both operands contiguous: the rows serve one product, the columns the weight's gradient. Weights are
+//! read from 8-bit copies (class `derived`) that `fp8_copies` writes after every update. Sums, outputs, master weights,
+//! attention, embeddings and the head stay as they are.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -22,31 +22,31 @@ use crate::types::{DType, TensorType};
 /// The types, each with its own histories.
 pub const TYPES: [DType; 2] = [DType::E4M3, DType::E5M2];
 
-/// Matrix units take extents that are multiples of this.
+/// Extents of 8-bit products must be multiples of this.
 const MULTIPLE: usize = 16;
-/// The distance of scales in f32, and of magnitudes: cuBLASLt takes scales at multiples of 16 bytes alone.
+/// The distance between scales, and between magnitudes, in f32 elements: cuBLASLt requires scales at multiples of 16 bytes.
 pub const APART: usize = 4;
 
-/// How many products of how many.
+/// Number of products in 8 bits, and of all candidates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Narrowed {
     pub products: usize,
     pub of: usize,
 }
 
-/// A slot of all tensors of a type: `amax`, the largest magnitudes of this step; `scale`, what they are divided by;
-/// `history`, the largest magnitudes of earlier steps.
+/// A slot for all tensors of a type: `amax`, the largest magnitudes of this step; `scale`, the divisors; `history`, the largest
+/// magnitudes of earlier steps.
 pub fn shared_path(what: &str, dtype: DType) -> String {
     format!("fp8.{what}.{}", dtype.name())
 }
 
-/// A weight's 8-bit copy: `rows` as the weight lies, `columns` transposed, and their `scale`.
+/// A weight's 8-bit copy: `rows` in the weight's own layout, `columns` transposed, and their `scale`.
 pub fn weight_path(what: &str, weight: &str) -> String {
     format!("fp8.{what}.{weight}")
 }
 
-/// Rewrites the products of the layers that are named, each with those it shares a tensor with, or of all. `forward` is the number of forward nodes and is
-/// translated.
+/// Rewrites the products of the named layers, and of layers that share a tensor with them, or of all layers. `forward` is the
+/// number of forward nodes; its new value is returned.
 pub fn fp8(
     g: &Graph,
     forward: usize,
@@ -86,13 +86,13 @@ pub fn fp8(
     (new, new_forward, narrowed)
 }
 
-/// Layers that run in 8 bits together or not at all: they share a tensor, which is quantised once for all of them. Those of
-/// equal names, in whatever block of the model, are one unit.
+/// Layers that run in 8 bits together or not at all, because they share a tensor, which is quantised once for all of them.
+/// Layers with equal names in different blocks of the model are one unit.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
     /// The names of its weights inside their block.
     pub names: BTreeSet<String>,
-    /// Forward and both gradients.
+    /// The forward products and both gradients of each.
     pub products: Vec<NodeId>,
 }
 
@@ -134,7 +134,7 @@ pub fn units(g: &Graph, forward: usize) -> Vec<Unit> {
     units
 }
 
-/// A sentence about the first name that is no layer's.
+/// An error message about the first name that is not a layer's.
 pub fn unknown(g: &Graph, forward: usize, layers: &BTreeSet<String>) -> Option<String> {
     let known: BTreeSet<String> = units(g, forward).into_iter().flat_map(|unit| unit.names).collect();
     let unknown = layers.difference(&known).next()?;
@@ -142,7 +142,7 @@ pub fn unknown(g: &Graph, forward: usize, layers: &BTreeSet<String>) -> Option<S
     Some(format!("no layer that can run in fp8 is called `{unknown}`; there are {known}"))
 }
 
-/// An operand, whatever it is read as.
+/// The identity of an operand, whatever its type.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 enum Joined {
     Weight(SlotId),
@@ -158,8 +158,8 @@ impl Joined {
     }
 }
 
-/// The names of a weight inside its block, one for each part of a merged weight: `attn.wo` of `layers.3.attn.wo`, and
-/// `ffn.a` and `ffn.b` of `layers.3.ffn.a+b`.
+/// The names of a weight inside its block, one for each part of a merged weight: `attn.wo` for `layers.3.attn.wo`, and `ffn.a`
+/// and `ffn.b` for `layers.3.ffn.a+b`.
 pub fn names(weight: &str) -> Vec<String> {
     let inside = layer_of(weight).map_or(weight, |block| weight[block.len()..].trim_start_matches('.'));
     let (scope, parts) = inside.rsplit_once('.').unwrap_or(("", inside));
@@ -172,27 +172,25 @@ fn weight_of(g: &Graph, copy: SlotId) -> &str {
     weight_name(g.slot(copy)).expect("a copy is named after its weight")
 }
 
-/// The products that 8 bits are possible for, and what they multiply.
+/// The products that can run in 8 bits, with their operands.
 fn candidates(g: &Graph, forward: usize) -> HashMap<NodeId, [Operand; 2]> {
     g.ids().filter_map(|id| Some((id, operands(g, id, forward)?))).collect()
 }
 
-/// An operand of a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Operand {
-    /// A weight in bf16.
     Weight(SlotId),
-    /// Made in the forward pass, or in the backward pass.
+    /// Computed in the forward pass, or in the backward pass.
     Tensor(Value, DType),
 }
 
-/// The operands of a product that is to run in 8 bits: a weight of a layer with what it is applied to, or what its
-/// gradient is made of.
+/// The operands of a product that can run in 8 bits: a weight of a layer and its input or output gradient, or the two operands
+/// of the weight's gradient.
 fn operands(g: &Graph, id: NodeId, forward: usize) -> Option<[Operand; 2]> {
     let node = g.node(id);
     let Op::Product { ta, base: false, epilogue: Epilogue::None, .. } = node.op else { return None };
     layer_of(&node.path)?;
-    // Thin products wait for memory and not for arithmetic: 8 bits would only cost digits.
+    // Thin products are bound by memory and not by arithmetic: 8 bits would only cost precision.
     if node.path.ends_with(adapters::NODES) {
         return None;
     }
@@ -214,7 +212,7 @@ fn operands(g: &Graph, id: NodeId, forward: usize) -> Option<[Operand; 2]> {
     (is_layer && is_narrow && is_matrix).then_some([a, b])
 }
 
-/// Whether a slot is the bf16 copy of a weight, or a weight that is bf16 because nothing trains it.
+/// Whether a slot is the bf16 copy of a weight, or a weight that is bf16 because it is frozen.
 fn is_copy(g: &Graph, slot: SlotId) -> bool {
     matches!(g.slot(slot).class, Class::Derived | Class::Frozen)
 }
@@ -229,16 +227,16 @@ pub(super) fn weight_name(slot: &Slot) -> Option<&str> {
 
 struct Narrowing<'a> {
     replay: Replay<'a>,
-    /// The node that quantised an old value.
+    /// The node that quantises each old value.
     quantized: HashMap<Value, NodeId>,
-    /// Where scales and largest magnitudes come from and go to, where they are kept.
+    /// The slots of each value's scale and largest magnitude, with delayed scaling.
     scales: HashMap<Value, (SlotId, SlotId)>,
-    /// The largest magnitudes that are gathered.
+    /// The writes of largest magnitudes.
     writes: Vec<(SlotId, Value)>,
 }
 
 impl Narrowing<'_> {
-    /// One scale and one largest magnitude a tensor, in the order they are first used.
+    /// Adds one scale and one largest magnitude per tensor, in the order of first use.
     fn add_scales(&mut self, chosen: &HashMap<NodeId, [Operand; 2]>) {
         let mut found: Vec<(Value, DType, &str)> = vec![];
         for id in self.replay.old.ids() {
@@ -271,7 +269,7 @@ impl Narrowing<'_> {
         }
     }
 
-    /// The product `id` of 8-bit operands: a by its rows, b by its columns, each as it lies without gaps.
+    /// Product `id` with 8-bit operands: a by its rows, b by its columns, each contiguous along the inner extent.
     fn product(&mut self, id: NodeId, operands: &[Operand; 2]) {
         let Op::Product { ta, tb, out, compute, .. } = self.replay.old.node(id).op else {
             unreachable!("chosen because it is a product")
@@ -282,13 +280,13 @@ impl Narrowing<'_> {
         self.replay.copy_as(id, op, vec![a, b, a_scale, b_scale]);
     }
 
-    /// An operand as it lies or `turned`, and its scale.
-    fn operand(&mut self, operand: Operand, turned: bool, at: NodeId) -> (Value, Value) {
+    /// An operand, optionally transposed, and its scale.
+    fn operand(&mut self, operand: Operand, transposed: bool, at: NodeId) -> (Value, Value) {
         match operand {
             Operand::Weight(copy) => {
                 let (what, dims) =
-                    (if turned { "columns" } else { "rows" }, &self.replay.old.slot(copy).ty.dims);
-                let dims = if turned { vec![dims[1], dims[0]] } else { dims.clone() };
+                    (if transposed { "columns" } else { "rows" }, &self.replay.old.slot(copy).ty.dims);
+                let dims = if transposed { vec![dims[1], dims[0]] } else { dims.clone() };
                 let codes = self.weight(copy, what, TensorType::new(DType::E4M3, dims), at);
                 (codes, self.weight(copy, "scale", TensorType::new(DType::F32, [1]), at))
             }
@@ -298,7 +296,7 @@ impl Narrowing<'_> {
                     Some((scale, _)) => self.replay.add(Op::Read { slot: *scale }, vec![], at),
                     None => node.out(2),
                 };
-                (node.out(turned as u8), scale)
+                (node.out(transposed as u8), scale)
             }
         }
     }
@@ -312,7 +310,7 @@ impl Narrowing<'_> {
         self.replay.add(Op::Read { slot }, vec![], at)
     }
 
-    /// The node that quantises a value, made at its first use.
+    /// The node that quantises a value, created at its first use.
     fn quantize(&mut self, v: Value, to: DType, at: NodeId) -> NodeId {
         if let Some(node) = self.quantized.get(&v) {
             return *node;

@@ -1,9 +1,9 @@
-//! Frozen weights in E4M3. With `precision=fp8` products multiply the codes themselves: their rows, as they are stored, and their
-//! columns, which `derive` writes (`fp8_copies`). Whatever else reads a weight has it dequantised.
+//! Frozen weights in E4M3. With `precision=fp8` products multiply the codes themselves: the stored rows, and the columns that
+//! `derive` writes (`fp8_copies`). For any other reader the weight is dequantised.
 //!
-//! A product has one scale for its weight, so weights that may be merged into one product share a scale, whether they are merged or
-//! not. Scales are powers of two: values of codes are exact in bf16, and a coarser scale than a weight needs costs digits of
-//! values below a 2^15th of the largest alone.
+//! A product has one scale for its weight, so weights that could be merged into one product share a scale, whether they are
+//! merged or not. Scales are powers of two: decoded values are exact in bf16, and a scale coarser than a weight needs only
+//! costs precision of values below a 2^15th of the largest.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -19,11 +19,11 @@ use crate::plan::PlanSet;
 use crate::replay::Replay;
 use crate::types::{DType, TensorType};
 
-/// The end of the slots of scales: the path before it is the weights', joined.
+/// The suffix of the slots of scales; the rest of the path is the joined paths of the weights.
 const SCALE: &str = ".fp8.scale";
 const JOINT: char = '+';
 
-/// The slot of the scale of some weights.
+/// The slot of the scale of a group of weights.
 fn scale_path(group: &BTreeSet<String>) -> String {
     let weights: Vec<&str> = group.iter().map(String::as_str).collect();
     format!("{}{SCALE}", weights.join(&JOINT.to_string()))
@@ -34,7 +34,7 @@ pub fn weights_of_scale(path: &str) -> Option<impl Iterator<Item = &str>> {
     Some(path.strip_suffix(SCALE)?.split(JOINT))
 }
 
-/// These weights in groups: those that multiply the same input share a scale.
+/// Groups these weights: those that multiply the same input share a scale.
 pub fn groups(model: &Graph, weights: &BTreeSet<String>) -> Vec<BTreeSet<String>> {
     type Group = (HashSet<Value>, BTreeSet<String>);
     let mut groups: Vec<Group> = vec![];
@@ -63,7 +63,7 @@ pub fn scale<'a>(group: impl IntoIterator<Item = &'a [f32]>) -> f32 {
     fp8::scale(DType::E4M3, values.fold(0.0, |amax: f32, x| amax.max(x.abs())))
 }
 
-/// The graph whose weights in these slots are codes in E4M3, also where products in 8 bits read them.
+/// The graph with E4M3 codes for the weights in these slots, also where 8-bit products read them.
 pub(super) fn coded(g: &Graph, chosen: &HashSet<SlotId>, groups: &[BTreeSet<String>]) -> Graph {
     let scale_of = |slot: SlotId| {
         let weight = &g.slot(parts(g, slot)[0]).path;
@@ -75,7 +75,7 @@ pub(super) fn coded(g: &Graph, chosen: &HashSet<SlotId>, groups: &[BTreeSet<Stri
         let ty = TensorType::new(DType::F32, [1]);
         Slot { path: scale_path(group), ty, class: Class::Frozen, init: Init::Data, part: None }
     };
-    // What `fp8` reads in place of the weights: rows are the codes.
+    // The slots that replace those that `fp8` reads: the rows of a weight are its codes.
     let mut instead = HashMap::new();
     for slot in chosen.iter().copied() {
         let Slot { path, ty, .. } = g.slot(slot);
@@ -92,7 +92,7 @@ pub(super) fn coded(g: &Graph, chosen: &HashSet<SlotId>, groups: &[BTreeSet<Stri
     without_slots(coded, &instead.into_keys().collect())
 }
 
-/// The values of codes times their scale, in the type of the weight, as one launch.
+/// Decoded values times their scale, in the weight's type, as one launch.
 fn dequantized(replay: &mut Replay<'_>, [codes, scale]: [SlotId; 2], at: NodeId) -> Value {
     let TensorType { dtype, dims } = replay.old.slot(codes).ty.clone();
     let codes = replay.add(Op::Read { slot: codes }, vec![], at);
@@ -110,8 +110,8 @@ fn dequantized(replay: &mut Replay<'_>, [codes, scale]: [SlotId; 2], at: NodeId)
     replay.add(Op::Region { body: Box::new(b.finish()) }, vec![codes, scale], at)
 }
 
-/// The graph without slots that nothing reads or writes, and with one slot of each path: `derive` knows the codes of a weight
-/// already if it writes their columns.
+/// The graph without the slots `gone`, and with one slot for each path: `derive` already has the codes of a weight if it writes
+/// their columns.
 fn without_slots(mut g: Graph, gone: &HashSet<SlotId>) -> Graph {
     let mut by_path: HashMap<String, SlotId> = HashMap::new();
     let (mut moved, mut slots) = (vec![], vec![]);
@@ -139,7 +139,7 @@ fn without_slots(mut g: Graph, gone: &HashSet<SlotId>) -> Graph {
     g
 }
 
-/// Weights that wait for the others of their group, of which their scale is made.
+/// Weights that wait for the others of their group, which share a scale.
 #[derive(Debug)]
 pub struct Waiting<T> {
     groups: HashMap<String, Vec<(TensorRange, T)>>,
@@ -152,7 +152,7 @@ impl<T> Default for Waiting<T> {
 }
 
 impl<T> Waiting<T> {
-    /// Takes a weight in. Gives its whole group, with the slot of their scale, where it was the last of them.
+    /// Adds a weight. Returns its whole group, with the slot of their scale, if it was the last of them.
     pub fn add(
         &mut self,
         plans: &PlanSet,
@@ -173,7 +173,6 @@ impl<T> Waiting<T> {
     }
 }
 
-/// The slot of a weight's scale.
 pub fn scale_of(plans: &PlanSet, weight: &str) -> String {
     let has =
         |path: &&String| weights_of_scale(path).is_some_and(|mut weights| weights.any(|name| name == weight));

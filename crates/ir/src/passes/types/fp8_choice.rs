@@ -1,6 +1,7 @@
-//! Which layers gain by 8-bit products on a target. Quantising costs passes over memory, which a small product does not
-//! earn back; what it costs depends on what makes the tensor and who else reads it. So whole graphs are priced, with and
-//! without a unit of layers in 8 bits, by what was timed on the target and by its roofline where nothing was.
+//! Chooses the layers that gain from 8-bit products on a target. Quantising costs passes over memory that a small product does
+//! not recover, and the cost depends on the operation that computes the tensor and on its other readers. So whole graphs are
+//! priced, with and without a unit of layers in 8 bits, by the target's measured times, or by its roofline where there are
+//! none.
 
 use std::collections::BTreeSet;
 
@@ -13,16 +14,16 @@ use crate::plan::{Refusal, Role};
 use crate::replay::without_dead;
 use crate::target::Target;
 
-/// A unit and what 8 bits are worth to it.
+/// A unit of layers, and its gain from 8 bits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Priced {
     pub names: BTreeSet<String>,
     pub products: usize,
-    /// Seconds of a micro-batch with its update that 8 bits save; below 0 where they cost more.
+    /// Seconds that 8 bits save per micro-batch with its update; negative where they cost more.
     pub gain_seconds: f64,
 }
 
-/// The units that gain by 8 bits and those that do not, each sorted by names.
+/// The units that gain from 8 bits and those that do not, each sorted by names.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
     pub gain: Vec<Priced>,
@@ -30,14 +31,14 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// The names of the layers that gain, as `Options::fp8_layers` takes them.
+    /// The names of the layers that gain, for `Options::fp8_layers`.
     pub fn layers(&self) -> BTreeSet<String> {
         self.gain.iter().flat_map(|unit| unit.names.iter().cloned()).collect()
     }
 }
 
-/// Prices the layers of a training program: of all in 8 bits, the one that gains least leaves for as long as that is
-/// nothing. `options` are those of a run in fp8.
+/// Prices the layers of a training program: starting from all in 8 bits, it removes the unit that gains least until every
+/// remaining unit gains. `options` are those of a run in fp8.
 pub fn choose(program: &Program, target: &Target, options: &Options) -> Result<Choice, Refusal> {
     if !program.role.is_grad() {
         return Ok(Choice::default());

@@ -1,9 +1,9 @@
-//! Updates of the tensors that `fp8` reads: 8-bit copies of weights, from their bf16 copies by the scale that fits, and the
-//! scales of all other tensors, from the largest magnitudes of the last steps.
+//! Updates of the tensors that `fp8` reads: 8-bit copies of weights, quantised from their bf16 copies with the scale that fits,
+//! and the scales of all other tensors, from the largest magnitudes of recent steps.
 //!
-//! `apply` does both after an update and `derive` after a load, with the same operations, so the bits are the same. The
-//! history is state and comes back with a checkpoint. An update that is left out leaves it alone, and a magnitude that
-//! is not finite counts as unknown. Magnitudes are those of all ranks, so that the history is the same on each.
+//! `apply` does both after an update and `derive` after a load, with the same operations and therefore the same bits. The
+//! history is state and part of checkpoints. A skipped update does not change it, and a magnitude that is not finite counts as
+//! unknown. Magnitudes are maxima over all ranks, so the history is the same on each.
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, Init, Slot, SlotId};
@@ -19,7 +19,7 @@ use crate::passes::types::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::plan::Role;
 use crate::types::{DType, TensorType};
 
-/// Steps whose largest magnitude a scale must cover.
+/// Number of steps whose largest magnitude a scale must cover.
 pub const HISTORY: usize = 16;
 
 /// Adds the writes to `apply` and `derive`.
@@ -52,12 +52,12 @@ pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
     }
 }
 
-/// A slot of the gradient's graph in another one, as a whole.
+/// A slot of the gradient's graph in another graph, as a whole.
 pub(super) fn slot(b: &Builder, slot: Slot) -> SlotId {
     b.edit(|g| g.find_slot(&slot.path).unwrap_or_else(|| g.add_slot(Slot { part: None, ..slot })))
 }
 
-/// The scales of a type from its history; in `apply` from the history with this step's magnitudes in front.
+/// The scales of a type from its history; in `apply` from the history with this step's magnitudes prepended.
 fn scales(b: &Builder, grad: &Graph, (scale, dtype): (SlotId, DType), role: Role, o: &Options) {
     let scale = grad.slot(scale).clone();
     let n = scale.ty.elements();
@@ -81,8 +81,8 @@ fn scales(b: &Builder, grad: &Graph, (scale, dtype): (SlotId, DType), role: Role
     b.write(slot(b, scale), known.reduce(0, Fold::Max).map(E::Fp8Scale(dtype)).reshape(&[n]));
 }
 
-/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy. A weight that nothing trains is
-/// quantised once, by `derive`.
+/// The 8-bit copies of a weight that products read, where the graph writes its bf16 copy. `derive` quantises frozen weights
+/// once.
 fn weight(b: &Builder, grad: &Graph, copy: &Slot, name: &str, role: Role) {
     let read = ["rows", "columns", "scale"].map(|what| grad.find_slot(&weight_path(what, name)));
     let narrow = || match copy.class {
@@ -103,11 +103,11 @@ fn columns(b: &Builder, grad: &Graph, weight: &Slot, name: &str, role: Role) {
     let columns = grad.find_slot(&weight_path("columns", name)).filter(|_| role == Role::Derive);
     let Some(columns) = columns else { return };
     let codes = Slot { path: Codes::Fp8.path(&weight.path), ty: Codes::Fp8.ty(&weight.ty), ..weight.clone() };
-    let turned = b.at_path(name, || b.read(slot(b, codes)).transpose(&[1, 0]));
-    b.write(slot(b, grad.slot(columns).clone()), turned);
+    let transposed = b.at_path(name, || b.read(slot(b, codes)).transpose(&[1, 0]));
+    b.write(slot(b, grad.slot(columns).clone()), transposed);
 }
 
-/// The value that the graph writes to a slot, be it as a part of a larger one.
+/// The value that the graph writes to a slot, possibly as part of a larger one.
 pub(super) fn written<'g>(b: &'g Builder, grad: &Graph, of: &Slot) -> Option<Tensor<'g>> {
     let (mut whole, mut offset) = (of, 0);
     loop {

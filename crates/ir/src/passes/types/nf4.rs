@@ -1,5 +1,5 @@
-//! Frozen weights in four bits (`nf4`): the slots beside their codes, and the operation that dequantises them. Blocks are those of a
-//! named weight, so that its bits do not depend on what was merged.
+//! Frozen weights in four bits (`nf4`): the slots beside their codes, and the operation that dequantises them. Blocks belong to
+//! one named weight, so that its bits do not depend on merging.
 
 use crate::graph::{Class, Init, NodeId, Slot, SlotId, Value};
 use crate::nf4::{NESTED, blocks};
@@ -8,10 +8,9 @@ use crate::passes::types::base::{parts, slot_of};
 use crate::replay::Replay;
 use crate::types::{DType, TensorType};
 
-/// The slot of the map by which magnitudes are coded, which all weights share.
+/// The slot of the map that decodes magnitudes, which all weights share.
 pub const MAP: &str = "nf4.map";
 
-/// The slots beside a weight's codes.
 const BESIDE: [&str; 3] = [".nf4.absmax", ".nf4.nested_absmax", ".nf4.offset"];
 
 /// The slots of a weight's magnitudes: their codes, the largest ones and the mean.
@@ -19,12 +18,12 @@ pub fn magnitude_paths(weight: &str) -> [String; 3] {
     BESIDE.map(|end| format!("{weight}{end}"))
 }
 
-/// Whether a slot belongs to weights in four bits, and is none of codes.
+/// Whether a slot belongs to weights in four bits but does not hold codes.
 pub(super) fn is_beside_codes(path: &str) -> bool {
     path == MAP || BESIDE.iter().any(|end| path.ends_with(end))
 }
 
-/// The weights of a slot, next to who reads them.
+/// The dequantised weights of a slot, next to a node that reads them.
 pub(super) fn dequantized(replay: &mut Replay<'_>, slot: SlotId, at: NodeId) -> Value {
     let g = replay.old;
     let read = |replay: &mut Replay<'_>, path: String, ty: TensorType| {

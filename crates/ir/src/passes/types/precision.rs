@@ -1,8 +1,8 @@
-//! Products, attention and what flows between them in bf16; sums, statistics, losses and the optimiser in f32.
+//! Products, attention and the values between them in bf16; sums, statistics, losses and the optimiser in f32.
 //!
-//! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write; those that
-//! nothing trains have no f32 master and are bf16 themselves, and so are tables of rows that the host writes, and keys and values
-//! that a cache keeps. Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
+//! Weights of two axes and more are read from bf16 copies (class `derived`) that `apply` and `derive` write. Frozen weights
+//! have no f32 master and are bf16 themselves, and so are tables of rows that the host writes, and cached keys and values.
+//! Every other type follows by inference; where two float types meet, the rules of `cast_inputs` decide.
 
 use std::collections::HashSet;
 
@@ -19,8 +19,8 @@ pub fn copy_path(weight: &str) -> String {
     format!("bf16.{weight}")
 }
 
-/// Keeps parameters that nothing trains in bf16, because no update needs their digits; inputs whose rows `reader` gathers,
-/// which flow as states do that are computed; and caches that attention alone reads, which it would read in bf16 anyway.
+/// Stores in bf16: frozen parameters, because no update needs more precision; inputs whose rows `reader` gathers, which are
+/// used like computed states; and caches that only attention reads, which would read them in bf16 anyway.
 pub fn narrow_slots(g: &mut Graph, reader: &Graph) {
     let (given, attended) = (gathered_inputs(reader), attended_caches(reader));
     let is_narrow = |s: &&mut Slot| match s.class {
@@ -32,7 +32,7 @@ pub fn narrow_slots(g: &mut Graph, reader: &Graph) {
     g.slots.iter_mut().filter(is_narrow).for_each(|s| s.ty.dtype = DType::BF16);
 }
 
-/// Inputs of floats that are nothing but tables of rows.
+/// Float inputs that are used only as tables of rows.
 fn gathered_inputs(g: &Graph) -> HashSet<String> {
     let users = users(g);
     let ends = g.writes.iter().map(|(_, v)| v).chain(g.results.iter().map(|(_, v)| v));
@@ -61,7 +61,7 @@ fn gathered_inputs(g: &Graph) -> HashSet<String> {
     inputs.filter(|(id, _)| is_table(vec![id.out(0)])).map(|(_, slot)| slot.path.clone()).collect()
 }
 
-/// Caches of keys or values: rows are put into them, and attention reads what comes of it.
+/// Caches of keys or values: rows are scattered into them, and only attention reads the result.
 fn attended_caches(g: &Graph) -> HashSet<String> {
     let users = users(g);
     let users_of = |v: Value| users.get(&v).into_iter().flatten();
@@ -85,7 +85,8 @@ fn attended_caches(g: &Graph) -> HashSet<String> {
     reads.filter(|(slot, id)| is_extended(*slot, *id)).map(|(slot, _)| g.slot(slot).path.clone()).collect()
 }
 
-/// Rewrites to bf16. `forward` is the number of forward nodes and is translated; returns how many products run in it.
+/// Rewrites a graph to bf16. Also returns the new value of `forward`, the number of forward nodes, and the number of products
+/// in bf16.
 pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     let wide = stays_wide(g);
     let biases = biases(g, &wide);
@@ -133,7 +134,7 @@ pub fn precision(g: &Graph, forward: usize) -> (Graph, usize, usize) {
     (replay.finish(), new_forward, products)
 }
 
-/// Writes get the type of their slot, and results back the type they had.
+/// Casts writes to the type of their slot, and results back to their original type.
 fn restore(replay: &mut Replay<'_>) {
     let g = replay.old;
     let written = g.writes.iter().map(|(slot, v)| (*v, replay.new.slot(*slot).ty.dtype));
@@ -178,7 +179,7 @@ fn stays_wide(g: &Graph) -> HashSet<NodeId> {
             | Op::AllReduce { .. } => {
                 open.extend(node.ins.iter().map(|v| v.node));
             }
-            // The gradient of a weight that a scale went into.
+            // The gradient of a weight that a scale was folded into.
             Op::Map { f: E::Mul } if matches!(g.node(node.ins[1].node).op, Op::Broadcast { .. }) => {
                 open.push(node.ins[0].node);
             }
@@ -188,7 +189,7 @@ fn stays_wide(g: &Graph) -> HashSet<NodeId> {
     wide
 }
 
-/// Reads of vectors that are nothing but the biases of products with a bf16 result.
+/// Reads of vectors that are used only as biases of products with a bf16 result.
 fn biases(g: &Graph, wide: &HashSet<NodeId>) -> HashSet<NodeId> {
     let users = users(g);
     let is_bias = |id: &NodeId| {
@@ -203,7 +204,7 @@ fn biases(g: &Graph, wide: &HashSet<NodeId>) -> HashSet<NodeId> {
     g.ids().filter(is_bias).collect()
 }
 
-/// A vector of parameters repeated over rows.
+/// A vector of parameters broadcast over rows.
 fn is_repeated_vector(g: &Graph, v: Value) -> bool {
     let node = g.node(v.node);
     match node.op {
@@ -213,8 +214,8 @@ fn is_repeated_vector(g: &Graph, v: Value) -> bool {
     }
 }
 
-/// A bf16 tensor times few f32 values that are repeated: a row that was computed, what was drawn for every image, or a
-/// factor for every row of a weight.
+/// Whether an operation multiplies a bf16 tensor by few f32 values that are broadcast: a computed row, a dropout mask drawn per
+/// image, or a factor for every row of a weight.
 fn scales_by_few(g: &Graph, op: &Op, ins: &[Value]) -> bool {
     let is_few = |v: Value| {
         let node = g.node(v.node);
@@ -226,14 +227,13 @@ fn scales_by_few(g: &Graph, op: &Op, ins: &[Value]) -> bool {
     matches!(op, Op::Map { f: E::Mul }) && g.ty(ins[0]).dtype == DType::BF16 && is_few(ins[1])
 }
 
-/// A parameter or its copy.
 fn is_weight(g: &Graph, v: Value) -> bool {
     let Op::Read { slot } = g.node(v.node).op else { return false };
     let class = g.slot(slot).class;
     class.is_parameter() || class == Class::Derived
 }
 
-/// Ones, of which some were dropped and the others stretched.
+/// A dropout mask: ones, some dropped and the others scaled.
 fn is_draw(g: &Graph, v: Value) -> bool {
     let node = g.node(v.node);
     match node.op {
@@ -252,7 +252,7 @@ fn is_constant(g: &Graph, v: Value) -> bool {
     }
 }
 
-/// Multiplies in f32, because the few values' digits count, and rounds once.
+/// Multiplies in f32, because the precision of the few values matters, and rounds once.
 fn scale_by_few(replay: &mut Replay<'_>, id: NodeId, ins: &[Value]) {
     let wide = replay.add(Op::Map { f: E::Cast(DType::F32) }, vec![ins[0]], id);
     let scaled = replay.copy_as(id, Op::Map { f: E::Mul }, vec![wide, ins[1]]).out(0);
@@ -260,19 +260,19 @@ fn scale_by_few(replay: &mut Replay<'_>, id: NodeId, ins: &[Value]) {
     replay.set(id.out(0), narrow);
 }
 
-/// Brings float inputs that must agree to one type.
+/// Casts float inputs that must agree to one type.
 fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
     let node = replay.old.node(id);
     let dtype = |replay: &Replay<'_>, v: Value| replay.new.ty(v).dtype;
     let narrow = |replay: &Replay<'_>, among: &[Value]| {
         if among.iter().any(|v| dtype(replay, *v) == DType::BF16) { DType::BF16 } else { DType::F32 }
     };
-    // Which inputs must agree, and whether on the narrow type.
+    // The inputs that must agree, and their type.
     let (agree, to): (Vec<usize>, DType) = match node.op {
         Op::Product { .. } => (vec![0, 1], narrow(replay, &ins[..2])),
         Op::Map { .. } => {
             let floats: Vec<usize> = (0..ins.len()).filter(|i| dtype(replay, ins[*i]).is_float()).collect();
-            // A bias takes the type of what it is added to: it is no sum whose digits must be kept.
+            // A bias takes the type of the tensor it is added to: it is not a sum whose precision must be kept.
             let is_narrow = |i: usize| dtype(replay, ins[i]) == DType::BF16;
             let follows = |i: usize| is_narrow(i) || is_repeated_vector(&replay.new, ins[i]);
             let narrow = floats.iter().any(|i| is_narrow(*i)) && floats.iter().all(|i| follows(*i));
@@ -292,7 +292,7 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         Op::LinearAttention { .. } | Op::LinearAttentionGrad { .. } => {
             let (attend, is_grad) = LinearAttend::of(&node.op).expect("it is one of the two");
             let tensors = attend.tensors();
-            // The gradient that flows back, and its base.
+            // The output gradient, and the base.
             let d = if is_grad { attend.inputs()..ins.len() } else { 0..0 };
             ((0..tensors).chain(d).collect(), narrow(replay, &ins[..tensors]))
         }
@@ -301,7 +301,7 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
         }
         Op::RowScatter {} => (vec![0, 1], dtype(replay, ins[0])),
         Op::Sample {} => (vec![0], DType::F32),
-        // Gradients that are added over ranks are sums whose digits must be kept.
+        // Gradients that are added over ranks are sums whose precision must be kept.
         Op::Concat { .. } if is_summed(replay.old, id) => ((0..ins.len()).collect(), DType::F32),
         ref op if op.has_one_type() => ((0..ins.len()).collect(), narrow(replay, ins)),
         _ => return,
@@ -313,13 +313,13 @@ fn cast_inputs(replay: &mut Replay<'_>, id: NodeId, ins: &mut [Value]) {
     }
 }
 
-/// Whether ranks add what is joined. The exchange is the next node.
+/// Whether ranks add the concatenated values. The exchange is the next node.
 fn is_summed(g: &Graph, concat: NodeId) -> bool {
     let sends = |node: &Node| node.op.ways().is_some() && node.ins[0] == concat.out(0);
     g.nodes.get(concat.0 as usize + 1).is_some_and(sends)
 }
 
-/// A cast where the value is computed, not behind what only lays it out: the elementwise pass that computes it then
+/// Casts a value where it is computed, not after operations that only lay it out: the elementwise pass that computes it then
 /// stores the narrow type.
 fn cast(replay: &mut Replay<'_>, v: Value, to: DType, at: NodeId) -> Value {
     let node = replay.new.node(v.node).clone();
@@ -332,7 +332,7 @@ fn cast(replay: &mut Replay<'_>, v: Value, to: DType, at: NodeId) -> Value {
     }
 }
 
-/// Elementwise, below reshapes and concatenations.
+/// Whether a value is elementwise, traced through reshapes and concatenations.
 fn is_computed(g: &Graph, v: Value) -> bool {
     let node = g.node(v.node);
     match node.op {

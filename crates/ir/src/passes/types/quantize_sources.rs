@@ -1,5 +1,5 @@
-//! Quantisation computes its own input: gated activations and norms that are only read in 8 bits, whose tensor between the
-//! two was a pass out and a pass in, and gradients of norms, whose tensor was another pass in.
+//! Fuses quantisation with the operation that computes its input: gated activations and norms that are only read in 8 bits,
+//! which saves a write and a read of the tensor, and gradients of norms, which saves a read.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,6 @@ use crate::ops::norm::NormSpec;
 use crate::ops::quantize::Source;
 use crate::replay::Replay;
 
-/// How many of each were joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Joined {
     /// Activations and their gradients.
@@ -18,7 +17,7 @@ pub struct Joined {
     pub norms: usize,
 }
 
-/// Joins them. The nodes left behind have no reader.
+/// Fuses them. The nodes left over have no reader.
 pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
     let uses = g.uses();
     let once = |v: Value| uses[v.node.0 as usize][v.out as usize] == 1;
@@ -40,7 +39,7 @@ pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
                 replay.copy_as(id, Op::Quantize { to, current: false, of }, ins);
                 joined.gated += 1;
             }
-            // Its norm has done it.
+            // The norm before it already quantised.
             None if replay.has(id.out(0)) => {}
             None => _ = replay.copy(id),
         }
@@ -48,7 +47,7 @@ pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
     (replay.finish(), joined)
 }
 
-/// The operation and inputs that a gated value is made of, where nobody else reads it.
+/// The source operation and inputs of a gated value that nothing else reads.
 fn gated<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(Source, &'g [Value])> {
     let node = g.node(x.node);
     match node.op {
@@ -63,7 +62,7 @@ fn gated<'g>(g: &'g Graph, x: Value, once: &impl Fn(Value) -> bool) -> Option<(S
     }
 }
 
-/// Norms, and gradients of norms, with the node that quantises what they give. A norm has no other reader; a gradient may.
+/// Norms, and gradients of norms, each with the node that quantises its result. A norm has no other reader; a gradient may.
 fn norms(g: &Graph, once: &impl Fn(Value) -> bool) -> HashMap<NodeId, (Source, NodeId)> {
     let mut found = HashMap::new();
     for (id, node) in g.ids().zip(&g.nodes) {
@@ -82,19 +81,19 @@ fn norms(g: &Graph, once: &impl Fn(Value) -> bool) -> HashMap<NodeId, (Source, N
     found
 }
 
-/// The norm `id` where it stands, quantised as `quantize` would have.
+/// The norm `id`, in place, quantised as `quantize` would quantise it.
 fn norm(replay: &mut Replay<'_>, id: NodeId, of: Source, quantize: NodeId) {
     let g = replay.old;
     let Op::Quantize { to, .. } = g.node(quantize).op else { unreachable!("found because it quantises") };
     let mut ins: Vec<Value> = g.node(id).ins.iter().map(|v| replay.get(*v)).collect();
-    // Scale and largest magnitude are slots, and may be read here as well as there.
+    // Scale and largest magnitude are slots, which can be read at any node.
     for v in &g.node(quantize).ins[1..] {
         ins.push(replay.add(g.node(v.node).op.clone(), vec![], quantize));
     }
     let (path, key) = (&g.node(id).path, g.node(quantize).key);
     let new = replay.new.push_keyed(Op::Quantize { to, current: false, of }, ins, path, key);
     (0..3).for_each(|out| replay.set(quantize.out(out), new.out(out)));
-    // The first output of a norm is gone, that of a gradient is the fourth.
+    // The first output of a norm is dropped, that of a gradient becomes the fourth.
     let skipped = matches!(of, Source::Norm(..)) as u8;
     for out in skipped..g.node(id).outs.len() as u8 {
         replay.set(id.out(out), new.out(3 + out - skipped));

@@ -1,12 +1,12 @@
-//! Products of f32 in TF32: operands keep 10 bits of their mantissa, sums and everything stored stay f32. The head's
-//! products follow; attention's own kernel stays in full f32.
+//! Products of f32 in TF32: operands keep 10 bits of their mantissa; sums and all stored values stay f32. This includes the
+//! head's products; attention's own kernel stays in full f32.
 
 use crate::graph::Graph;
 use crate::ops::Op;
 use crate::ops::product::Compute;
 use crate::types::DType;
 
-/// Sets the mode of every product of f32; returns the graph and how many were set. No node is added or moved.
+/// Sets the mode of every product of f32; returns the graph and the number of products. No node is added or moved.
 pub fn tf32(g: &Graph) -> (Graph, usize) {
     let (mut out, mut count) = (g.clone(), 0);
     for node in &mut out.nodes {
@@ -19,7 +19,7 @@ pub fn tf32(g: &Graph) -> (Graph, usize) {
     (out, count)
 }
 
-/// The mode of an operation that multiplies matrices by the device's units.
+/// The compute mode of an operation with matrix products.
 fn compute_of(op: &mut Op) -> Option<&mut Compute> {
     match op {
         Op::Product { compute, .. }

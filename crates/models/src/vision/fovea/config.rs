@@ -7,13 +7,13 @@ use crate::config::bounds::{self, MAX_EXTENT};
 use crate::images::CHANNELS;
 
 choice! {
-    /// Which look at a frame the text reads: the one whose query the text model makes, or the first, which is the same for
+    /// The look at a frame that the text reads: fine, with a query from the text model, or coarse, with the same query for
     /// every frame.
     pub enum Look { Fine = "fine", Coarse = "coarse" }
 }
 
 section! {
-    /// The tower of a decoder that looks at frames of videos, one token a frame: a DINOv2, and queries to it.
+    /// The tower of a decoder that looks at frames of videos, one token per frame: a DINOv2, and queries to it.
     pub struct FoveaConfig {
         /// Size of the tower's residual stream.
         pub width: usize,
@@ -23,23 +23,23 @@ section! {
         pub heads: usize,
         /// Inner size of the tower's feed-forward.
         pub ffn: usize,
-        /// Pixels of a patch a side.
+        /// Side of a patch in pixels.
         pub patch: usize = 14,
-        /// Pixels of a frame, a side.
+        /// Side of a frame in pixels.
         pub image_size: usize = 224,
-        /// Learned positions a side, which are resampled to the patches of a frame.
+        /// Side of the grid of learned positions, which are resampled to the patches of a frame.
         pub positions: usize = 37,
         /// Added to the variance in the tower's norms.
         pub norm_eps: f64 = 1e-6,
         /// First value of the learned factors on what each half block adds.
         pub layer_scale: f64 = 1.0,
-        /// Size of the queries that the text model makes.
+        /// Size of the queries built from the text model's states.
         pub query: usize = 384,
         /// Factor on the tokens of frames.
         pub visual_scale: f64 = 0.14,
-        /// Which look at a frame the text reads.
+        /// The look at a frame that the text reads.
         pub mode: Look = Look::Fine,
-        /// Subtracted from red, green and blue, which are from 0 to 1.
+        /// Subtracted from red, green and blue (0 to 1).
         pub mean: [f64; CHANNELS] = [0.485, 0.456, 0.406],
         /// Red, green and blue are divided by this.
         pub std: [f64; CHANNELS] = [0.229, 0.224, 0.225],
@@ -49,7 +49,7 @@ section! {
 }
 
 impl FoveaConfig {
-    /// The vision transformer that looks, without a head.
+    /// The vision transformer of the tower, without a head.
     pub fn vit(&self) -> VitConfig {
         VitConfig {
             width: self.width,
@@ -81,7 +81,7 @@ impl FoveaConfig {
 
     /// Whether such a tower exists; otherwise one sentence that names the key.
     pub fn validate(&self) -> Result<(), String> {
-        // Every other key means what it does in a vision transformer.
+        // Every other key has its meaning in a vision transformer.
         let beside = |sentence: String| {
             sentence.replace("`model.grid`", "`model.positions`").replace("`model.", "`model.vision.")
         };
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_built_is_named() {
+    fn impossible_configs_are_refused_by_key() {
         let small = FoveaConfig { width: 384, layers: 12, heads: 6, ffn: 1536, ..FoveaConfig::default() };
         assert_eq!(small.validate(), Ok(()));
         assert_eq!((small.vit().tokens(), small.frame_bytes()), (257, 224 * 224 * 3));

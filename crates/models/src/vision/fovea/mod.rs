@@ -1,9 +1,9 @@
-//! The foveated tower: a DINOv2 that encodes every image once, and one query a frame that reads it, so that a frame is one
-//! token of the text. A first look is the same for every frame; the text model's states of these tokens then say by which
-//! query the next frame is looked at again.
+//! The foveated tower: a DINOv2 that encodes every image once, and one query per frame that reads it, so that a frame is one
+//! token of the text. A first look has the same query for every frame; from the text model's states for these tokens, the tower
+//! then builds the queries with which the following frames are looked at again.
 //!
-//! U images, F frames of them, N tokens of an image (patches and the class token), D width, H heads, K head size, Q size of
-//! a query, E width of the text.
+//! U images, F frames of them, N tokens per image (patches and the class token), D width, H heads, K head size, Q query size, E
+//! width of the text.
 
 mod config;
 
@@ -23,12 +23,12 @@ use crate::vit::{self, VitConfig};
 #[derive(Clone, Debug)]
 pub struct Weights {
     vit: vit::Weights,
-    /// From a query to the width of the blocks, [D, Q].
+    /// Projects a query to the width of the blocks, [D, Q].
     look: Linear,
-    /// Of what a query has seen, [D, D].
+    /// Projects what a query has read, [D, D].
     seen: Linear,
     to_text: Linear,
-    /// From a state of the text to the next frame's query, [Q, E].
+    /// Projects a state of the text to the next frame's query, [Q, E].
     to_query: Linear,
     /// The query of every first look, [Q].
     q_static: SlotId,
@@ -40,41 +40,42 @@ pub struct Weights {
 pub struct Inputs<'g> {
     /// u8 [U, rows, columns, 3]
     pixels: Tensor<'g>,
-    /// Of the second look; `None` where the text reads the first.
+    /// Inputs of the second look; `None` where the text reads the first.
     fine: Option<Fine<'g>>,
 }
 
-/// The inputs of the second look at frames, which lie by their images: those of an image one after another.
+/// The inputs of the second look at frames, which are ordered by image.
 struct Fine<'g> {
-    /// Where the frames of each image begin, and how many they are: i32 [U] each.
+    /// The first frame and the number of frames of each image: i32 [U] each.
     looks: (Tensor<'g>, Tensor<'g>),
-    /// The most frames of an image.
+    /// Maximum number of frames per image.
     repeats: usize,
-    /// The row of states that makes the query of each frame, the row behind the last for the first query: i32 [F].
+    /// The row of states that each frame's query is built from; the row after the last for the first query: i32 [F].
     previous: Tensor<'g>,
     states: States<'g>,
 }
 
-/// Where the states come from that make queries.
+/// The source of the states that queries are built from.
 enum States<'g> {
-    /// From a pass of the text model over first looks, whose frames lie by their samples.
+    /// A pass of the text model over first looks, whose frames are ordered by sample.
     Coarse {
         /// The image of each frame, i32 [F].
         images: Tensor<'g>,
         /// i32 [1, F]
         positions: Tensor<'g>,
-        /// Where the frames of each sample begin, and how many they are.
+        /// The first frame and the number of frames of each sample.
         videos: (Tensor<'g>, Tensor<'g>),
         longest: usize,
     },
-    /// From the cache: the last state of each sequence.
+    /// The cache, which has the last state of each sequence.
     Kept(usize),
 }
 
 /// Keys and values [U N, H, K] of every layer.
 type Memory<'g> = Vec<[Tensor<'g>; 2]>;
 
-/// Declares every parameter under the scope `vision`. The weights that connect the two models begin as PyTorch's linear layers do.
+/// Declares every parameter under the scope `vision`. The weights that connect the two models are initialised like PyTorch's
+/// linear layers.
 pub fn weights(b: &Builder, v: &FoveaConfig, text_width: usize, init_std: f64) -> Weights {
     let even = |inner: usize| Init::Uniform { bound: 1.0 / (inner as f32).sqrt() };
     let linear = |name: &str, [out, inner]: [usize; 2]| {
@@ -93,7 +94,7 @@ pub fn weights(b: &Builder, v: &FoveaConfig, text_width: usize, init_std: f64) -
 }
 
 impl<'g> Inputs<'g> {
-    /// Of a graph whose earlier tokens lie in a cache of `cached` sequences, or which has all of them.
+    /// The inputs of a graph with a cache of `cached` sequences, or of one with all earlier tokens.
     pub fn new(b: &'g Builder, v: &FoveaConfig, seen: SeenFrames, cached: Option<usize>) -> Inputs<'g> {
         let SeenFrames { images, frames, videos, longest, repeats } = seen;
         let i32s = |name: &str, dims: &[usize]| b.input(name, DType::I32, dims);
@@ -115,7 +116,7 @@ impl<'g> Inputs<'g> {
     }
 }
 
-/// The tokens of frames [F, E], by their images; of first looks [U, E]. Frames and images of no sample give rows that
+/// The tokens of frames [F, E], ordered by image; of first looks [U, E]. Frames and images outside samples give rows that
 /// nothing reads.
 pub fn apply<'g>(
     b: &'g Builder,
@@ -124,7 +125,7 @@ pub fn apply<'g>(
     inputs: &Inputs<'g>,
     beside: &Beside<'_, 'g>,
 ) -> Features<'g> {
-    let memory = b.scope(SCOPE, || b.scope("patches", || remember(b, v, w, inputs.pixels)));
+    let memory = b.scope(SCOPE, || b.scope("patches", || encode_images(b, v, w, inputs.pixels)));
     let tokens = v.vit().tokens();
     let look = |name: &str, queries: Tensor<'g>, sight: &Sight<'g>| {
         b.scope(SCOPE, || b.scope(name, || look(b, v, w, queries, &memory, sight)))
@@ -132,7 +133,7 @@ pub fn apply<'g>(
     let coarse = || {
         let images = inputs.pixels.dims()[0];
         let query = b.scope(SCOPE, || row(b.read(w.q_static)).broadcast(&[images, v.query]));
-        look("coarse", query, &one_each(tokens))
+        look("coarse", query, &one_query_per_image(tokens))
     };
     let Some(fine) = &inputs.fine else {
         return Features { main: coarse(), deep: vec![], states: None };
@@ -154,17 +155,16 @@ pub fn apply<'g>(
         let made = b.scope("to_query", || w.to_query.apply(b, states));
         b.concat(&[made, row(b.read(w.q_init))], 0).gather(fine.previous)
     });
-    let sight = of_images(fine.looks, fine.repeats, tokens);
+    let sight = queries_per_image(fine.looks, fine.repeats, tokens);
     Features { main: look("fine", queries, &sight), deep: vec![], states: kept }
 }
 
-/// A query for every image.
-fn one_each<'g>(tokens: usize) -> Sight<'g> {
+fn one_query_per_image<'g>(tokens: usize) -> Sight<'g> {
     Sight { k: Segments::Uniform { len: tokens }, ..Sight::rows(1) }
 }
 
-/// Queries at (start, len) i32 [U] of every image.
-fn of_images<'g>(looks: (Tensor<'g>, Tensor<'g>), repeats: usize, tokens: usize) -> Sight<'g> {
+/// Several queries per image, at (start, len) i32 [U].
+fn queries_per_image<'g>(looks: (Tensor<'g>, Tensor<'g>), repeats: usize, tokens: usize) -> Sight<'g> {
     Sight {
         q: Segments::Ragged { max_segments: looks.0.dims()[0], max_len: repeats },
         k: Segments::Uniform { len: tokens },
@@ -173,8 +173,8 @@ fn of_images<'g>(looks: (Tensor<'g>, Tensor<'g>), repeats: usize, tokens: usize)
     }
 }
 
-/// Keys and values of every layer, of pixels u8 [U, rows, columns, 3]. Nothing reads more of the last layer.
-fn remember<'g>(b: &'g Builder, v: &FoveaConfig, w: &Weights, pixels: Tensor<'g>) -> Memory<'g> {
+/// Keys and values of every layer, for pixels u8 [U, rows, columns, 3]. The rest of the last layer is not computed.
+fn encode_images<'g>(b: &'g Builder, v: &FoveaConfig, w: &Weights, pixels: Tensor<'g>) -> Memory<'g> {
     let c = v.vit();
     let cut = b.scope("patch", || patches(pixels, None, c.patch, &c.mean, &c.std));
     let mut x = vit::embed(b, &c, &w.vit, cut);
@@ -192,7 +192,7 @@ fn remember<'g>(b: &'g Builder, v: &FoveaConfig, w: &Weights, pixels: Tensor<'g>
     memory
 }
 
-/// Queries [R, Q] to tokens of the text [R, E]: each reads every layer's keys and values of its image.
+/// Turns queries [R, Q] into tokens of the text [R, E]: each reads every layer's keys and values of its image.
 fn look<'g>(
     b: &'g Builder,
     v: &FoveaConfig,
@@ -212,7 +212,7 @@ fn look<'g>(
     b.scope("to_text", || w.to_text.apply(b, x).scale(v.visual_scale))
 }
 
-/// Keeps the last state of every sequence that has new tokens, of states x [T, E]: `slot` is what `apply` reads.
+/// Writes the last state of every sequence with new tokens, from states x [T, E], to `slot`, which `apply` reads.
 pub fn keep_states<'g>(b: &'g Builder, slot: SlotId, x: Tensor<'g>, (start, len): (Tensor<'g>, Tensor<'g>)) {
     let sequences = start.dims();
     let last = (start + len).offset(-1.0);

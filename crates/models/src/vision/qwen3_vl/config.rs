@@ -16,31 +16,31 @@ section! {
         pub heads: usize,
         /// Inner size of the tower's feed-forward.
         pub ffn: usize,
-        /// Pixels of a patch a side.
+        /// Side of a patch in pixels.
         pub patch: usize = 16,
-        /// Frames of a patch; a still image is all of them.
+        /// Frames per patch; a still image is repeated for each.
         pub time_patch: usize = 2,
-        /// Patches a side of the blocks that become one token.
+        /// Side, in patches, of the blocks that become one token.
         pub merge: usize = 2,
-        /// Learned positions a side, which are interpolated for every image.
+        /// Side of the grid of learned positions, which are interpolated for every image.
         pub positions: usize = 48,
-        /// Blocks, counted from 0, whose states are merged as well and added after the first layers of the text, in order.
+        /// DeepStack: blocks, counted from 0, whose states are also merged and added after the first layers of the text, in order.
         pub deepstack: Vec<usize> = vec![],
         /// Added to the variance in the tower's norms.
         pub norm_eps: f64 = 1e-6,
-        /// Base of the frequencies that rows and columns of patches turn by.
+        /// Base of the rotary frequencies of rows and columns of patches.
         pub rope_theta: f64 = 1e4,
-        /// Subtracted from red, green and blue, which are from 0 to 1.
+        /// Subtracted from red, green and blue (0 to 1).
         pub mean: [f64; CHANNELS] = [0.5; CHANNELS],
         /// Red, green and blue are divided by this.
         pub std: [f64; CHANNELS] = [0.5; CHANNELS],
-        /// The token whose places in a text images take.
+        /// The placeholder token of images in a text.
         pub image_token: usize = 151655,
-        /// The token that stands for video, which is not read.
+        /// The placeholder token of video, which is not supported.
         pub video_token: usize = 151656,
         /// The token before an image.
         pub start_token: usize = 151652,
-        /// The token behind an image.
+        /// The token after an image.
         pub end_token: usize = 151653,
     }
 }
@@ -50,17 +50,17 @@ impl Qwen3VlConfig {
         self.width / self.heads
     }
 
-    /// Patches that become one token.
+    /// Number of patches that become one token.
     pub fn block(&self) -> usize {
         self.merge * self.merge
     }
 
-    /// Rows of the text's width that a token of an image gets: the main one, and those of DeepStack.
+    /// Number of feature rows per image token: the main one, and those of DeepStack.
     pub fn feature_levels(&self) -> usize {
         1 + self.deepstack.len()
     }
 
-    /// Values of a patch as the host writes it: rows, columns and channels.
+    /// Number of values of a patch as the host writes it: rows, columns and channels.
     pub fn patch_values(&self) -> usize {
         self.patch * self.patch * CHANNELS
     }

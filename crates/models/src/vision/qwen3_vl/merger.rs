@@ -1,4 +1,4 @@
-//! Merge blocks to rows of the text's width: four patches side by side, two products with an exact GELU between.
+//! Merges blocks of patches to rows of the text's width: four patches side by side, two products with an exact GELU between.
 
 use flatout_ir::ops::gated::Act;
 use flatout_ir::{Builder, Init, Tensor};
@@ -6,7 +6,7 @@ use flatout_ir::{Builder, Init, Tensor};
 use super::{Qwen3VlConfig, norm_spec};
 use crate::layers::{Linear, Norm};
 
-/// Whether patches are normed before they lie side by side, or blocks of them behind.
+/// Whether the norm is over patches, before they are concatenated, or over blocks of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Normed {
     Patches,
@@ -19,7 +19,7 @@ pub struct Merger {
     norm: Norm,
     up: Linear,
     down: Linear,
-    /// Values of a block.
+    /// Number of values of a block.
     merged: usize,
 }
 

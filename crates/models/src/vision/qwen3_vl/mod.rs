@@ -1,7 +1,7 @@
-//! Qwen3-VL's tower, which sees images of any size: patches with interpolated positions, pre-norm blocks in which every
-//! patch of an image sees every other, and mergers that make one row of the text's width of each block of patches.
+//! Qwen3-VL's tower, which sees images of any size: patches with interpolated positions, pre-norm blocks in which every patch
+//! of an image sees every other, and mergers that turn each block of patches into one row of the text's width.
 //!
-//! P patches of I images, D width, H heads, K head size, M patches of a merge block, W width of the text.
+//! P patches of I images, D width, H heads, K head size, M patches per merge block, W width of the text.
 
 mod config;
 pub mod features;
@@ -19,17 +19,17 @@ use super::{Features, SCOPE};
 use crate::config::Activation;
 use crate::form::SeenPatches;
 use crate::images::CHANNELS;
-use crate::layers::patches::{Normal, project};
+use crate::layers::patches::{PixelNormalisation, project};
 use crate::layers::{Attention, FeedForward, Heads, Linear, Norm, Rotation, Sight, bounds, weight};
 
-/// Bilinear interpolation reads four learned positions.
+/// Number of learned positions that bilinear interpolation reads.
 pub const TAPS: usize = 4;
 
 /// The parameters, declared once.
 #[derive(Clone, Debug)]
 pub struct Weights {
     patch: Linear,
-    /// Of a square grid, row by row: [side side, D].
+    /// Positions of a square grid, row by row: [side side, D].
     positions: SlotId,
     blocks: Vec<Block>,
     merger: Merger,
@@ -46,16 +46,16 @@ struct Block {
 
 /// The inputs that the host writes before a run.
 pub struct Inputs<'g> {
-    /// u8 [P, rows columns 3], of merge blocks one after another.
+    /// u8 [P, rows columns 3], ordered by merge block.
     patches: Tensor<'g>,
-    /// Row and column of every patch in its image: i32 [2, P].
+    /// The row and column of every patch in its image: i32 [2, P].
     places: Tensor<'g>,
-    /// Which learned positions are summed, i32 [4, P], and their shares, f32 [4, P].
+    /// The learned positions to interpolate, i32 [4, P], and their weights, f32 [4, P].
     taps: Tensor<'g>,
     tap_weights: Tensor<'g>,
-    /// Where each image begins, and its patches: i32 [I] each.
+    /// The first patch and the number of patches of each image: i32 [I] each.
     images: (Tensor<'g>, Tensor<'g>),
-    /// The most patches of an image.
+    /// Maximum number of patches per image.
     largest: usize,
 }
 
@@ -96,7 +96,7 @@ impl<'g> Inputs<'g> {
     }
 }
 
-/// Features of images. Patches of no image give rows that nothing reads.
+/// The features of images. Patches outside images give rows that nothing reads.
 pub fn apply<'g>(b: &'g Builder, v: &Qwen3VlConfig, w: &Weights, inputs: &Inputs<'g>) -> Features<'g> {
     b.scope(SCOPE, || {
         let mut x = embed(b, v, w, inputs);
@@ -120,10 +120,10 @@ pub fn apply<'g>(b: &'g Builder, v: &Qwen3VlConfig, w: &Weights, inputs: &Inputs
 fn embed<'g>(b: &'g Builder, v: &Qwen3VlConfig, w: &Weights, inputs: &Inputs<'g>) -> Tensor<'g> {
     let count = inputs.patches.dims()[0];
     let x = b.scope("patch", || {
-        let normal = Normal::new(b, &v.mean, &v.std);
+        let normal = PixelNormalisation::new(b, &v.mean, &v.std);
         let pixels = inputs.patches.reshape(&[count, v.patch * v.patch, CHANNELS]).cast(DType::F32);
         let frame = normal.of(pixels).reshape(&[count, v.patch_values()]);
-        // A still image is every frame of its patches.
+        // A still image is repeated for every frame of its patches.
         project(b, &w.patch, b.concat(&vec![frame; v.time_patch], 1))
     });
     b.scope("positions", || {

@@ -1,9 +1,9 @@
-//! Collectives on the CPU: the wire moves bytes, and every addition is made here.
+//! Collectives on the CPU: the wire moves bytes, and all additions are done here.
 //!
-//! A sum over ranks brings the terms of a block side by side in scratch and adds them by `collective::tree`, element by
-//! element: its bits depend on the terms and their number, and on nothing else. `all_reduce` adds a block on each rank and
-//! then gathers the blocks, so a rank sends 2 (ways - 1) / ways of its bytes, as over a ring. The last block is shorter where
-//! the extent does not divide. Large tensors are exchanged a piece at a time, so that scratch does not grow with them.
+//! A sum over ranks gathers the terms of a block in scratch and adds them by `collective::tree`, element by element, so its
+//! bits depend only on the terms and their number. `all_reduce` sums one block on each rank and then gathers the blocks, so a
+//! rank sends 2 (ways - 1) / ways of its bytes, as over a ring. The last block is shorter if the extent is not divisible. Large
+//! tensors are exchanged in pieces, so that scratch does not grow with them.
 
 use std::ops::Range;
 
@@ -35,12 +35,12 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Elements that one task adds.
+/// Elements added per task.
 const TOGETHER: usize = 16 << 10;
-/// Elements of all ranks' blocks that are exchanged at once: 4 MiB.
+/// Elements over all ranks' blocks that are exchanged at once: 4 MiB.
 const PIECE: usize = 1 << 20;
 
-/// The terms of the longest block of a piece.
+/// Bytes for the terms of the longest block of a piece.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op.ways() {
         None | Some(1) => 0,
@@ -65,7 +65,7 @@ fn rank(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 fn all_gather(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::AllGather { axis, ways } = launch.op else { unreachable!("the row is for all_gather") };
     let Some(out) = cx.output(0) else { return Ok(()) };
-    // SAFETY: dense by the row, and no output of all_gather lies on its input.
+    // SAFETY: the row guarantees dense tensors, and all_gather never runs in place.
     let (own, all) = unsafe { (cx.input(0).bytes(), out.bytes_mut()) };
     match ways {
         _ if own.is_empty() => Ok(()),
@@ -85,11 +85,11 @@ fn reduce_scatter(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let block = out.elements();
     // SAFETY: the only call of this launch.
     let scratch = unsafe { cx.workspace() };
-    // SAFETY: dense f32 by the row; the output may lie on the base, and nowhere else.
+    // SAFETY: the row guarantees dense f32; the output may only overlap the base.
     let x = unsafe { cx.input(0).f32s() }.expect("a dense input");
     let store = |from: usize, sums: &[f32]| {
         for (i, sum) in sums.iter().enumerate().map(|(i, sum)| (from + i, *sum)) {
-            // SAFETY: element `i` of base and output; the base's is read before the output's is written.
+            // SAFETY: element `i` of base and output; the base is read before the output is written.
             unsafe {
                 *out.at(i).cast::<f32>() = if base { *cx.input(1).at(i).cast::<f32>() + sum } else { sum };
             }
@@ -116,7 +116,7 @@ fn all_reduce(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (extent, here) = (out.elements(), cx.ranks.coordinate(axis));
     if ways == 1 {
         if !cx.is_in_place(0, 0) {
-            // SAFETY: dense by the row, and apart.
+            // SAFETY: the row guarantees dense tensors, and these do not overlap.
             unsafe { out.bytes_mut().copy_from_slice(cx.input(0).bytes()) }
         }
         return Ok(());
@@ -129,12 +129,12 @@ fn all_reduce(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         let block = |i: usize| (piece + i * longest).min(end)..(piece + (i + 1) * longest).min(end);
         let own = block(here).len();
         {
-            // SAFETY: dense f32 by the row; the slice ends before the output, which may lie on it, is written.
+            // SAFETY: the row guarantees dense f32; the slice is dropped before the output, which may overlap it, is written.
             let x = unsafe { cx.input(0).f32s() }.expect("a dense input");
             gather_terms(axis, x, own, (0..ways).map(block), scratch, cx)?;
         }
         combine(by, ways, own, scratch, cx);
-        // SAFETY: dense f32 by the row; no slice of the input is alive.
+        // SAFETY: the row guarantees dense f32; no slice of the input is alive.
         let mut rest = &mut unsafe { out.f32s_mut() }.expect("a dense output")[piece..end];
         let mut receive = vec![];
         for i in 0..ways {
@@ -147,7 +147,7 @@ fn all_reduce(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Sends each rank its block of `x`, and brings what all ranks have of this rank's block side by side.
+/// Sends each rank its block of `x`, and gathers all ranks' terms of this rank's block.
 fn gather_terms(
     axis: Axis,
     x: &[f32],
@@ -167,7 +167,7 @@ fn gather_terms(
     cx.ranks.exchange(axis, &send, receive)
 }
 
-/// Combines terms that lie side by side onto the first.
+/// Combines adjacent terms into the first.
 fn combine(by: Combine, ways: usize, own: usize, terms: &mut [f32], cx: &Context<'_>) {
     let onto = match by {
         Combine::Sum => add_across,
@@ -177,17 +177,17 @@ fn combine(by: Combine, ways: usize, own: usize, terms: &mut [f32], cx: &Context
     cx.parallel(own.div_ceil(TOGETHER), (ways * own.min(TOGETHER) * DType::F32.bytes()).max(1), |task| {
         let part = chunk(task, TOGETHER, own);
         let of = |term: usize| term * own + part.start..term * own + part.end;
-        // SAFETY: elements of this task, of two different terms.
+        // SAFETY: this task's elements of two different terms.
         tree(ways, |sum, term| unsafe { onto(all.slice(of(term)), all.slice(of(sum))) });
     });
 }
 
 fn bytes(values: &[f32]) -> &[u8] {
-    // SAFETY: every byte of f32 may be read, and the length is theirs.
+    // SAFETY: any byte of an f32 may be read, and the length is that of `values` in bytes.
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
 fn bytes_mut(values: &mut [f32]) -> &mut [u8] {
-    // SAFETY: as above, borrowed exclusively; any bytes are an f32.
+    // SAFETY: as above, under an exclusive borrow; any bytes are a valid f32.
     unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast(), size_of_val(values)) }
 }

@@ -1,11 +1,11 @@
-//! The kernels of the CPU backend: one folder per group of operations, and the table of every kernel.
+//! The kernels of the CPU backend, in a folder per group of operations, and the table of all kernels.
 
 pub mod attention;
 pub mod collective;
 pub mod linear_attention;
 
 pub mod elementwise {
-    //! Elementwise functions, alone, in fused regions and beside what they are fused with.
+    //! Elementwise functions, alone, in fused regions and fused with other operations.
 
     pub mod dequantize;
     pub mod dropout;
@@ -15,7 +15,7 @@ pub mod elementwise {
 }
 
 pub mod movement {
-    //! Data movement on the CPU: copies, rows by index, parts of images.
+    //! Data movement on the CPU: copies, indexed rows, image crops.
 
     pub mod copy;
     pub mod index;
@@ -39,7 +39,7 @@ pub mod optimizers {
 }
 
 pub mod products {
-    //! Matrix products on the CPU, their epilogues, and the product into the loss.
+    //! Matrix products on the CPU, their epilogues, and the fused output head and loss.
 
     mod epilogue;
     pub mod head_loss;
@@ -47,7 +47,7 @@ pub mod products {
 }
 
 pub mod reductions {
-    //! Reductions along one axis on the CPU, and tokens drawn from rows of logits.
+    //! Reductions along one axis on the CPU, and sampling of tokens from logits.
 
     pub mod reduce;
     pub mod sample;
@@ -55,7 +55,6 @@ pub mod reductions {
 
 use super::Kernel;
 
-/// Every kernel of this backend, by file.
 pub const KERNELS: &[&[Kernel]] = &[
     optimizers::adamw::KERNELS,
     optimizers::adamw8::KERNELS,
@@ -80,7 +79,6 @@ pub const KERNELS: &[&[Kernel]] = &[
     reductions::sample::KERNELS,
 ];
 
-/// The kernel of a name.
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
 }

@@ -1,4 +1,4 @@
-//! Compiled kernels on disk, by a hash of source, defines, options, architecture and compiler.
+//! On-disk cache of compiled kernels, keyed by a hash of source, defines, options, architecture and compiler.
 
 use std::collections::HashSet;
 
@@ -13,15 +13,14 @@ pub struct Cache {
     store: Store,
 }
 
-/// Sources with what they compiled to.
 pub type Cubins = Vec<(Source, Vec<u8>)>;
 
-/// Counts and time of compiling a set of sources.
+/// Statistics of compiling a set of sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Compiled {
     pub from_disk: usize,
     pub compiled: usize,
-    /// Why entries could not be kept, once.
+    /// Why entries could not be stored, if so.
     pub note: Option<String>,
 }
 
@@ -30,7 +29,7 @@ impl Cache {
         Cache { store: Store::of_this_user("kernels") }
     }
 
-    /// The cubins of distinct sources, in parallel. `see` is called after each.
+    /// Returns the cubins of distinct sources, compiling misses in parallel. `see` is called after each.
     pub fn cubins(
         &self,
         sources: &HashSet<Source>,
@@ -47,15 +46,15 @@ impl Cache {
                 let made = self.entry(&key, compile);
                 see();
                 wait.add(1);
-                made.map(|(cubin, how)| (source.clone(), cubin, how))
+                made.map(|(cubin, outcome)| (source.clone(), cubin, outcome))
             })
             .collect::<Result<_, CudaError>>()?;
         let mut report = Compiled::default();
         let mut cubins = Vec::with_capacity(made.len());
-        for (source, cubin, how) in made {
-            match how {
-                How::FromDisk => report.from_disk += 1,
-                How::Compiled(note) => {
+        for (source, cubin, outcome) in made {
+            match outcome {
+                Outcome::FromDisk => report.from_disk += 1,
+                Outcome::Compiled(note) => {
                     report.compiled += 1;
                     report.note = report.note.or(note);
                 }
@@ -69,18 +68,18 @@ impl Cache {
         &self,
         key: &str,
         compile: impl FnOnce() -> Result<Vec<u8>, CudaError>,
-    ) -> Result<(Vec<u8>, How), CudaError> {
+    ) -> Result<(Vec<u8>, Outcome), CudaError> {
         let name = format!("{key}.cubin");
         if let Some(cubin) = self.store.get(&name) {
-            return Ok((cubin, How::FromDisk));
+            return Ok((cubin, Outcome::FromDisk));
         }
         let cubin = compile()?;
         let note = self.store.put(&name, &cubin).err();
-        Ok((cubin, How::Compiled(note)))
+        Ok((cubin, Outcome::Compiled(note)))
     }
 }
 
-enum How {
+enum Outcome {
     FromDisk,
     Compiled(Option<String>),
 }
@@ -96,14 +95,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernels_are_compiled_once_and_again_after_damage() {
+    fn kernels_are_recompiled_only_after_corruption() {
         let folder = std::env::temp_dir().join(format!("flatout-kernels-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         let cache = Cache { store: Store::at(folder.clone()) };
         let is_from_disk = |compiles: &[u8]| {
-            let (cubin, how) = cache.entry("k", || Ok(compiles.to_vec())).unwrap();
+            let (cubin, outcome) = cache.entry("k", || Ok(compiles.to_vec())).unwrap();
             assert_eq!(cubin, b"cubin");
-            matches!(how, How::FromDisk)
+            matches!(outcome, Outcome::FromDisk)
         };
         assert!(!is_from_disk(b"cubin"));
         assert!(is_from_disk(b"never"));
@@ -112,7 +111,7 @@ mod tests {
         assert!(is_from_disk(b"never"));
         std::fs::remove_dir_all(&folder).unwrap();
         std::fs::write(&folder, "in the way").unwrap();
-        let How::Compiled(Some(note)) = cache.entry("k", || Ok(b"cubin".to_vec())).unwrap().1 else {
+        let Outcome::Compiled(Some(note)) = cache.entry("k", || Ok(b"cubin".to_vec())).unwrap().1 else {
             panic!("the folder is a file")
         };
         assert!(note.starts_with("nothing is kept in"), "{note}");
@@ -120,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_that_changes_a_cubin_changes_its_name() {
+    fn the_key_covers_every_input_of_the_compiler() {
         let source = |code: &'static str, defines: &[(&str, &str)]| Source {
             name: "x.cu",
             code: code.into(),

@@ -1,4 +1,4 @@
-//! A GPU: whether one is usable, its properties, and the target it is to the compiler.
+//! A GPU: detection, properties, and the compilation target it represents.
 
 use std::collections::HashSet;
 use std::ffi::c_int;
@@ -23,36 +23,37 @@ use crate::cuda::kernels::products::lt::Lt;
 use crate::cuda::session::Options;
 use crate::rows::EVERY_TYPE;
 
-/// The oldest driver that runs: CUDA 12.8. Proven is 13.0.
+/// The oldest supported driver: CUDA 12.8. Tested with 13.0.
 const OLDEST_DRIVER: u32 = 12080;
-/// The driver's share beside the context: modules, graphs and cuDNN's kernels. A ceiling for plans; the session measures.
+/// Bytes the driver allocates besides the context: modules, graphs, cuDNN's kernels. An upper bound for plans; sessions
+/// measure.
 const MODULE_BYTES: u64 = 512 << 20;
-/// One area of inputs is on its way while the other is copied into place.
+/// Double-buffered inputs: one area is being filled while the other is copied into place.
 const LANDINGS: usize = 2;
 
-/// Whether a GPU can be used, and the sentence that says so.
+/// Whether a GPU can be used, with a sentence for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Gpu {
-    /// There is none.
+    /// There is no GPU.
     None(String),
-    /// There is one, and what to do about it.
+    /// There is a GPU that cannot be used; the sentence says how to fix that.
     Unusable(String),
     Usable(Identity),
 }
 
-/// A GPU's properties, known before a context exists.
+/// A GPU's properties, available before a context exists.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub index: usize,
-    /// As the driver says it: `NVIDIA H200`.
+    /// As the driver reports it: `NVIDIA H200`.
     pub model: String,
     pub major: u32,
     pub minor: u32,
     pub sms: u32,
     pub memory_bytes: u64,
-    /// The driver's own version where its file tells it.
+    /// The driver's own version, if its file name tells it.
     pub driver: Option<String>,
-    /// The CUDA version the driver supports: 13000.
+    /// The CUDA version the driver supports: 13000 for 13.0.
     pub cuda: u32,
 }
 
@@ -60,17 +61,16 @@ pub struct Identity {
 pub struct Probe {
     pub gpu: Gpu,
     pub candidates: &'static [Candidate],
-    /// Libraries of which no candidate was opened.
+    /// Libraries of which no candidate could be opened.
     pub missing: Vec<LibraryKind>,
-    /// The major of the CUDA version the driver supports.
+    /// The major CUDA version the driver supports.
     pub cuda_major: Option<u32>,
-    /// Environment variables that would change numbers and were cleared first.
+    /// Environment variables that would change results and were cleared first.
     pub cleared: Vec<String>,
 }
 
-/// Looks for the first GPU: clears the environment, opens the libraries, creates no context. The answer of the first
-/// call stays. Called before threads start, it can clear what it must; later, variables that change numbers make the GPU
-/// unusable.
+/// Detects the first GPU: clears the environment and opens the libraries, but creates no context. The first result is cached.
+/// Call it before threads start, when variables that change results can be cleared; later, they make the GPU unusable.
 pub fn probe() -> &'static Probe {
     static ANSWER: OnceLock<Probe> = OnceLock::new();
     ANSWER.get_or_init(|| {
@@ -78,11 +78,11 @@ pub fn probe() -> &'static Probe {
         let found = library::libraries();
         let missing = LibraryKind::ALL.into_iter().filter(|kind| found.get(*kind).is_none()).collect();
         let cuda_major = found.cuda_major;
-        Probe { gpu: look(found), candidates: &found.candidates, missing, cuda_major, cleared }
+        Probe { gpu: detect_gpu(found), candidates: &found.candidates, missing, cuda_major, cleared }
     })
 }
 
-fn look(found: &'static Libraries) -> Gpu {
+fn detect_gpu(found: &'static Libraries) -> Gpu {
     let Some(file) = found.get(LibraryKind::Driver) else {
         return Gpu::None("there is no NVIDIA driver".into());
     };
@@ -99,7 +99,7 @@ fn look(found: &'static Libraries) -> Gpu {
             LibraryKind::Driver.install(None)
         ));
     }
-    // CUDA_ERROR_NO_DEVICE, as with CUDA_VISIBLE_DEVICES set to nothing.
+    // CUDA_ERROR_NO_DEVICE, for example if CUDA_VISIBLE_DEVICES is empty.
     match driver.init() {
         Err(why) if why.code == 100 => return Gpu::None("the NVIDIA driver finds no GPU".into()),
         Err(why) => return Gpu::Unusable(format!("the NVIDIA driver does not start: {why}")),
@@ -140,7 +140,7 @@ fn driver() -> Result<&'static Driver, CudaError> {
     OPENED.get_or_init(open).as_ref().map_err(Clone::clone)
 }
 
-/// Every GPU that this process sees, in the driver's order; none where the first cannot be used.
+/// Every GPU visible to this process, in the driver's order; empty if the first cannot be used.
 pub fn all() -> Vec<Identity> {
     let (Gpu::Usable(first), Ok(driver)) = (&probe().gpu, driver()) else { return vec![] };
     let others = (1..driver.devices().unwrap_or(1)).filter_map(|index| {
@@ -150,7 +150,7 @@ pub fn all() -> Vec<Identity> {
     std::iter::once(first.clone()).chain(others).collect()
 }
 
-/// How the GPUs that this process sees are linked, or why that is not known.
+/// The links between the GPUs visible to this process, or why they are not known.
 pub fn topology() -> Result<&'static Topology, CudaError> {
     static READ: OnceLock<Result<Topology, CudaError>> = OnceLock::new();
     let read = || {
@@ -178,7 +178,7 @@ fn identify(driver: &Driver, index: usize, cuda: u32) -> Result<Identity, CudaEr
     })
 }
 
-/// An open GPU: its primary context and the libraries' handles on it. Clones share them.
+/// An open GPU: its primary context and the libraries' handles on it, shared by clones.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
 
@@ -186,11 +186,11 @@ struct Inner {
     identity: Identity,
     facts: Facts,
     rates: Rates,
-    /// Free before this process had a context.
+    /// Free device memory before this process had a context.
     free_bytes: u64,
-    /// Device memory that the context and the handles took.
+    /// Device memory that the context and the handles allocated.
     context_bytes: u64,
-    /// The time opening it took.
+    /// Time spent opening the device, by phase.
     laps: Laps,
     cudnn: Result<Arc<Cudnn>, CudaError>,
     lt: Arc<Lt>,
@@ -201,7 +201,7 @@ struct Inner {
 }
 
 impl Device {
-    /// Opens the GPU of an ordinal and makes its context current on this thread.
+    /// Opens the GPU with this ordinal and makes its context current on this thread.
     pub fn open(index: usize) -> Result<Device, CudaError> {
         match &probe().gpu {
             Gpu::None(why) | Gpu::Unusable(why) => return Err(CudaError::new(why.clone())),
@@ -221,7 +221,7 @@ impl Device {
         let cudnn = found.require(LibraryKind::Cudnn).and_then(|l| Cudnn::open(l).map(Arc::new));
         let nvrtc = Nvrtc::open(found.require(LibraryKind::Nvrtc)?)?;
         let (free, total) = driver.memory()?;
-        // Without NVML, everything in use counts as ours.
+        // Without NVML, all memory in use is attributed to this process.
         let free_bytes = before.unwrap_or(total).min(total);
         let facts = Facts {
             major: identity.major,
@@ -256,7 +256,7 @@ impl Device {
         })))
     }
 
-    /// The time opening it took.
+    /// Time spent opening the device, by phase.
     pub fn laps(&self) -> &Laps {
         &self.0.laps
     }
@@ -271,22 +271,22 @@ impl Device {
         Facts { deterministic, autotune, attention, product, ..self.0.facts.clone() }
     }
 
-    /// Why the device answers no more, if so: a kernel that touched what it may not makes every later call fail.
+    /// The sticky error of the context, if any: after an illegal access in a kernel every later call fails.
     pub fn broken(&self) -> Option<CudaError> {
         self.bind().and_then(|()| self.0.driver.synchronize_context()).err()
     }
 
-    /// Compiles sources that are not in the cache yet. `see` is called after each.
+    /// Compiles the sources that the cache lacks. `see` is called after each.
     pub fn compile_ahead(&self, sources: &HashSet<Source>, see: &(dyn Fn() + Sync)) -> Result<(), CudaError> {
         Cache::of_this_user().cubins(sources, &nvrtc::arch(&self.0.facts), &self.0.nvrtc, see).map(|_| ())
     }
 
-    /// Free before this process had a context, by NVML.
+    /// Free device memory before this process had a context, by NVML.
     pub fn free_bytes(&self) -> u64 {
         self.0.free_bytes
     }
 
-    /// The GPU, driver and library that times of products hold for.
+    /// GPU, driver and library version that measured times are valid for.
     pub(crate) fn tuned_on(&self) -> String {
         let Inner { identity, lt, .. } = &*self.0;
         let driver = library::libraries().get(LibraryKind::Driver).map(|l| l.version.to_string());
@@ -295,7 +295,7 @@ impl Device {
         format!("{model} {major}.{minor} of {sms}, driver {driver} for {cuda}, cuBLASLt {}", lt.version())
     }
 
-    /// Load, power and clocks of this GPU, to be read while it works.
+    /// Opens a monitor of this GPU's load, power and clocks.
     pub fn monitor(&self) -> Result<nvml::Monitor, CudaError> {
         nvml::Monitor::open(library::libraries().require(LibraryKind::Nvml)?, &self.pci_address()?)
     }
@@ -326,29 +326,30 @@ impl Device {
         self.0.context.binder()
     }
 
-    /// Where it is on its host: `0000:1b:00.0`.
+    /// PCI address: `0000:1b:00.0`.
     pub fn pci_address(&self) -> Result<String, CudaError> {
         self.0.driver.pci_address(self.0.driver.device(self.0.identity.index)?)
     }
 }
 
-/// A device as the compiler sees it. With `deterministic` every kernel is: rows say what holds without.
+/// The compilation target of a device. With `deterministic`, rows are marked deterministic even if they are not in general, and
+/// collectives that never are get left out.
 pub fn target(device: &Device, deterministic: bool) -> Target {
     let Inner { identity, rates, free_bytes, context_bytes, .. } = &*device.0;
     let name = short_name(&identity.model, identity.memory_bytes);
-    let target = described(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic);
+    let target = describe_target(name, *free_bytes, context_bytes + MODULE_BYTES, *rates, deterministic);
     Target { missing: attention::missing(&device.0.facts), ..target }
 }
 
-/// A GPU as the compiler sees it, there or on paper.
-pub(crate) fn described(
+/// The compilation target of a GPU, whether present or from a data sheet.
+pub(crate) fn describe_target(
     name: String,
     memory_bytes: u64,
     driver_bytes: u64,
     rates: Rates,
     deterministic: bool,
 ) -> Target {
-    // Asked to be deterministic, any other kernel adds in one order; a sum over ranks has a kernel of its own for that.
+    // Under `Facts::deterministic` every other kernel adds in a fixed order; a sum over ranks has a separate kernel for that.
     let is_offered = |k: &&Kernel| !(deterministic && k.row.op.is_collective()) || k.row.deterministic;
     let kernels = KERNELS.iter().copied().flatten().filter(is_offered);
     let kernels = kernels.map(|k| KernelRow { deterministic: deterministic || k.row.deterministic, ..k.row });
@@ -371,7 +372,7 @@ pub(crate) fn described(
     }
 }
 
-/// As `cudnnGetVersion` counts: 91900.
+/// Encodes a version as `cudnnGetVersion` does: 91900.
 fn packed([major, minor, patch]: [u32; 3]) -> u32 {
     major * 10000 + minor * 100 + patch
 }
@@ -388,8 +389,8 @@ pub fn short_name(model: &str, memory_bytes: u64) -> String {
     }
 }
 
-/// From the data sheet, or from clocks: 128 fused multiply-adds a multiprocessor and cycle in f32, and in bf16 what the
-/// generation's tensor cores do; TF32 is half of that and FP8 twice that, where it is.
+/// Peak rates from the data sheet, or else computed from clocks: 128 fused multiply-adds per multiprocessor and cycle in f32,
+/// and the tensor-core rate of the generation in bf16; TF32 is half of that, and FP8, where supported, twice.
 fn rates(driver: &Driver, device: c_int, identity: &Identity) -> Result<Rates, CudaError> {
     let name = short_name(&identity.model, identity.memory_bytes);
     if let Some(gpu) = gpus::find(&name) {

@@ -1,15 +1,15 @@
-//! Environment variables that change results of NVIDIA's libraries, cleared before any library opens.
+//! Environment variables that change results of NVIDIA's libraries; cleared before any library is opened.
 
-/// Variables of NVIDIA's libraries that only write logs.
+/// Markers of variables that only control logging.
 const HARMLESS: [&str; 3] = ["LOG", "_DBG", "DEBUG"];
 
-/// Whether a variable may change numbers: the TF32 override, and whatever cuBLAS and cuDNN read beside logging.
+/// Whether a variable may change results: the TF32 override, and anything cuBLAS and cuDNN read except for logging.
 fn changes_numbers(name: &str) -> bool {
     let library = ["CUBLAS_", "CUBLASLT_", "CUDNN_"].iter().any(|prefix| name.starts_with(prefix));
     name == "NVIDIA_TF32_OVERRIDE" || library && !HARMLESS.iter().any(|word| name.contains(word))
 }
 
-/// The variables that are set now and change numbers, sorted.
+/// The variables that are set now and may change results, sorted.
 pub fn present() -> Vec<String> {
     let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
     let mut names: Vec<String> = names.filter(|name| changes_numbers(name)).collect();
@@ -17,8 +17,8 @@ pub fn present() -> Vec<String> {
     names
 }
 
-/// Clears them and says which. With other threads running nothing can be cleared safely, and the list is an error: call
-/// this first in `main`.
+/// Clears those variables and returns their names. Fails with the list if other threads are running, as clearing is not safe
+/// then: call this first in `main`.
 pub fn clear() -> Result<Vec<String>, String> {
     let names = present();
     if names.is_empty() {
@@ -29,7 +29,7 @@ pub fn clear() -> Result<Vec<String>, String> {
         return Err(format!("{} changes what NVIDIA's libraries compute: unset it", names.join(", ")));
     }
     for name in &names {
-        // SAFETY: this is the only thread, so nothing reads the environment meanwhile.
+        // SAFETY: this is the only thread, so nothing else reads the environment concurrently.
         unsafe { std::env::remove_var(name) };
     }
     Ok(names)
@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_changes_numbers_is_told_from_what_writes_logs() {
+    fn logging_variables_are_kept() {
         for (name, does) in [
             ("NVIDIA_TF32_OVERRIDE", true),
             ("CUBLAS_WORKSPACE_CONFIG", true),

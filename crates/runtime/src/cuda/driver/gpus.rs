@@ -1,32 +1,32 @@
-//! GPUs by name, from their data sheets, so that a plan for one can be made on any machine.
+//! GPUs by name, from their data sheets, so that any machine can plan for them.
 
 use std::sync::OnceLock;
 
 use flatout_ir::target::{Rates, Target};
 
-use super::device::described;
+use super::device::describe_target;
 use crate::cuda::context::Facts;
 use crate::cuda::kernels::attention::choice as attention;
 
-/// A GPU on paper.
+/// A GPU described by its data sheet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpu {
-    /// As `device::target` names one that is there: `a100-80`.
+    /// The name `device::target` gives to a GPU that is present: `a100-80`.
     pub name: &'static str,
-    /// `sm_90`.
+    /// Architecture: `sm_90`.
     pub arch: &'static str,
     pub memory_bytes: u64,
     pub rates: Rates,
-    /// Measurements taken on one of them.
+    /// Measurements taken on such a GPU.
     pub measured: Option<&'static str>,
 }
 
-/// Memory of context, handles and modules: a ceiling seen on the GPUs that were tried.
+/// Memory of context, handles and modules: the maximum seen on the GPUs tested.
 const DRIVER_BYTES: u64 = 1 << 30;
-/// The version that plans on paper take to be installed.
+/// The cuDNN version assumed for GPUs that are not present.
 const CUDNN: u32 = 91900;
 
-/// Every GPU there is a line for.
+/// All rows of the table.
 pub fn named() -> &'static [Gpu] {
     static ALL: OnceLock<Vec<Gpu>> = OnceLock::new();
     ALL.get_or_init(|| read(include_str!("gpus.txt")).expect("the table is well formed"))
@@ -36,7 +36,7 @@ pub fn find(name: &str) -> Option<&'static Gpu> {
     named().iter().find(|gpu| gpu.name == name)
 }
 
-/// GPUs before Ampere, which have neither bf16 nor the instructions that our kernels use.
+/// GPUs before Ampere, which lack bf16 and instructions that our kernels use.
 const BEFORE_AMPERE: &[&str] = &[
     "k80",
     "m40",
@@ -62,7 +62,7 @@ const BEFORE_AMPERE: &[&str] = &[
     "rtx8000",
 ];
 
-/// GPUs that could run and have no line.
+/// GPUs that could be supported but have no row.
 const WITHOUT_LINE: &[&str] = &[
     "a2",
     "a10",
@@ -97,8 +97,7 @@ const WITHOUT_LINE: &[&str] = &[
     "rtxa6000",
 ];
 
-/// Why a GPU has no line: the end of a sentence that begins with its name. None for a name that is no GPU's, which may
-/// be a slip.
+/// Why a known GPU has no row: the end of a sentence that begins with its name. `None` for unknown names, such as typos.
 pub fn absent(name: &str) -> Option<&'static str> {
     let name = name.to_ascii_lowercase().replace(['_', ' '], "");
     let has = |names: &[&str]| names.contains(&&name[..]);
@@ -108,19 +107,19 @@ pub fn absent(name: &str) -> Option<&'static str> {
     has(WITHOUT_LINE).then_some("has no line in the table of GPUs")
 }
 
-/// The GPU as the compiler sees it: all of its memory is free. The choices of its libraries are not known, so scratch is
-/// counted at its ceiling, as everywhere.
+/// The compilation target of the GPU with all of its memory free. The choices of its libraries are unknown, so workspaces are
+/// counted at their upper bounds, as everywhere.
 pub fn target(gpu: &Gpu, deterministic: bool) -> Target {
-    let target = described(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic);
+    let target = describe_target(gpu.name.into(), gpu.memory_bytes, DRIVER_BYTES, gpu.rates, deterministic);
     Target { missing: attention::missing(&facts(gpu)), ..target }
 }
 
-/// The GPU as kernels see it, with a cuDNN that has all they use.
+/// The GPU's facts for kernels, assuming a cuDNN that supports all they use.
 pub fn facts(gpu: &Gpu) -> Facts {
     Facts { cudnn: Some(CUDNN), ..Facts::on_paper(gpu.arch) }
 }
 
-/// The table's text. Lines that begin with `#` are left out.
+/// Parses the table. Lines that begin with `#` are skipped.
 fn read(text: &'static str) -> Result<Vec<Gpu>, String> {
     let lines =
         text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
@@ -168,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_gpus() {
+    fn lines_parse_to_gpus() {
         let gpu = find("rtx3090").unwrap();
         assert_eq!((gpu.rates.bf16_flops, gpu.rates.memory_bytes), (71e12, 0.936e12));
         assert_eq!((gpu.rates.tf32_flops, gpu.rates.fp8_flops), (Some(35.6e12), None));
@@ -186,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_gpu_is_named_with_its_line() {
+    fn malformed_lines_are_reported() {
         assert_eq!(read("# x\n\na sm_80 1 2 - many - 3").unwrap_err(), "line 3: `many` is no bf16");
         assert_eq!(read("a sm_80 1 - 2 3 4 5").unwrap_err(), "line 1: `-` is no f32");
         assert_eq!(read("a sm_80 1 2 3").unwrap_err(), "line 1: `` is no bf16");
@@ -194,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn a_gpu_on_paper_is_a_target() {
+    fn data_sheets_give_targets() {
         let target = target(find("rtx3090").unwrap(), false);
         assert_eq!(target.name, "rtx3090");
         assert!(target.kernels.iter().any(|row| !row.deterministic));

@@ -1,7 +1,7 @@
-//! Finds and opens NVIDIA's libraries by absolute path, the newest that fits the driver.
+//! Finds and opens NVIDIA's libraries by absolute path, preferring the newest that fits the driver.
 //!
-//! One of each is opened, once per process; NCCL only where ranks exchange, because a run of one rank has no use for it. Every
-//! file found is kept with the reason why it was taken or not.
+//! One file of each kind is opened, once per process; NCCL only if ranks exchange, because a single rank has no use for it.
+//! Every file found is recorded with the reason why it was opened or rejected.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, c_int};
@@ -25,7 +25,7 @@ pub enum LibraryKind {
 }
 
 impl LibraryKind {
-    /// Those that every run on a GPU opens, in this order.
+    /// The libraries that every run on a GPU opens, in this order.
     pub const ALL: [LibraryKind; 5] = [
         LibraryKind::Driver,
         LibraryKind::Nvml,
@@ -34,7 +34,7 @@ impl LibraryKind {
         LibraryKind::Cudnn,
     ];
 
-    /// The beginning of its file's name; versions follow.
+    /// Prefix of the file name; a version follows.
     fn file(self) -> &'static str {
         match self {
             // Without the `.1` it is the toolkit's stub, which only satisfies linkers.
@@ -58,7 +58,7 @@ impl LibraryKind {
         }
     }
 
-    /// The line that installs what fits a driver for this major of CUDA; the newest where there is none.
+    /// The command that installs a version that fits a driver for this CUDA major; the newest without a driver.
     pub fn install(self, cuda_major: Option<u32>) -> &'static str {
         match (self, cuda_major) {
             (LibraryKind::Driver | LibraryKind::Nvml, _) => "install NVIDIA's driver, 570 or newer",
@@ -73,7 +73,7 @@ impl LibraryKind {
         }
     }
 
-    /// Folders of wheels are named by the package without its CUDA version: `nvidia_cublas-13.1.0.3.dist-info`.
+    /// Wheel folders are named after the package without its CUDA version: `nvidia_cublas-13.1.0.3.dist-info`.
     fn wheel(self) -> Option<&'static str> {
         match self {
             LibraryKind::Driver | LibraryKind::Nvml => None,
@@ -94,7 +94,7 @@ impl Version {
         self.0[0]
     }
 
-    /// 91900 is 9.19.0.
+    /// Decodes 91900 as 9.19.0.
     fn packed(number: usize) -> Version {
         let n = number as u32;
         Version([n / 10000, n / 100 % 100, n % 100])
@@ -108,7 +108,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Where a file was found, in the order that decides between equal versions.
+/// Where a file was found; the order breaks ties between equal versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     Named,
@@ -132,7 +132,7 @@ impl Origin {
     }
 }
 
-/// A file that could have been opened, and what became of it.
+/// A file that could have been opened, and the verdict on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     pub library: LibraryKind,
@@ -142,45 +142,45 @@ pub struct Candidate {
     pub verdict: String,
 }
 
-/// An open library. It is never closed.
+/// An open library, which is never closed.
 pub struct Library {
     pub kind: LibraryKind,
     pub path: PathBuf,
-    /// The version the library reports, or its file's where it reports none.
+    /// The version the library reports, or that of its file if it reports none.
     pub version: Version,
     handle: Handle,
 }
 
 impl Library {
-    /// An entry point.
+    /// Resolves an entry point.
     ///
     /// # Safety
     /// `T` is a function pointer with the signature of this symbol.
     pub unsafe fn symbol<T: Copy>(&'static self, name: &str) -> Result<T, CudaError> {
-        // SAFETY: the caller's promise; the library is never closed.
+        // SAFETY: guaranteed by the caller; the library is never closed.
         unsafe { resolve(&self.handle, &self.path, name) }
     }
 }
 
 /// # Safety
-/// As `Library::symbol`, and the library outlives what is returned.
+/// As for `Library::symbol`; in addition the library must outlive the returned pointer.
 unsafe fn resolve<T: Copy>(handle: &Handle, path: &Path, name: &str) -> Result<T, CudaError> {
     let text = CString::new(name).map_err(|_| CudaError::new("a symbol's name holds a zero byte"))?;
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let found = unsafe { handle.get::<T>(text.as_bytes_with_nul()) };
     found.map(|s| *s).map_err(|_| CudaError::new(format!("{} has no `{name}`", path.display())))
 }
 
-/// A Python prefix whose wheels count as those beside the binary.
+/// A Python prefix whose wheels rank like those next to the binary.
 static PREFIX: OnceLock<PathBuf> = OnceLock::new();
 
-/// Also looks for wheels under the prefix of a Python environment whose interpreter is this process: its binary may be a
-/// link to one that lies elsewhere. To be called before anything looks for a library; the first prefix stays.
+/// Adds the wheels under the prefix of the Python environment this process runs in, as its binary may be a link to an
+/// interpreter elsewhere. Call it before any search for libraries; only the first call has an effect.
 pub fn look_under(prefix: PathBuf) {
     let _ = PREFIX.set(prefix);
 }
 
-/// Folders to look in, with how deep, in order. Taken from the environment once.
+/// Folders to search, with the depth of the search, in order of preference. Read from the environment once.
 #[derive(Clone, Debug, Default)]
 pub struct Places(pub Vec<(Origin, PathBuf, usize)>);
 
@@ -193,7 +193,7 @@ impl Places {
         }
         places.extend(PREFIX.get().into_iter().flat_map(|root| wheels(root)).map(|p| (Origin::Beside, p, 2)));
         let binary = std::env::current_exe().and_then(|path| path.canonicalize()).ok();
-        // bin/flatout and lib/python3.x/site-packages, as wheels install them; or a folder next to the binary.
+        // bin/flatout with lib/python3.x/site-packages, as wheels are installed; or a folder next to the binary.
         if let Some(folder) = binary.as_deref().and_then(Path::parent) {
             places.extend(wheels(folder.parent().unwrap_or(folder)).map(|p| (Origin::Beside, p, 2)));
             places.push((Origin::Beside, folder.join("nvidia"), 2));
@@ -223,7 +223,7 @@ fn wheels(root: &Path) -> impl Iterator<Item = PathBuf> {
         .map(move |name| lib.join(name).join("site-packages/nvidia"))
 }
 
-/// The folders the dynamic linker knows, and where toolkits and containers put theirs.
+/// The folders known to the dynamic linker, and those used by toolkits and containers.
 fn system() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = vec![];
     if let Some(paths) = std::env::var_os("LD_LIBRARY_PATH") {
@@ -249,7 +249,7 @@ fn system() -> Vec<PathBuf> {
     folders
 }
 
-/// The entries of a folder, sorted; nothing where it cannot be read.
+/// The entries of a folder, sorted; empty if it cannot be read.
 fn names(folder: &Path) -> Vec<String> {
     let Ok(entries) = std::fs::read_dir(folder) else { return vec![] };
     let mut names: Vec<String> =
@@ -258,8 +258,8 @@ fn names(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Every candidate of a library, best first. Where several must be compared and a file does not tell its version, it is
-/// opened to ask. Verdicts are still empty.
+/// Every candidate of a library, best first, with verdicts still empty. If several must be compared and a file name does not
+/// tell its version, the file is opened to ask.
 pub fn find(kind: LibraryKind, places: &Places) -> Vec<Candidate> {
     let mut seen = BTreeSet::new();
     let mut found = vec![];
@@ -283,12 +283,12 @@ pub fn find(kind: LibraryKind, places: &Places) -> Vec<Candidate> {
             candidate.version = version_by_asking(kind, &candidate.path);
         }
     }
-    // A stable sort: equal versions stay in the order of the places.
+    // Stable sort: equal versions keep the order of the search paths.
     found.sort_by_key(|c| (c.origin != Origin::Named, std::cmp::Reverse(c.version)));
     found
 }
 
-/// Files of a library under a folder; or the path itself where it is one.
+/// Files of a library under a folder, or `root` itself if it is a file.
 fn files(kind: LibraryKind, root: &Path, depth: usize) -> Vec<PathBuf> {
     if root.is_file() {
         let name = root.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
@@ -306,16 +306,16 @@ fn files(kind: LibraryKind, root: &Path, depth: usize) -> Vec<PathBuf> {
     found
 }
 
-/// `libnvrtc.so.13` but not `libnvrtc.alt.so.13`, `libnvrtc.so.13.debug` or `libcudnn_ops.so.9`.
+/// Accepts `libnvrtc.so.13` but not `libnvrtc.alt.so.13`, `libnvrtc.so.13.debug` or `libcudnn_ops.so.9`.
 fn is_file_of(kind: LibraryKind, name: &str) -> bool {
     let Some(rest) = name.strip_prefix(kind.file()) else { return false };
     rest.is_empty() || rest.starts_with('.') && rest[1..].bytes().all(|b| b.is_ascii_digit() || b == b'.')
 }
 
-/// From the file's name where it says more than the major, or from the wheel that installed it.
+/// Version from the file name, if it has more than the major, or from the wheel that installed the file.
 fn version_of_file(kind: LibraryKind, path: &Path) -> Option<Version> {
     let name = path.file_name()?.to_string_lossy().into_owned();
-    // The driver's own name carries its version in place of the `.1`: libcuda.so.580.82.07.
+    // The driver's file name carries its version instead of the `.1`: libcuda.so.580.82.07.
     let digits = name.split_once(".so.").map_or("", |(_, digits)| digits);
     if digits.contains('.') {
         return parse(digits);
@@ -337,9 +337,9 @@ fn parse(digits: &str) -> Option<Version> {
     Some(Version(numbers))
 }
 
-/// Opens a candidate for itself alone, asks, closes it.
+/// Opens a candidate temporarily and asks for its version.
 fn version_by_asking(kind: LibraryKind, path: &Path) -> Option<Version> {
-    // SAFETY: NVIDIA's libraries may be loaded and unloaded; nothing of it is kept.
+    // SAFETY: NVIDIA's libraries may be loaded and unloaded; no pointer into the library is kept.
     let handle = unsafe { Handle::open(Some(path), RTLD_LAZY | RTLD_LOCAL) }.ok()?;
     own_version(kind, &handle, path)
 }
@@ -375,7 +375,7 @@ fn own_version(kind: LibraryKind, handle: &Handle, path: &Path) -> Option<Versio
     }
 }
 
-/// Takes the first candidate that fits and opens, and writes every verdict. `cuda_major` is what the driver supports.
+/// Opens the first candidate that fits and loads, and fills in every verdict. `cuda_major` is what the driver supports.
 fn choose(candidates: &mut [Candidate], cuda_major: Option<u32>) -> Option<Library> {
     let mut chosen: Option<Library> = None;
     for candidate in candidates {
@@ -409,7 +409,7 @@ fn choose(candidates: &mut [Candidate], cuda_major: Option<u32>) -> Option<Libra
 fn open(kind: LibraryKind, path: &Path, version: Option<Version>) -> Result<Library, CudaError> {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_path_buf());
     if kind == LibraryKind::Nvrtc {
-        // NVRTC asks the linker for its builtins by name: opened first, the ones beside it are found.
+        // NVRTC loads its builtins by file name: loading the neighbouring file first makes it the one found.
         let folder = path.parent().unwrap_or(Path::new("/"));
         for name in names(folder).iter().filter(|n| n.starts_with("libnvrtc-builtins.so.")) {
             // SAFETY: a library of data and pure functions.
@@ -418,7 +418,7 @@ fn open(kind: LibraryKind, path: &Path, version: Option<Version>) -> Result<Libr
             }
         }
     }
-    // SAFETY: loading NVIDIA's libraries runs their initialisers, which are made for this.
+    // SAFETY: loading runs the initialisers of NVIDIA's libraries, which are designed to be loaded dynamically.
     let handle = unsafe { Handle::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) };
     let handle = handle.map_err(|why| CudaError::new(format!("it does not open: {why}")))?;
     let version = own_version(kind, &handle, &path).or(version).unwrap_or_default();
@@ -429,7 +429,7 @@ fn open(kind: LibraryKind, path: &Path, version: Option<Version>) -> Result<Libr
 pub struct Libraries {
     pub candidates: Vec<Candidate>,
     open: Vec<Library>,
-    /// The major of the CUDA version the driver supports.
+    /// The major CUDA version the driver supports.
     pub cuda_major: Option<u32>,
 }
 
@@ -444,7 +444,7 @@ impl Libraries {
     }
 }
 
-/// A library of which no candidate was opened: what was tried, and how to install it.
+/// The error for a library of which no candidate opened: which files were tried, and how to install it.
 fn absent(kind: LibraryKind, candidates: &[Candidate], cuda_major: Option<u32>) -> CudaError {
     let found = candidates.iter().find(|c| c.library == kind);
     let tried = found.map_or_else(String::new, |c| format!(" ({}: {})", c.path.display(), c.verdict));
@@ -455,7 +455,7 @@ fn absent(kind: LibraryKind, candidates: &[Candidate], cuda_major: Option<u32>) 
     ))
 }
 
-/// NCCL as it was found here.
+/// The result of searching for NCCL.
 pub struct FoundNccl {
     pub candidates: Vec<Candidate>,
     open: Option<Library>,
@@ -472,7 +472,7 @@ impl FoundNccl {
     }
 }
 
-/// Finds NCCL on the first call, and opens it where there is a driver.
+/// Finds NCCL on the first call, and opens it if there is a driver.
 pub fn nccl() -> &'static FoundNccl {
     static OPENED: OnceLock<FoundNccl> = OnceLock::new();
     OPENED.get_or_init(|| {
@@ -486,10 +486,10 @@ pub fn nccl() -> &'static FoundNccl {
     })
 }
 
-/// The verdict on every library where nothing could use it.
+/// The verdict on every file on a machine without a driver.
 const UNOPENED: &str = "not opened: there is no NVIDIA driver";
 
-/// Opens the libraries on the first call; the same ones ever after.
+/// Opens the libraries on the first call and caches them.
 pub fn libraries() -> &'static Libraries {
     static OPENED: OnceLock<Libraries> = OnceLock::new();
     OPENED.get_or_init(|| {
@@ -513,7 +513,7 @@ pub fn libraries() -> &'static Libraries {
     })
 }
 
-/// The CUDA version of a driver that is not kept anywhere yet: 13000 for 13.0.
+/// The CUDA version of a driver library that is not in use yet: 13000 for 13.0.
 fn driver_version(library: &Library) -> Option<u32> {
     type Ask = unsafe extern "C" fn(*mut c_int) -> c_int;
     let mut version = 0;
@@ -538,7 +538,7 @@ pub fn nvrtc_alone() -> Result<&'static Library, CudaError> {
 mod tests {
     use super::*;
 
-    /// A tree of empty files under a folder of its own.
+    /// Creates empty files under a fresh temporary folder.
     fn tree(name: &str, files: &[&str]) -> PathBuf {
         let root = std::env::temp_dir().join(format!("flatout-library-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&root);
@@ -551,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_comes_first_and_a_named_path_before_all() {
+    fn the_newest_is_preferred_after_an_explicit_path() {
         let root = tree(
             "order",
             &[
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_does_not_open_says_why_and_the_next_is_tried() {
+    fn files_that_fail_to_open_are_reported_and_skipped() {
         let root = tree("broken", &["libnvrtc.so.13.0.1", "libnvrtc.so.12.9.1", "libnvrtc.so.99.0.0"]);
         let mut candidates = find(LibraryKind::Nvrtc, &Places(vec![(Origin::System, root.clone(), 0)]));
         assert!(choose(&mut candidates, Some(13)).is_none());
@@ -589,7 +589,7 @@ mod tests {
     }
 
     #[test]
-    fn the_line_that_installs_fits_the_driver() {
+    fn the_install_command_matches_the_driver() {
         assert_eq!(LibraryKind::CublasLt.install(Some(12)), "pip install nvidia-cublas-cu12");
         assert_eq!(LibraryKind::CublasLt.install(Some(13)), "pip install \"nvidia-cublas>=13,<14\"");
         assert_eq!(LibraryKind::Nvrtc.install(Some(12)), "pip install nvidia-cuda-nvrtc-cu12");
@@ -600,7 +600,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wheel_tells_the_version_of_nccl_and_its_absence_is_one_sentence() {
+    fn nccl_gets_its_version_from_the_wheel_and_reports_absence() {
         let root = tree(
             "nccl",
             &[

@@ -1,19 +1,19 @@
-//! Links between GPUs by name, so that exchanges can be predicted on any machine.
+//! Links between GPUs by name, so that any machine can predict exchanges.
 
 use std::sync::OnceLock;
 
 use flatout_ir::links::{Link, Links};
 
-/// The network between nodes where nobody names one: 400 Gbit/s a GPU.
+/// The default network between nodes: 400 Gbit/s per GPU.
 pub const NET: &str = "ib400";
-/// The newest generation of PCIe that the table has.
+/// The newest PCIe generation in the table.
 pub const NEWEST_PCIE: u32 = 5;
-/// The part of a GPU that NCCL's kernels hold while they exchange: 16 of an H100's 132 multiprocessors.
+/// Fraction of a GPU that NCCL's kernels occupy during an exchange: 16 of an H100's 132 multiprocessors.
 const HELD_PART: f64 = 16.0 / 132.0;
 
 struct Row {
     link: Link,
-    /// The GPUs that are linked so.
+    /// The GPUs that have this link.
     gpus: Vec<&'static str>,
 }
 
@@ -22,7 +22,7 @@ fn rows() -> &'static [Row] {
     ALL.get_or_init(|| read(include_str!("links.txt")).expect("the table is well formed"))
 }
 
-/// Every link there is a line for.
+/// All rows of the table.
 pub fn named() -> impl Iterator<Item = &'static Link> {
     rows().iter().map(|row| &row.link)
 }
@@ -31,22 +31,21 @@ pub fn find(name: &str) -> Option<&'static Link> {
     named().find(|link| link.name == name)
 }
 
-/// The network between nodes where nobody names one.
 pub fn default_net() -> &'static Link {
     find(NET).expect("the table has it")
 }
 
-/// The link between the GPUs of a node, by the name of the GPU.
+/// The link between the GPUs of a node, by GPU name.
 pub fn of_gpu(gpu: &str) -> Option<&'static Link> {
     rows().iter().find(|row| row.gpus.contains(&gpu)).map(|row| &row.link)
 }
 
-/// The links of nodes that have this many GPUs each.
+/// The links of a cluster with this many GPUs per node.
 pub fn between(local: &Link, net: &Link, ranks_a_node: usize) -> Links {
     Links { local: local.clone(), net: net.clone(), ranks_a_node, held_part: HELD_PART }
 }
 
-/// The links of nodes with GPUs of a name, as the table has them; `None` where it does not know the GPU.
+/// The links of a cluster of nodes with GPUs of a given name; `None` if the table does not list the GPU.
 pub fn of_nodes(gpu: &str, ranks_a_node: usize) -> Option<Links> {
     Some(between(of_gpu(gpu)?, default_net(), ranks_a_node))
 }
@@ -96,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_that_are_no_links_are_named() {
+    fn malformed_lines_are_reported() {
         let refused = |text: &'static str| read(text).err().unwrap();
         assert_eq!(refused("# x\n\nnvlink4 360 3.4"), "line 3: 3 words and not 4 or more");
         assert_eq!(refused("nvlink4 fast 3.4 0.6"), "line 1: `fast` is no number above 0");

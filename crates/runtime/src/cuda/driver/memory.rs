@@ -1,4 +1,4 @@
-//! Allocations: device memory and pinned host memory, and the copies between them.
+//! Device memory and pinned host memory, and copies between them.
 
 use std::ptr::null_mut;
 
@@ -6,12 +6,11 @@ use super::nccl::WindowCalls;
 use super::{Driver, Handle};
 use crate::cuda::context::{CudaError, Stream};
 
-/// Memory of the device.
 pub struct DeviceMemory {
     driver: &'static Driver,
     at: u64,
     bytes: usize,
-    /// Allocated by NCCL, so that it can be a window of its communicators.
+    /// Set if NCCL allocated it, so that it can be a window of its communicators.
     of_nccl: Option<WindowCalls>,
 }
 
@@ -24,7 +23,7 @@ impl DeviceMemory {
         Ok(DeviceMemory { driver, at, bytes, of_nccl: None })
     }
 
-    /// Memory of the current device that NCCL allocates.
+    /// Allocates memory of the current device through NCCL.
     pub fn of_nccl(
         driver: &'static Driver,
         calls: WindowCalls,
@@ -42,9 +41,9 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Sets every byte, in the stream's order.
+    /// Sets every byte, in stream order.
     pub fn fill(&self, byte: u8, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: the whole allocation, alive.
+        // SAFETY: the range is the whole allocation, which is alive.
         unsafe { self.driver.memset(self.at, byte, self.bytes, stream) }
     }
 
@@ -58,7 +57,7 @@ impl DeviceMemory {
         }
     }
 
-    /// Copies from a place in pinned memory, in the stream's order. The source must not change before.
+    /// Copies from an offset in pinned memory, in stream order. The source must not change until then.
     pub fn copy_in(
         &self,
         offset: usize,
@@ -69,7 +68,7 @@ impl DeviceMemory {
     ) -> Result<(), CudaError> {
         self.covers(offset, bytes)?;
         from.covers(at, bytes)?;
-        // SAFETY: both ranges were checked; pinned memory stays where it is.
+        // SAFETY: both ranges were checked; pinned memory does not move.
         let status = unsafe {
             let source = from.at.cast::<u8>().add(at).cast();
             (self.driver.copy_in)(self.at + offset as u64, source, bytes, stream.0)
@@ -77,7 +76,7 @@ impl DeviceMemory {
         self.driver.ok(status, "cuMemcpyHtoDAsync")
     }
 
-    /// Copies to a place in pinned memory, in the stream's order.
+    /// Copies to an offset in pinned memory, in stream order.
     pub fn copy_out(
         &self,
         offset: usize,
@@ -88,7 +87,7 @@ impl DeviceMemory {
     ) -> Result<(), CudaError> {
         self.covers(offset, bytes)?;
         to.covers(at, bytes)?;
-        // SAFETY: both ranges were checked; pinned memory stays where it is.
+        // SAFETY: both ranges were checked; pinned memory does not move.
         let status = unsafe {
             let place = to.at.cast::<u8>().add(at).cast();
             (self.driver.copy_out)(place, self.at + offset as u64, bytes, stream.0)
@@ -96,14 +95,14 @@ impl DeviceMemory {
         self.driver.ok(status, "cuMemcpyDtoHAsync")
     }
 
-    /// Copies within the allocation, in the stream's order; the ranges must not overlap.
+    /// Copies within the allocation, in stream order; the ranges must not overlap.
     pub fn copy_within(&self, from: usize, to: usize, bytes: usize, stream: Stream) -> Result<(), CudaError> {
         self.covers(from, bytes)?;
         self.covers(to, bytes)?;
         if from < to + bytes && to < from + bytes {
             return Err(CudaError::new(format!("{bytes} bytes from {from} to {to} overlap")));
         }
-        // SAFETY: both ranges were checked, and the allocation outlives its streams' work.
+        // SAFETY: both ranges were checked, and the allocation outlives the work on its streams.
         unsafe { self.driver.copy(self.at + from as u64, self.at + to as u64, bytes, stream) }
     }
 }
@@ -113,7 +112,7 @@ impl Drop for DeviceMemory {
         match self.of_nccl {
             Some(calls) => {
                 let _ = self.driver.synchronize_context();
-                // SAFETY: allocated in `of_nccl`, and the device is done with it.
+                // SAFETY: allocated in `of_nccl`, and no device work uses it any more.
                 unsafe { calls.free(self.at) };
             }
             // SAFETY: allocated in `new`; freeing waits for the device.
@@ -122,14 +121,14 @@ impl Drop for DeviceMemory {
     }
 }
 
-/// Host memory the device copies from and to without a detour.
+/// Page-locked host memory, which the device accesses by DMA.
 pub struct PinnedMemory {
     driver: &'static Driver,
     at: Handle,
     bytes: usize,
 }
 
-// SAFETY: the memory is the process's own, and nothing about it belongs to a thread.
+// SAFETY: the memory belongs to the process, and nothing about it is bound to a thread.
 unsafe impl Send for PinnedMemory {}
 
 impl PinnedMemory {
@@ -139,7 +138,7 @@ impl PinnedMemory {
         // SAFETY: writes one address.
         let status = unsafe { (driver.host_alloc)(&mut at, bytes, 0) };
         driver.ok(status, &format!("cuMemHostAlloc of {bytes} bytes"))?;
-        // SAFETY: the allocation is ours and this large; pinned memory comes with anything in it.
+        // SAFETY: the allocation is exclusive and has this size; pinned memory starts uninitialised.
         unsafe { std::ptr::write_bytes(at.cast::<u8>(), 0, bytes) };
         Ok(PinnedMemory { driver, at, bytes })
     }
@@ -156,14 +155,14 @@ impl PinnedMemory {
     }
 
     /// # Safety
-    /// No copy that writes this memory is under way.
+    /// No copy that writes this memory is pending.
     pub unsafe fn as_slice(&self) -> &[u8] {
         // SAFETY: allocated and zeroed in `new`.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.bytes) }
     }
 
     /// # Safety
-    /// No copy that reads or writes this memory is under way.
+    /// No copy that reads or writes this memory is pending.
     pub unsafe fn as_mut_slice(&mut self) -> &mut [u8] {
         // SAFETY: allocated and zeroed in `new`.
         unsafe { std::slice::from_raw_parts_mut(self.at.cast(), self.bytes) }

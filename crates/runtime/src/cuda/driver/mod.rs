@@ -1,7 +1,7 @@
-//! The CUDA driver API: entry points of libcuda, and the primary context of a device.
+//! The CUDA driver API: entry points of libcuda and the primary context of a device.
 //!
-//! Owners of the driver's objects (streams, graphs, events, memory, modules) have files of their own, as have NVIDIA's
-//! other libraries, devices and the caches on disk.
+//! The owning types of driver objects (streams, graphs, events, memory, modules), NVIDIA's other libraries, devices and the
+//! on-disk caches each have a submodule.
 
 pub mod cache;
 pub mod device;
@@ -32,19 +32,19 @@ use library::Library;
 
 type Handle = *mut c_void;
 
-/// Declares the entry points once: field, symbol, signature. All return `CUresult`.
+/// Declares each entry point once: field, symbol, signature. All return `CUresult`.
 macro_rules! entries {
     ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
-        /// Entry points of libcuda, by the names and versions of the header they were written against (CUDA 12.8).
+        /// Entry points of libcuda, with the names and versions of the header they were written against (CUDA 12.8).
         pub struct Driver {
             $($field: unsafe extern "C" fn($($arg),*) -> c_int,)*
         }
 
         impl Driver {
-            /// Resolves every entry point; a driver without one of them is too old.
+            /// Resolves every entry point; a driver that lacks one is too old.
             pub fn open(library: &'static Library) -> Result<Driver, CudaError> {
                 Ok(Driver {
-                    // SAFETY: the signature is the header's for this symbol.
+                    // SAFETY: the signature is that of the header for this symbol.
                     $($field: unsafe { library.symbol($symbol)? },)*
                 })
             }
@@ -111,7 +111,7 @@ const CUDA_ERROR_INVALID_VALUE: c_int = 1;
 const CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: c_int = 9;
 const CU_TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
 const CU_TENSOR_MAP_L2_PROMOTION_L2_128B: c_int = 2;
-/// Zeros, not NaN, beyond the tensor.
+/// Out-of-bounds elements are zeros, not NaN.
 const CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE: c_int = 0;
 
 /// `CUdevice_attribute`.
@@ -129,7 +129,7 @@ pub enum Attribute {
 }
 
 impl Driver {
-    /// A status with the name of the call and the driver's own words.
+    /// Turns a status into an error with the name of the call and the driver's message.
     fn ok(&self, status: c_int, call: &str) -> Result<(), CudaError> {
         if status == 0 {
             return Ok(());
@@ -177,7 +177,7 @@ impl Driver {
 
     pub fn device_name(&self, device: c_int) -> Result<String, CudaError> {
         let mut name = [0 as c_char; 256];
-        // SAFETY: writes at most 256 bytes, ended by zero.
+        // SAFETY: writes at most 256 bytes, zero-terminated.
         self.ok(unsafe { (self.device_name)(name.as_mut_ptr(), 256, device) }, "cuDeviceGetName")?;
         Ok(text(&name))
     }
@@ -185,7 +185,7 @@ impl Driver {
     /// `0000:1b:00.0`.
     pub fn pci_address(&self, device: c_int) -> Result<String, CudaError> {
         let mut address = [0 as c_char; 32];
-        // SAFETY: writes at most 32 bytes, ended by zero.
+        // SAFETY: writes at most 32 bytes, zero-terminated.
         self.ok(unsafe { (self.device_pci)(address.as_mut_ptr(), 32, device) }, "cuDeviceGetPCIBusId")?;
         Ok(text(&address))
     }
@@ -226,7 +226,7 @@ impl Driver {
         if grid.contains(&0) {
             return Ok(());
         }
-        // 32 pointers cover every kernel without touching the heap.
+        // 32 pointers cover every kernel without a heap allocation.
         let mut few = [null_mut(); 32];
         let mut many;
         let at = |arg: &u64| std::ptr::from_ref(arg).cast_mut().cast::<c_void>();
@@ -237,7 +237,7 @@ impl Driver {
             many = args.iter().map(at).collect::<Vec<_>>();
             &mut many[..]
         };
-        // SAFETY: each pointer leads to eight readable bytes, the widest argument.
+        // SAFETY: each pointer refers to eight readable bytes, the widest argument.
         unsafe { self.launch_at(function, grid, block, shared, pointers, stream) }
     }
 
@@ -255,12 +255,12 @@ impl Driver {
             return Ok(());
         }
         let mut pointers: Vec<_> = args.iter().map(|arg| arg.as_ptr().cast_mut().cast()).collect();
-        // SAFETY: the arguments were made to be as large as the kernel's parameters, which `argument` checked.
+        // SAFETY: the arguments have the sizes of the kernel's parameters, which `argument` checked.
         unsafe { self.launch_at(function, grid, block, shared, &mut pointers, stream) }
     }
 
     /// # Safety
-    /// There is a pointer for every parameter of the function, to as many readable bytes as the parameter has.
+    /// `pointers` has one entry per parameter of the function, each to as many readable bytes as the parameter has.
     unsafe fn launch_at(
         &self,
         function: &Function,
@@ -270,7 +270,7 @@ impl Driver {
         pointers: &mut [*mut c_void],
         stream: Stream,
     ) -> Result<(), CudaError> {
-        // SAFETY: the function's module is loaded; the caller's promise about arguments.
+        // SAFETY: the function's module is loaded; the caller guarantees the arguments.
         let status = unsafe {
             (self.launch_kernel)(
                 function.raw,
@@ -308,7 +308,7 @@ impl Driver {
         }
     }
 
-    /// The bulk-copy unit's description of a tensor.
+    /// Encodes the TMA descriptor of a tensor.
     pub fn tensor_map(&self, of: &tensor_map::Tensor) -> Result<Block, CudaError> {
         of.check()?;
         #[repr(C, align(64))]
@@ -316,7 +316,7 @@ impl Driver {
         let mut map = Map([0; 16]);
         let steps = of.step_bytes();
         let ones = vec![1; of.dims.len()];
-        // SAFETY: writes 128 bytes at a multiple of 64; reads as many extents as there are axes, one step less.
+        // SAFETY: writes 128 bytes, 64-byte aligned; reads one extent per axis and one stride fewer.
         let status = unsafe {
             (self.tensor_map)(
                 map.0.as_mut_ptr().cast(),
@@ -337,7 +337,7 @@ impl Driver {
         Ok(tensor_map::block(&map.0))
     }
 
-    /// Lets blocks of a function ask for more than 48 KiB of shared memory. A function keeps the most it was allowed:
+    /// Lets a function use more than 48 KiB of shared memory. The limit is per function and is only ever raised, because
     /// launches of other sizes share it.
     pub fn allow_shared(&self, function: &Function, bytes: u32) -> Result<(), CudaError> {
         let what = CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
@@ -360,39 +360,39 @@ impl Driver {
         Ok(blocks.max(0) as u32)
     }
 
-    /// Sets bytes of device memory, in the stream's order.
+    /// Sets bytes of device memory, in stream order.
     ///
     /// # Safety
-    /// The range lies in memory of this device that stays allocated until the stream reaches the call.
+    /// The range lies in memory of this device that stays allocated until the stream has executed the call.
     pub unsafe fn memset(&self, at: u64, byte: u8, bytes: usize, stream: Stream) -> Result<(), CudaError> {
         if bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         self.ok(unsafe { (self.memset)(at, byte, bytes, stream.0) }, "cuMemsetD8Async")
     }
 
-    /// Copies device memory to device memory, in the stream's order.
+    /// Copies between ranges of device memory, in stream order.
     ///
     /// # Safety
-    /// Both ranges lie in memory of this device that stays allocated until the stream reaches the call.
+    /// Both ranges lie in memory of this device that stays allocated until the stream has executed the call.
     pub unsafe fn copy(&self, from: u64, to: u64, bytes: usize, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         self.ok(unsafe { (self.copy_across)(to, from, bytes, stream.0) }, "cuMemcpyDtoDAsync")
     }
 
     pub fn synchronize(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: a stream is only handed out by its owner.
+        // SAFETY: a stream handle is only handed out by its owner.
         self.ok(unsafe { (self.stream_synchronize)(stream.0) }, "cuStreamSynchronize")
     }
 
-    /// Waits for all work of the current context; fails for good once a kernel has broken it.
+    /// Waits for all work of the current context; fails permanently once a kernel has caused a sticky error.
     pub fn synchronize_context(&self) -> Result<(), CudaError> {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no argument.
         self.ok(unsafe { (self.context_synchronize)() }, "cuCtxSynchronize")
     }
 
-    /// Milliseconds a call of `work` takes on the device: three calls to warm up, then `calls` timed together.
+    /// Mean device milliseconds per call of `work`: three warm-up calls, then `calls` timed together.
     pub fn time_ms(
         &'static self,
         stream: Stream,
@@ -417,7 +417,7 @@ fn text(chars: &[c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// A device's primary context, kept as long as anything on the device.
+/// A device's primary context, kept alive by everything on the device.
 pub struct Context {
     driver: &'static Driver,
     device: c_int,
@@ -441,17 +441,17 @@ impl Context {
         self.driver.ok(unsafe { (self.driver.set_current)(self.raw) }, "cuCtxSetCurrent")
     }
 
-    /// Makes the context current on whichever thread calls it. The context must still be retained then.
+    /// A closure that makes the context current on whichever thread calls it. The context must still be retained then.
     pub fn binder(&self) -> impl Fn() -> Result<(), CudaError> + Send + 'static {
         let (driver, raw) = (self.driver, self.raw as usize);
-        // SAFETY: the driver refuses a context that is gone.
+        // SAFETY: the driver rejects a context that no longer exists.
         move || driver.ok(unsafe { (driver.set_current)(raw as Handle) }, "cuCtxSetCurrent")
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: retained once in `retain`. A status here has nobody to go to.
+        // SAFETY: retained once in `retain`. An error in drop cannot be reported.
         unsafe { (self.driver.primary_release)(self.device) };
     }
 }

@@ -17,7 +17,7 @@ pub struct Module {
 impl Module {
     pub fn load(driver: &'static Driver, cubin: &[u8]) -> Result<Module, CudaError> {
         let mut raw = null_mut();
-        // SAFETY: writes one handle; the cubin is whole, from the compiler or from the cache by its checksum.
+        // SAFETY: writes one handle; the cubin is complete, from the compiler or with a verified checksum from the cache.
         let status = unsafe { (driver.module_load)(&mut raw, cubin.as_ptr().cast()) };
         driver.ok(status, "cuModuleLoadData")?;
         Ok(Module { driver, raw })
@@ -40,12 +40,12 @@ impl Drop for Module {
     }
 }
 
-// SAFETY: a module is a handle the driver takes on any thread where its context is current.
+// SAFETY: a module is a handle that the driver accepts on any thread where its context is current.
 unsafe impl Send for Module {}
 // SAFETY: as above.
 unsafe impl Sync for Module {}
 
-/// The modules of a session by source.
+/// The modules of a session, by source.
 #[derive(Default)]
 pub struct Modules(HashMap<Source, Arc<Module>>);
 

@@ -1,7 +1,7 @@
-//! NCCL, which moves tensors between GPUs: its entry points, and the communicators of a rank.
+//! NCCL, which moves tensors between GPUs: entry points and the communicators of a rank.
 //!
-//! Written against nccl.h of 2.27 and 2.28. A communicator is made before the arena, so that the memory it takes is known, and
-//! is used by one stream at a time. After every plan was captured the host calls nothing here but `failure`.
+//! Written against nccl.h of 2.27 and 2.28. Communicators are created before the arena, so that their memory is accounted for,
+//! and each is used by one stream at a time. Once every plan is captured, the host only calls `failure` here.
 
 mod window;
 
@@ -20,11 +20,11 @@ use super::device::Device;
 use super::library::{self, Library, LibraryKind, Version};
 use crate::cuda::context::{CudaError, Stream};
 
-/// The memory that plans leave for NCCL until a session has measured what it takes.
+/// Memory that plans reserve for NCCL until a session has measured its use.
 pub const CEILING_BYTES: u64 = 1 << 30;
-/// The oldest version: it has every field of `Config`.
+/// The oldest supported version: the first with every field of `Config`.
 const OLDEST: Version = Version([2, 27, 0]);
-/// The size of an id, as bytes.
+/// Size of a unique id in bytes.
 pub const ID_BYTES: usize = 128;
 
 type Handle = *mut c_void;
@@ -34,7 +34,7 @@ type Handle = *mut c_void;
 #[derive(Clone, Copy)]
 struct UniqueId([u8; ID_BYTES]);
 
-/// `ncclConfig_t` of 2.27; a newer library fills in what it has beside these by size and version.
+/// `ncclConfig_t` of 2.27; a newer library recognises it by size and version and fills in the fields it lacks.
 #[repr(C)]
 struct Config {
     size: usize,
@@ -63,13 +63,13 @@ const NCCL_IN_PROGRESS: c_int = 7;
 const NCCL_INT8: c_int = 0;
 const NCCL_FLOAT32: c_int = 7;
 
-/// Exchanges take no multiprocessors where copy engines can make them.
+/// Exchanges use copy engines instead of multiprocessors where possible.
 const NCCL_CTA_POLICY_ZERO: c_int = 2;
-/// The first version that has it.
+/// The first version with this policy.
 const ZERO_CTAS_SINCE: Version = Version([2, 28, 0]);
 
 impl Config {
-    /// A communicator whose calls return when they are done. With a window, copy engines may move what needs no addition.
+    /// The configuration for blocking calls. With a window, copy engines may perform transfers that need no addition.
     fn blocking(nccl: Version, has_window: bool) -> Config {
         let unset = NCCL_CONFIG_UNDEF_INT;
         let takes_none = has_window && nccl >= ZERO_CTAS_SINCE;
@@ -93,7 +93,7 @@ impl Config {
     }
 }
 
-/// How a reduction of NCCL's combines: `ncclRedOp_t`.
+/// Reduction operator: `ncclRedOp_t`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Reduction {
@@ -101,7 +101,7 @@ pub enum Reduction {
     Max = 2,
 }
 
-/// Declares the entry points once: field, symbol, signature. All return `ncclResult_t`.
+/// Declares each entry point once: field, symbol, signature. All return `ncclResult_t`.
 macro_rules! entries {
     ($($field:ident = $symbol:literal ($($arg:ty),*);)*) => {
         /// Entry points of libnccl.
@@ -116,7 +116,7 @@ macro_rules! entries {
             fn open(library: &'static Library) -> Result<Nccl, CudaError> {
                 Ok(Nccl {
                     library,
-                    // SAFETY: the signatures are the header's for these symbols.
+                    // SAFETY: the signatures are those of the header for these symbols.
                     error_string: unsafe { library.symbol("ncclGetErrorString")? },
                     // SAFETY: as above.
                     last_error: unsafe { library.symbol("ncclGetLastError")? },
@@ -163,12 +163,12 @@ pub fn nccl() -> Result<&'static Nccl, CudaError> {
 }
 
 impl Nccl {
-    /// `2.28.9`.
+    /// Version such as `2.28.9`.
     pub fn version(&self) -> String {
         self.library.version.to_string()
     }
 
-    /// An id by which the ranks of a new communicator find one another. One rank makes it and tells the others.
+    /// Creates the unique id of a new communicator. One rank calls this and distributes the id to the others.
     pub fn new_id(&self) -> Result<Vec<u8>, CudaError> {
         let mut id = UniqueId([0; ID_BYTES]);
         // SAFETY: writes one id.
@@ -176,32 +176,32 @@ impl Nccl {
         Ok(id.0.to_vec())
     }
 
-    /// A status with the name of the call, NCCL's words for it, and what it said last.
+    /// Turns a status into an error with the name of the call, NCCL's description and its last error message.
     fn ok(&self, status: c_int, communicator: Handle, call: &str) -> Result<(), CudaError> {
         if status == NCCL_SUCCESS {
             return Ok(());
         }
-        // SAFETY: a static string for every status.
+        // SAFETY: returns a static string for any status.
         let words = text(unsafe { (self.error_string)(status) });
-        let last = self.last_words(communicator);
+        let last = self.last_error_message(communicator);
         let last = if last.is_empty() { String::new() } else { format!(", {last}") };
         Err(CudaError::status(format!("{call}: {words}{last}"), status))
     }
 
-    /// The last thing that went wrong, in NCCL's words; empty where nothing did.
-    fn last_words(&self, communicator: Handle) -> String {
-        // SAFETY: null or a communicator that is alive; the string is NCCL's own.
+    /// NCCL's last error message; empty if there is none.
+    fn last_error_message(&self, communicator: Handle) -> String {
+        // SAFETY: null or a live communicator; NCCL owns the string.
         let words = text(unsafe { (self.last_error)(communicator) });
         words.split_whitespace().collect::<Vec<_>>().join(" ")
     }
 }
 
 fn text(at: *const c_char) -> String {
-    // SAFETY: null, or a string of NCCL's that ends in zero.
+    // SAFETY: null, or a zero-terminated string owned by NCCL.
     if at.is_null() { String::new() } else { unsafe { CStr::from_ptr(at) }.to_string_lossy().into_owned() }
 }
 
-/// One rank's end of a group of ranks that exchange.
+/// One rank's endpoint in a group of ranks that exchange.
 pub struct Communicator {
     nccl: &'static Nccl,
     raw: Handle,
@@ -209,22 +209,21 @@ pub struct Communicator {
     ranks: usize,
 }
 
-// SAFETY: NCCL's calls may come from any thread. Those that enqueue come from the thread of the session alone, and the state of
-// errors may be asked for beside them.
+// SAFETY: any thread may call NCCL. Only the session's thread enqueues, and the error state may be queried concurrently.
 unsafe impl Send for Communicator {}
 // SAFETY: as above.
 unsafe impl Sync for Communicator {}
 
-/// A run of f32 in device memory that goes to a rank of the group or comes from it.
+/// A contiguous range of f32 in device memory to send to, or receive from, a rank of the group.
 #[derive(Clone, Copy, Debug)]
-pub struct Passage {
+pub struct Transfer {
     pub rank: usize,
     pub at: u64,
     pub elements: usize,
 }
 
 impl Communicator {
-    /// The number of this rank in its group.
+    /// This rank's number in its group.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -237,11 +236,11 @@ impl Communicator {
         self.nccl.ok(status, self.raw, call)
     }
 
-    /// Enqueues the gathering of as many bytes from every rank, side by side in order of ranks.
+    /// Enqueues an all-gather: `bytes` bytes from every rank, concatenated in rank order.
     ///
     /// # Safety
-    /// `from` leads to `bytes` bytes and `to` to as many for every rank, in memory of this device that stays allocated until the
-    /// stream reaches the call.
+    /// `from` refers to `bytes` bytes and `to` to that many per rank, in memory of this device that stays allocated until the
+    /// stream has executed the call.
     pub unsafe fn all_gather(
         &self,
         from: u64,
@@ -250,15 +249,15 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), CudaError> {
         let (from, to) = (from as *const c_void, to as *mut c_void);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let status = unsafe { (self.nccl.all_gather)(from, to, bytes, NCCL_INT8, self.raw, stream.raw()) };
         self.ok(status, "ncclAllGather")
     }
 
-    /// Enqueues a reduction over all ranks in whichever order NCCL takes; `to` may be `from`.
+    /// Enqueues an all-reduce over all ranks, in an order of NCCL's choice; `to` may equal `from`.
     ///
     /// # Safety
-    /// Both lead to `elements` f32, in memory of this device that stays allocated until the stream reaches the call.
+    /// Both refer to `elements` f32, in memory of this device that stays allocated until the stream has executed the call.
     pub unsafe fn all_reduce(
         &self,
         from: u64,
@@ -268,18 +267,18 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), CudaError> {
         let (from, to) = (from as *const c_void, to as *mut c_void);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let status = unsafe {
             (self.nccl.all_reduce)(from, to, elements, NCCL_FLOAT32, by as c_int, self.raw, stream.raw())
         };
         self.ok(status, "ncclAllReduce")
     }
 
-    /// Enqueues a sum over all ranks of which each gets a block, in whichever order NCCL takes.
+    /// Enqueues a reduce-scatter over all ranks, in an order of NCCL's choice: each rank gets one block of the sum.
     ///
     /// # Safety
-    /// `from` leads to `elements` f32 for every rank and `to` to as many for one, in memory of this device that stays allocated
-    /// until the stream reaches the call.
+    /// `from` refers to `elements` f32 per rank and `to` to that many for one rank, in memory of this device that stays
+    /// allocated until the stream has executed the call.
     pub unsafe fn reduce_scatter(
         &self,
         from: u64,
@@ -288,42 +287,42 @@ impl Communicator {
         stream: Stream,
     ) -> Result<(), CudaError> {
         let (from, to, sum) = (from as *const c_void, to as *mut c_void, Reduction::Sum as c_int);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let status = unsafe {
             (self.nccl.reduce_scatter)(from, to, elements, NCCL_FLOAT32, sum, self.raw, stream.raw())
         };
         self.ok(status, "ncclReduceScatter")
     }
 
-    /// Enqueues all of these at once: nothing is added, bytes only move.
+    /// Enqueues point-to-point transfers as one group; nothing is reduced.
     ///
     /// # Safety
-    /// Every passage lies in memory of this device that stays allocated until the stream reaches the call, and none that is
-    /// received overlaps another one.
+    /// Every range lies in memory of this device that stays allocated until the stream has executed the call, and no received
+    /// range overlaps another range.
     pub unsafe fn exchange(
         &self,
-        send: &[Passage],
-        receive: &[Passage],
+        send: &[Transfer],
+        receive: &[Transfer],
         stream: Stream,
     ) -> Result<(), CudaError> {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no argument.
         self.ok(unsafe { (self.nccl.group_start)() }, "ncclGroupStart")?;
         let mut asked = Ok(());
-        for (passage, is_sent) in send.iter().map(|p| (p, true)).chain(receive.iter().map(|p| (p, false))) {
-            let Passage { rank, at, elements } = *passage;
+        for (transfer, is_sent) in send.iter().map(|p| (p, true)).chain(receive.iter().map(|p| (p, false))) {
+            let Transfer { rank, at, elements } = *transfer;
             let (peer, dtype, raw) = (rank as c_int, NCCL_FLOAT32, self.raw);
             if elements == 0 || asked.is_err() {
                 continue;
             }
             asked = match is_sent {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 true => self.ok(
                     unsafe {
                         (self.nccl.send)(at as *const c_void, elements, dtype, peer, raw, stream.raw())
                     },
                     "ncclSend",
                 ),
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 false => self.ok(
                     unsafe {
                         (self.nccl.receive)(at as *mut c_void, elements, dtype, peer, raw, stream.raw())
@@ -332,12 +331,12 @@ impl Communicator {
                 ),
             };
         }
-        // SAFETY: a group that began must end, whatever was asked in it.
+        // SAFETY: a group that was started must be ended, even after an error.
         let ended = self.ok(unsafe { (self.nccl.group_end)() }, "ncclGroupEnd");
         asked.and(ended)
     }
 
-    /// The failure that NCCL met after its calls had returned, if there was one.
+    /// An asynchronous error that occurred after calls had returned, if any.
     fn failure(&self) -> Option<CudaError> {
         let mut state = NCCL_SUCCESS;
         // SAFETY: writes one status; the communicator is alive.
@@ -349,37 +348,37 @@ impl Communicator {
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        // A communicator that has failed is aborted: destroying it would wait for ranks that are gone.
+        // A failed communicator is aborted: destroying it would wait for ranks that are gone.
         let has_failed = self.failure().is_some();
-        // SAFETY: made in `connect`; no work that uses it is left, because works are dropped behind a wait for their stream.
+        // SAFETY: created in `connect`; no pending work uses it, because works are dropped after their stream was synchronised.
         unsafe { if has_failed { (self.nccl.abort)(self.raw) } else { (self.nccl.destroy)(self.raw) } };
     }
 }
 
-/// The communicators of a rank, one for every axis of the mesh along which it may exchange.
+/// The communicators of a rank, one per axis of the mesh along which it may exchange.
 pub struct Communicators {
     nccl: &'static Nccl,
     mesh: Mesh,
     rank: usize,
-    /// Dropped first: it holds the communicators.
+    /// Dropped first, because it holds the communicators.
     watch: Option<Watch>,
     by_axis: Vec<(Axis, Arc<Communicator>)>,
     bytes: u64,
 }
 
-/// A thread that asks communicators how they are, until its sender is dropped.
+/// A thread that polls communicators for errors until its sender is dropped.
 struct Watch {
-    going: Option<Sender<()>>,
+    stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// Between two questions.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+/// Polling interval.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Communicators {
-    /// Connects this rank of a mesh with all others, which call this too with the id that one of them made. A mesh of one rank
-    /// has a communicator of one rank. `has_window` says that memory will be registered with it. Gives up after `patience`; the
-    /// thread that waits inside NCCL is left to the end of the process then.
+    /// Connects this rank of a mesh with all others, which make the same call with the id that one of them created. A mesh of
+    /// one rank gets a communicator of one rank. `has_window` announces that memory will be registered with it. Gives up after
+    /// `patience`; the thread that waits inside NCCL is then leaked until the process ends.
     pub fn connect(
         device: &Device,
         mesh: Mesh,
@@ -398,7 +397,7 @@ impl Communicators {
         let bind = device.binder();
         let spawned = std::thread::Builder::new().name("nccl".into()).spawn(move || {
             let made = bind().and_then(|()| make(nccl, mesh, rank, UniqueId(id), has_window));
-            // Nobody listens where the time was up.
+            // After a timeout nobody receives this.
             drop(sender.send(made));
         });
         spawned.map_err(|why| CudaError::new(format!("a thread for NCCL cannot be started: {why}")))?;
@@ -413,7 +412,7 @@ impl Communicators {
                 return Err(CudaError::new("the thread that connects NCCL ended before it was done"));
             }
             Err(RecvTimeoutError::Timeout) => {
-                let last = nccl.last_words(null_mut());
+                let last = nccl.last_error_message(null_mut());
                 let last = if last.is_empty() { String::new() } else { format!(" ({last})") };
                 return Err(CudaError::new(format!(
                     "NCCL {} did not connect the ranks within {} s{last}; {HINT}",
@@ -430,7 +429,7 @@ impl Communicators {
         self.mesh
     }
 
-    /// The number of this rank in the mesh.
+    /// This rank's number in the mesh.
     pub fn rank(&self) -> usize {
         self.rank
     }
@@ -440,53 +439,53 @@ impl Communicators {
         self.by_axis.iter().find(|(own, _)| *own == axis).map(|(_, communicator)| communicator)
     }
 
-    /// Device memory that was taken while the ranks connected; the first exchanges take more.
+    /// Device memory that connecting allocated; the first exchanges allocate more.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// The calls by which memory becomes a window of these communicators.
+    /// The calls that register memory as a window of these communicators.
     pub fn windows(&self) -> Result<WindowCalls, CudaError> {
         self.nccl.windows()
     }
 
-    /// `nccl 2.28.9`.
+    /// Name and version: `nccl 2.28.9`.
     pub fn words(&self) -> String {
         format!("nccl {}", self.nccl.version())
     }
 
-    /// Asks every second, on a thread of its own, what went wrong after calls had returned, and tells the first thing that did.
-    pub fn watch(&mut self, tell: impl FnOnce(&str) + Send + 'static) -> Result<(), CudaError> {
+    /// Starts a thread that polls every second for asynchronous errors and reports the first one.
+    pub fn watch(&mut self, report: impl FnOnce(&str) + Send + 'static) -> Result<(), CudaError> {
         let watched: Vec<Arc<Communicator>> = self.by_axis.iter().map(|(_, own)| Arc::clone(own)).collect();
-        let (going, gone) = mpsc::channel::<()>();
+        let (stop, stopped) = mpsc::channel::<()>();
         let ask = move || {
-            while gone.recv_timeout(ASK_EVERY) == Err(RecvTimeoutError::Timeout) {
+            while stopped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 if let Some(why) = watched.iter().find_map(|communicator| communicator.failure()) {
-                    return tell(&why.to_string());
+                    return report(&why.to_string());
                 }
             }
         };
         let thread = std::thread::Builder::new().name("nccl-watch".into()).spawn(ask);
         let thread = thread.map_err(|why| CudaError::new(format!("a thread cannot be started: {why}")))?;
-        self.watch = Some(Watch { going: Some(going), thread: Some(thread) });
+        self.watch = Some(Watch { stop: Some(stop), thread: Some(thread) });
         Ok(())
     }
 }
 
 impl Drop for Watch {
-    /// Waits for the thread, so that it is not the last to hold a communicator.
+    /// Joins the thread, so that it does not outlive this as the last owner of a communicator.
     fn drop(&mut self) {
-        drop(self.going.take());
+        drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
     }
 }
 
-/// The advice where ranks do not connect.
+/// Hint for ranks that do not connect.
 const HINT: &str = "NCCL_DEBUG=INFO makes it say what it does";
 
-/// Makes the communicators: one of all ranks, and one split from it for every axis that has some of them.
+/// Creates the communicators: one of all ranks, and one split off for every axis with a subset of them.
 fn make(
     nccl: &'static Nccl,
     mesh: Mesh,
@@ -508,7 +507,7 @@ fn make(
             by_axis.push((axis, Arc::clone(&all)));
         } else if ways > 1 {
             let mut raw = null_mut();
-            // Groups are told apart by their first rank.
+            // A group is identified by its first rank.
             let (group, key) = (mesh.group(rank, axis)[0] as c_int, at as c_int);
             // SAFETY: writes one handle; the communicator of all ranks is alive.
             let status = unsafe { (nccl.split)(all.raw, group, key, &mut raw, &mut config()) };
@@ -523,9 +522,9 @@ fn make(
 mod tests {
     use super::*;
 
-    /// Offsets of `ncclConfig_t` in nccl.h of 2.27.
+    /// Field offsets of `ncclConfig_t` in nccl.h of 2.27.
     #[test]
-    fn the_config_lies_as_the_header_has_it() {
+    fn config_layout_matches_the_header() {
         assert_eq!(size_of::<Config>(), 72);
         assert_eq!(std::mem::offset_of!(Config, blocking), 16);
         assert_eq!(std::mem::offset_of!(Config, net_name), 32);
@@ -533,7 +532,7 @@ mod tests {
         assert_eq!(std::mem::offset_of!(Config, nvls_ctas), 68);
         let config = |minor: u32, has_window: bool| Config::blocking(Version([2, minor, 3]), has_window);
         assert_eq!((size_of::<UniqueId>(), config(27, false).size), (128, 72));
-        // Only newer versions know the policy, and only windows are moved by it.
+        // Only newer versions know the policy, and it only affects windows.
         let policies =
             [(27, true), (28, false), (28, true), (30, true)].map(|(v, w)| config(v, w).cta_policy);
         assert_eq!(policies, [NCCL_CONFIG_UNDEF_INT, NCCL_CONFIG_UNDEF_INT, 2, 2]);

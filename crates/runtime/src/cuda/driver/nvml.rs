@@ -1,4 +1,4 @@
-//! NVML readings of a device: memory in use before this process, then load, power and clocks.
+//! NVML readings of a device: memory in use before this process started, then load, power and clocks.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::null_mut;
@@ -23,7 +23,7 @@ pub fn free_bytes(library: &'static Library, pci: &str) -> Result<u64, CudaError
     let ok = |status: c_int, call: &str| {
         if status == 0 { Ok(()) } else { Err(CudaError::status(call, status)) }
     };
-    // SAFETY: the signatures are the header's; each call writes what its pointer leads to.
+    // SAFETY: the signatures are those of the header; each call writes only to what its pointer refers to.
     unsafe {
         let init: Init = library.symbol("nvmlInit_v2")?;
         let find: Find = library.symbol("nvmlDeviceGetHandleByPciBusId_v2")?;
@@ -42,11 +42,11 @@ type Status = unsafe extern "C" fn() -> c_int;
 type Number = unsafe extern "C" fn(*mut c_void, *mut u32) -> c_int;
 type Chosen = unsafe extern "C" fn(*mut c_void, c_int, *mut u32) -> c_int;
 
-/// Which temperature and which clock is asked for: the chip's, the multiprocessors'.
+/// `nvmlTemperatureSensors_t` and `nvmlClockType_t`: the GPU's temperature and the multiprocessors' clock.
 const CHIP: c_int = 0;
 const MULTIPROCESSORS: c_int = 1;
 
-/// A device that is read now and then, from any thread. Values that its model or driver does not tell stay `None`.
+/// Reads a device's state repeatedly, from any thread. Values that its model or driver does not report are `None`.
 pub struct Monitor {
     device: *mut c_void,
     utilization: Option<unsafe extern "C" fn(*mut c_void, *mut [u32; 2]) -> c_int>,
@@ -60,30 +60,29 @@ pub struct Monitor {
     shutdown: Status,
 }
 
-// SAFETY: NVML may be called from any thread, and a device's handle is good for all of them until the shutdown, which is
-// in `drop`.
+// SAFETY: NVML may be called from any thread, and a device handle stays valid on all of them until the shutdown in `drop`.
 unsafe impl Send for Monitor {}
 
 /// A device's state at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reading {
-    /// Of the last sampling period, the share in which a kernel ran.
+    /// Share of the last sampling period in which a kernel ran.
     pub utilization_percent: Option<u32>,
     pub memory_bytes: Option<u64>,
     pub power_milliwatts: Option<u32>,
     pub power_limit_milliwatts: Option<u32>,
     pub temperature_celsius: Option<u32>,
     pub clock_mhz: Option<u32>,
-    /// Why the clock is not higher, as NVML's bits; 0 where it does not tell.
+    /// Bits of NVML that say why the clock is not higher; 0 if not reported.
     pub reasons: u64,
 }
 
-/// The bits of `reasons` that hold a busy clock down. Others say that it idles or that somebody set it.
+/// The bits of `reasons` that throttle a busy GPU. Other bits mean that it is idle or that a user limited the clock.
 const THROTTLES: [(u64, &str); 5] =
     [(0x4, "power"), (0x8, "hardware"), (0x20, "heat"), (0x40, "heat"), (0x80, "power brake")];
 
 impl Reading {
-    /// The reasons why the clock is held down, each once.
+    /// The reasons for throttling, without duplicates.
     pub fn throttled(&self) -> Vec<&'static str> {
         let mut names: Vec<&str> =
             THROTTLES.iter().filter(|(bit, _)| self.reasons & bit != 0).map(|(_, name)| *name).collect();
@@ -93,13 +92,13 @@ impl Reading {
 }
 
 impl Monitor {
-    /// Watches the device at a PCI address such as `0000:1b:00.0`.
+    /// Opens the device at a PCI address such as `0000:1b:00.0`.
     pub fn open(library: &'static Library, pci: &str) -> Result<Monitor, CudaError> {
         type Find = unsafe extern "C" fn(*const c_char, *mut *mut c_void) -> c_int;
         let pci = CString::new(pci).map_err(|_| CudaError::new("a PCI address holds a zero byte"))?;
         let mut device = null_mut();
-        // SAFETY: the signatures are the header's; `find` writes the handle its pointer leads to. Every start of NVML is
-        // matched by one shutdown: here where there is no device, otherwise in `drop`.
+        // SAFETY: the signatures are those of the header; `find` writes the handle its pointer refers to. Every start of NVML
+        // is matched by one shutdown: here if there is no such device, otherwise in `drop`.
         unsafe {
             let init: Status = library.symbol("nvmlInit_v2")?;
             let find: Find = library.symbol("nvmlDeviceGetHandleByPciBusId_v2")?;
@@ -128,7 +127,7 @@ impl Monitor {
         }
     }
 
-    /// Millijoules that the device has used since its driver was loaded, where it counts them.
+    /// Energy in millijoules that the device has used since its driver was loaded, if it counts it.
     pub fn energy_millijoules(&self) -> Option<u64> {
         let mut value = 0;
         // SAFETY: the handle is valid until `drop`; the call writes one u64.
@@ -147,7 +146,7 @@ impl Monitor {
             call.filter(|call| unsafe { call(self.device, which, &mut value) } == 0).map(|_| value)
         };
         let (mut rates, mut memory, mut reasons) = ([0; 2], Memory::default(), 0);
-        // SAFETY: as above; the struct of rates is two u32, of the GPU and of its memory, the reasons are a u64.
+        // SAFETY: as above; the struct of rates is two u32, for the GPU and its memory; the reasons are a u64.
         let (rated, used, reasoned) = unsafe {
             (
                 self.utilization.is_some_and(|call| call(self.device, &mut rates) == 0),
@@ -169,7 +168,7 @@ impl Monitor {
 
 impl Drop for Monitor {
     fn drop(&mut self) {
-        // SAFETY: ends what `open` began; the handle is not used again.
+        // SAFETY: matches the start in `open`; the handle is not used again.
         unsafe { (self.shutdown)() };
     }
 }
@@ -179,7 +178,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_clock_that_is_held_down_says_why_once() {
+    fn throttle_reasons_are_listed_once() {
         let throttled = |reasons| Reading { reasons, ..Reading::default() }.throttled();
         assert!(throttled(0x1 | 0x2 | 0x10 | 0x100).is_empty(), "idle and chosen clocks are no throttling");
         assert_eq!(throttled(0x4 | 0x20 | 0x40), ["power", "heat"]);

@@ -1,4 +1,4 @@
-//! NVRTC, the run-time compiler: a source becomes a cubin for one architecture.
+//! NVRTC, the run-time compiler: compiles a source to a cubin for one architecture.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -8,8 +8,8 @@ use crate::cuda::context::{CudaError, Facts, Source};
 
 type Program = *mut c_void;
 
-/// Options beside architecture and defines; part of the cache's key. Arithmetic is IEEE: multiplications and additions
-/// may join, but nothing is approximated or flushed.
+/// Options besides architecture and defines; part of the cache key. Arithmetic is IEEE: multiply-add contraction is allowed,
+/// but no approximations and no flushing of denormals.
 pub const OPTIONS: &[&str] = &["--std=c++17", "--device-as-default-execution-space", "--fmad=true"];
 
 pub struct Nvrtc {
@@ -31,22 +31,22 @@ pub struct Nvrtc {
     error_string: unsafe extern "C" fn(c_int) -> *const c_char,
 }
 
-/// The resources a kernel takes on a multiprocessor.
+/// Resources a kernel needs on a multiprocessor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
     pub entry: String,
     pub registers: u32,
-    /// Registers that went to memory, in bytes stored.
+    /// Register spill in bytes stored.
     pub spill_bytes: u32,
-    /// Static shared memory.
+    /// Bytes of static shared memory.
     pub shared_bytes: u32,
-    /// Whether each product of a warpgroup is waited for before the next: the assembler found too few registers for more.
+    /// Whether the assembler serialised the warpgroup's wgmma instructions, for example for lack of registers.
     pub is_serialized: bool,
 }
 
 impl Nvrtc {
     pub fn open(library: &'static Library) -> Result<Nvrtc, CudaError> {
-        // SAFETY: the signatures are the header's.
+        // SAFETY: the signatures are those of the header.
         unsafe {
             Ok(Nvrtc {
                 version: library.version,
@@ -62,12 +62,12 @@ impl Nvrtc {
         }
     }
 
-    /// The cubin of a source for an architecture such as `sm_90a`.
+    /// Compiles a source for an architecture such as `sm_90a`.
     pub fn compile(&self, source: &Source, arch: &str) -> Result<Vec<u8>, CudaError> {
         self.build(source, arch, &[]).map(|(cubin, _)| cubin)
     }
 
-    /// The resources of each kernel of a source; the compiler is asked, so nothing comes from the cache.
+    /// The resources of each kernel of a source. Always compiles, without the cache.
     pub fn resources(&self, source: &Source, arch: &str) -> Result<Vec<Resources>, CudaError> {
         let (_, log) = self.build(source, arch, &["--ptxas-options=--verbose"])?;
         let found = read_resources(&log);
@@ -96,11 +96,11 @@ impl Nvrtc {
         let options: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
 
         let mut raw = null_mut();
-        // SAFETY: both strings end with zero and live through the call, which copies them; no headers.
+        // SAFETY: both strings are zero-terminated and outlive the call, which copies them; there are no headers.
         let status = unsafe { (self.create)(&mut raw, code.as_ptr(), name.as_ptr(), 0, null(), null()) };
         self.ok(status, "nvrtcCreateProgram", source)?;
         let program = Owned { nvrtc: self, raw };
-        // SAFETY: the program was created; the option strings live through the call.
+        // SAFETY: the program was created; the option strings outlive the call.
         let status = unsafe { (self.compile)(program.raw, options.len() as c_int, options.as_ptr()) };
         let log = program.log();
         if status != 0 {
@@ -111,7 +111,7 @@ impl Nvrtc {
         // SAFETY: writes one integer.
         self.ok(unsafe { (self.cubin_size)(program.raw, &mut size) }, "nvrtcGetCUBINSize", source)?;
         let mut cubin = vec![0u8; size];
-        // SAFETY: the buffer has the size just asked for.
+        // SAFETY: the buffer has the size just queried.
         let status = unsafe { (self.cubin)(program.raw, cubin.as_mut_ptr().cast()) };
         self.ok(status, "nvrtcGetCUBIN", source)?;
         Ok((cubin, log))
@@ -140,7 +140,7 @@ impl Owned<'_> {
             return String::new();
         }
         let mut log = vec![0u8; size];
-        // SAFETY: the buffer has the size just asked for.
+        // SAFETY: the buffer has the size just queried.
         if unsafe { (self.nvrtc.log)(self.raw, log.as_mut_ptr().cast()) } != 0 {
             return String::new();
         }
@@ -155,13 +155,13 @@ impl Drop for Owned<'_> {
     }
 }
 
-/// The compiler's name for a device. Hopper's own instructions need the `a`.
+/// The compiler's name of a device's architecture. Hopper's own instructions need the suffix `a`.
 pub fn arch(facts: &Facts) -> String {
     let feature = if (facts.major, facts.minor) == (9, 0) { "a" } else { "" };
     format!("sm_{}{}{feature}", facts.major, facts.minor)
 }
 
-/// Reads the assembler's report: an entry's name, then its spills, then its registers and shared memory.
+/// Parses ptxas's report: an entry's name, then its spills, then its registers and shared memory.
 fn read_resources(log: &str) -> Vec<Resources> {
     let mut found: Vec<Resources> = vec![];
     for line in log.lines() {
@@ -195,7 +195,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_assemblers_report_is_read() {
+    fn ptxas_reports_are_parsed() {
         let log = "ptxas info    : 0 bytes gmem\n\
                    ptxas info    : Compiling entry function 'rms_norm' for 'sm_90a'\n\
                    ptxas info    : Function properties for rms_norm\n    \
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn architectures_have_the_compilers_names() {
+    fn architecture_names_match_nvrtc() {
         let named = |major, minor| arch(&Facts { major, minor, ..Facts::on_paper("sm_80") });
         assert_eq!(
             [named(8, 0), named(8, 9), named(9, 0), named(10, 0), named(12, 0)],

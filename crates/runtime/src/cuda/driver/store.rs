@@ -1,17 +1,17 @@
-//! A store on disk for results that only cost time to make again; an entry is whole or absent.
+//! On-disk store for results that can be recomputed; an entry is either complete or absent.
 //!
-//! An entry is written to a file of its own and then renamed, so two processes never see half of one. It carries a
-//! checksum; what does not match counts as missing. A disk that is full or read-only only costs time.
+//! An entry is written to a temporary file and renamed, so that other processes never see a partial one. It carries a checksum;
+//! an entry that does not match counts as missing. A full or read-only disk only costs time.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Changes when the file's form does.
+/// Changes with the file format.
 const MAGIC: &[u8; 8] = b"flatout1";
 const HEADER_BYTES: usize = MAGIC.len() + 16;
 
 pub struct Store {
-    /// `None`: nothing is kept.
+    /// `None` disables the store.
     folder: Option<PathBuf>,
 }
 
@@ -29,12 +29,12 @@ impl Store {
         Store { folder: Some(folder) }
     }
 
-    /// An entry that is there and whole.
+    /// Reads an entry, if it exists and its checksum matches.
     pub fn get(&self, name: &str) -> Option<Vec<u8>> {
         std::fs::read(self.folder.as_ref()?.join(name)).ok().and_then(|bytes| unseal(&bytes))
     }
 
-    /// Keeps an entry, or says in a sentence why not.
+    /// Writes an entry, or explains in a sentence why it cannot.
     pub fn put(&self, name: &str, content: &[u8]) -> Result<(), String> {
         let Some(folder) = &self.folder else { return Ok(()) };
         static NEXT: AtomicU64 = AtomicU64::new(0);
@@ -45,16 +45,16 @@ impl Store {
             .and_then(|()| std::fs::rename(&own, folder.join(name)));
         written.map_err(|why| {
             let _ = std::fs::remove_file(&own);
-            unkept(folder, &why)
+            cannot_store(folder, &why)
         })
     }
 }
 
-fn unkept(folder: &Path, why: &std::io::Error) -> String {
+fn cannot_store(folder: &Path, why: &std::io::Error) -> String {
     format!("nothing is kept in {}: {why}", folder.display())
 }
 
-/// A name for all that an entry depends on. Lengths stand before texts, so that no two lists read alike.
+/// The file name for a key of several texts, each prefixed with its length so that different lists never collide.
 pub fn name<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hash = Fnv::default();
     for text in texts {
@@ -78,7 +78,7 @@ fn unseal(bytes: &[u8]) -> Option<Vec<u8>> {
     (whole && !content.is_empty()).then(|| content.to_vec())
 }
 
-/// FNV-1a of 128 bits: a checksum and a name, not a defence against somebody who writes in the user's own cache.
+/// 128-bit FNV-1a, as checksum and name; no protection against someone who writes to the user's own cache.
 struct Fnv(u128);
 
 impl Default for Fnv {
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_back_and_damage_counts_as_missing() {
+    fn corrupt_entries_count_as_missing() {
         let folder = folder("damage");
         let store = Store::at(folder.clone());
         assert_eq!(store.get("k"), None);
@@ -136,14 +136,14 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// A writer's content for a name: long enough to be written in several pieces.
+    /// The content of an entry, long enough to be written in several pieces.
     fn content(entry: usize) -> Vec<u8> {
         (0..300_000 + entry).map(|i| (i * 31 + entry) as u8).collect()
     }
 
     const CHILD: &str = "FLATOUT_TEST_STORE";
 
-    /// This test again in another process, as the child that `job` names.
+    /// Runs a test again in a child process, with `folder` in the variable `CHILD`.
     fn child(command: &mut Command, test: &str, folder: &Path) -> Child {
         let command =
             command.args(["--exact", &format!("cuda::driver::store::tests::{test}"), "--nocapture"]);
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_that_write_the_same_entries_never_show_half_of_one() {
+    fn concurrent_writers_never_expose_partial_entries() {
         const ENTRIES: usize = 3;
         let name = |entry: usize| format!("entry-{entry}");
         if let Some(folder) = std::env::var_os(CHILD) {
@@ -166,7 +166,7 @@ mod tests {
             return;
         }
         let folder = folder("processes");
-        let test = "processes_that_write_the_same_entries_never_show_half_of_one";
+        let test = "concurrent_writers_never_expose_partial_entries";
         let mut writers: Vec<Child> =
             (0..2).map(|_| child(&mut Command::new(this_program()), test, &folder)).collect();
         let store = Store::at(folder.clone());
@@ -174,7 +174,7 @@ mod tests {
         while running {
             running = writers.iter_mut().any(|writer| writer.try_wait().unwrap().is_none());
             for entry in 0..ENTRIES {
-                // The file itself, so that a half is told from one that is missing.
+                // Reads the file itself, to tell a partial entry from a missing one.
                 let Ok(bytes) = std::fs::read(folder.join(name(entry))) else { continue };
                 assert!(unseal(&bytes).is_some_and(|got| got == content(entry)), "entry {entry} is torn");
                 seen += 1;
@@ -190,9 +190,9 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// A process whose files may not grow stands for a full disk: every write fails after the file was made.
+    /// Simulates a full disk by a process with a file size limit: every write fails after the file was created.
     #[test]
-    fn a_full_disk_costs_a_note_and_leaves_nothing() {
+    fn a_full_disk_gives_a_note_and_no_entry() {
         if let Some(folder) = std::env::var_os(CHILD) {
             let store = Store::at(PathBuf::from(&folder));
             let note = store.put("k", b"content").unwrap_err();
@@ -205,14 +205,14 @@ mod tests {
         let limited = r#"trap "" XFSZ; ulimit -f 0; exec "$0" "$@""#;
         let mut command = Command::new("sh");
         let command = command.args(["-c", limited]).arg(this_program());
-        let done = child(command, "a_full_disk_costs_a_note_and_leaves_nothing", &folder);
+        let done = child(command, "a_full_disk_gives_a_note_and_no_entry", &folder);
         let done = done.wait_with_output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         std::fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
-    fn a_folder_that_cannot_be_made_costs_a_note() {
+    fn an_unwritable_folder_gives_a_note() {
         let file = folder("file");
         std::fs::write(&file, "in the way").unwrap();
         let note = Store::at(file.join("part")).put("k", b"content").unwrap_err();

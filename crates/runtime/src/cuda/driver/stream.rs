@@ -12,7 +12,7 @@ const CU_EVENT_DEFAULT: c_uint = 0;
 const CU_EVENT_DISABLE_TIMING: c_uint = 2;
 const CUDA_ERROR_NOT_READY: c_int = 600;
 
-/// A stream that does not wait for the default stream.
+/// A stream that does not synchronise with the default stream.
 pub struct OwnedStream {
     driver: &'static Driver,
     raw: Handle,
@@ -34,15 +34,15 @@ impl OwnedStream {
         self.driver.synchronize(self.get())
     }
 
-    /// Records what `enqueue` puts on the stream instead of running it.
+    /// Captures what `enqueue` puts on the stream instead of running it.
     pub fn capture(&self, enqueue: impl FnOnce(Stream) -> Result<(), CudaError>) -> Result<Graph, CudaError> {
         let driver = self.driver;
         let mode = CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is alive and, being ours alone, not capturing.
+        // SAFETY: the stream is alive and, as it is not shared, not capturing.
         driver.ok(unsafe { (driver.capture_begin)(self.raw, mode) }, "cuStreamBeginCapture")?;
         let enqueued = enqueue(self.get());
         let mut graph = null_mut();
-        // SAFETY: writes one handle; the capture began above and must end even when enqueuing failed.
+        // SAFETY: writes one handle; the capture began above and must be ended even if enqueuing failed.
         let ended = driver.ok(unsafe { (driver.capture_end)(self.raw, &mut graph) }, "cuStreamEndCapture");
         let captured = enqueued.and(ended);
         let mut exec = null_mut();
@@ -52,7 +52,7 @@ impl OwnedStream {
             driver.ok(status, "cuGraphInstantiateWithFlags")
         });
         if !graph.is_null() {
-            // SAFETY: the executable graph keeps nothing of its template.
+            // SAFETY: the executable graph does not depend on its template.
             unsafe { (driver.graph_destroy)(graph) };
         }
         made?;
@@ -65,7 +65,7 @@ impl OwnedStream {
 
 impl Drop for OwnedStream {
     fn drop(&mut self) {
-        // SAFETY: created in `new`; work still on it finishes first.
+        // SAFETY: created in `new`; pending work completes first.
         unsafe { (self.driver.stream_destroy)(self.raw) };
     }
 }
@@ -78,7 +78,7 @@ pub struct Graph {
 
 impl Graph {
     pub fn launch(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: the graph is alive, and so is what it was captured from: the session owns both.
+        // SAFETY: the graph is alive, as is all that it was captured from: the session owns both.
         self.driver.ok(unsafe { (self.driver.graph_launch)(self.exec, stream.0) }, "cuGraphLaunch")
     }
 }
@@ -96,19 +96,18 @@ pub struct Event {
     raw: Handle,
 }
 
-// SAFETY: the driver's calls are thread-safe, and an event is a handle any thread may pass to them where its context
-// is current.
+// SAFETY: the driver's calls are thread-safe, and an event may be used on any thread where its context is current.
 unsafe impl Send for Event {}
 // SAFETY: as above.
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event with a time.
+    /// An event with timing.
     pub fn new(driver: &'static Driver) -> Result<Event, CudaError> {
         Event::with_flags(driver, CU_EVENT_DEFAULT)
     }
 
-    /// An event that only orders, which costs the streams less.
+    /// An event without timing, which costs the streams less.
     pub fn untimed(driver: &'static Driver) -> Result<Event, CudaError> {
         Event::with_flags(driver, CU_EVENT_DISABLE_TIMING)
     }
@@ -120,8 +119,7 @@ impl Event {
         Ok(Event { driver, raw })
     }
 
-    /// Makes later work on `stream` wait, on the device, for what was recorded last; for nothing where nothing
-    /// was. Recording again later does not move a wait that is enqueued already.
+    /// Makes later work on `stream` wait on the device for the most recent record, if any. Later records do not move the wait.
     pub fn hold(&self, stream: Stream) -> Result<(), CudaError> {
         // SAFETY: both are alive; the flags are the header's default.
         self.driver.ok(unsafe { (self.driver.stream_wait)(stream.0, self.raw, 0) }, "cuStreamWaitEvent")
@@ -132,13 +130,13 @@ impl Event {
         self.driver.ok(unsafe { (self.driver.event_record)(self.raw, stream.0) }, "cuEventRecord")
     }
 
-    /// Waits until what was recorded is done; at once where nothing was.
+    /// Waits for the most recent record to complete; returns at once if there is none.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         // SAFETY: alive.
         self.driver.ok(unsafe { (self.driver.event_synchronize)(self.raw) }, "cuEventSynchronize")
     }
 
-    /// Whether what was recorded is done, without waiting.
+    /// Whether the most recent record has completed; does not wait.
     pub fn is_reached(&self) -> Result<bool, CudaError> {
         // SAFETY: alive.
         match unsafe { (self.driver.event_query)(self.raw) } {
@@ -147,7 +145,7 @@ impl Event {
         }
     }
 
-    /// Waits for `end` and gives the time between.
+    /// Waits for `end` and returns the milliseconds since this event.
     pub fn elapsed_ms(&self, end: &Event) -> Result<f64, CudaError> {
         end.synchronize()?;
         let mut ms = 0.0;

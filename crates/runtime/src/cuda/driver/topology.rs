@@ -1,8 +1,8 @@
-//! How the GPUs of a machine are linked with one another, as NVML tells it.
+//! Links between the GPUs of a machine, as reported by NVML.
 //!
-//! NVML is asked once, for facts alone (`read`); what two GPUs are linked by follows from these (`Topology::path`), and so can be
-//! checked with facts of machines that are not here. The generation of NVLink is the one of the GPU's architecture: the number
-//! that NVML gives for it changed its meaning between drivers.
+//! `read` queries NVML once, for raw facts; `Topology::path` derives the link of two GPUs from them, so that it can be tested
+//! with facts of other machines. The NVLink generation is derived from the GPU's architecture, because the number that NVML
+//! reports changed its meaning between drivers.
 
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::fmt;
@@ -14,27 +14,27 @@ use super::library::Library;
 use super::links;
 use crate::cuda::context::CudaError;
 
-/// A GPU, and what attaches it to others.
+/// A GPU, and how it is attached to others.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Attachment {
-    /// `0000:1b:00.0`.
+    /// PCI address: `0000:1b:00.0`.
     pub pci: String,
-    /// The generation of its NVLinks; `None` where the architecture has none, or is not known.
+    /// NVLink generation; `None` if the architecture has none or is unknown.
     pub nvlink: Option<u32>,
-    /// The other ends of the NVLinks that are up.
+    /// The remote ends of active NVLinks.
     pub ends: Vec<End>,
-    /// The best that the GPU and its slot both do; an idle GPU may be slower for the moment.
+    /// The best that both the GPU and its slot support; an idle GPU may currently run slower.
     pub pcie: Option<Pcie>,
 }
 
-/// The other end of an NVLink.
+/// The remote end of an NVLink.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum End {
     /// The GPU at this address.
     Gpu(String),
-    /// A switch, through which every other GPU at a switch is reached.
+    /// An NVSwitch, which reaches every other GPU attached to a switch.
     Switch,
-    /// NVML does not tell, as in virtual machines.
+    /// NVML does not report it, as in virtual machines.
     Unknown,
 }
 
@@ -44,17 +44,17 @@ pub struct Pcie {
     pub width: u32,
 }
 
-/// Facts about two GPUs that neither has alone; `None` where NVML does not tell.
+/// Facts about a pair of GPUs; `None` where NVML does not report them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Between {
     /// Whether each can read the other's memory.
     pub peers: Option<bool>,
-    /// Whether they can by NVLink.
+    /// Whether they can do so over NVLink.
     pub nvlink: Option<bool>,
     pub meet: Option<Meet>,
 }
 
-/// Where the ways of two GPUs to the host meet.
+/// The closest common ancestor of two GPUs on their paths to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Meet {
     Board,
@@ -66,7 +66,7 @@ pub enum Meet {
 }
 
 impl Meet {
-    /// Of `nvmlGpuTopologyLevel_t`.
+    /// Converts `nvmlGpuTopologyLevel_t`.
     fn of(level: c_uint) -> Option<Meet> {
         Some(match level {
             0 => Meet::Board,
@@ -88,36 +88,36 @@ pub enum Path {
     Unknown,
 }
 
-/// The parts of the host that bytes over PCIe pass.
+/// What PCIe traffic passes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// Switches at most: GPUs reach one another directly.
+    /// Only switches: GPUs reach each other directly.
     Switches,
-    /// The host's memory.
+    /// Host memory.
     Host,
-    /// The host's memory and the connection of its sockets.
+    /// Host memory and the interconnect between sockets.
     Sockets,
 }
 
-/// The GPUs of a machine in the order of the driver, and how each two are linked.
+/// The GPUs of a machine in driver order, and the facts about each pair.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Topology {
     pub gpus: Vec<Attachment>,
-    /// By two indices of `gpus`.
+    /// Indexed by two indices of `gpus`.
     pub between: Vec<Vec<Between>>,
 }
 
 impl Topology {
-    /// The path between two of the GPUs.
+    /// The path between two GPUs.
     pub fn path(&self, a: usize, b: usize) -> Path {
         let (one, other, between) = (&self.gpus[a], &self.gpus[b], self.between[a][b]);
         let to_switch = |gpu: &Attachment| gpu.ends.iter().filter(|end| **end == End::Switch).count();
         let to_other = one.ends.iter().filter(|end| **end == End::Gpu(other.pci.clone())).count();
         let told = to_other + to_switch(one).min(to_switch(other));
         let links = match between.nvlink {
-            // All there are, where nobody says where they lead.
+            // If the remote ends are hidden, all links count.
             Some(true) if told == 0 => one.ends.len().min(other.ends.len()),
-            // Links that lead nowhere now, as without the service that runs the switches.
+            // Links that currently lead nowhere, for example without the fabric manager.
             Some(false) => 0,
             _ => told,
         };
@@ -135,8 +135,8 @@ impl Topology {
         Path::Pcie { pcie, over }
     }
 
-    /// The link by which exchanges among the first GPUs are predicted: the slowest path that two of them have. `None` where there
-    /// are not two, or not as many as are asked for, or a path is not known.
+    /// The link used to predict exchanges among the first `gpus` GPUs: the slowest path between any two of them. `None` with
+    /// fewer than two GPUs, with fewer than requested, or if a path is unknown.
     pub fn link(&self, gpus: usize) -> Option<Link> {
         if gpus > self.gpus.len() {
             return None;
@@ -148,7 +148,7 @@ impl Topology {
 }
 
 impl Path {
-    /// The row of the table of links, with fewer bytes a second where there are fewer links or lanes than it counts on.
+    /// The row of the link table, with bandwidth scaled down if there are fewer links or lanes than the row assumes.
     pub fn link(self) -> Option<Link> {
         let (row, count, full) = match self {
             Path::NvLink { generation: Some(generation), links } => {
@@ -167,7 +167,7 @@ impl Path {
         Some(Link { name, bytes_per_second, ..link.clone() })
     }
 
-    /// The legend of what `Display` writes; `None` for what needs none.
+    /// Legend for the output of `Display`; `None` if it needs none.
     pub fn legend(self) -> Option<&'static str> {
         Some(match self {
             Path::NvLink { .. } => return None,
@@ -213,7 +213,7 @@ impl fmt::Display for Attachment {
     }
 }
 
-/// The generation of NVLink that an architecture has.
+/// The NVLink generation of an architecture.
 pub fn nvlink_of(major: u32, minor: u32) -> Option<u32> {
     match (major, minor) {
         (8, 0 | 6) => Some(3),
@@ -223,7 +223,7 @@ pub fn nvlink_of(major: u32, minor: u32) -> Option<u32> {
     }
 }
 
-/// As many NVLinks as NVML counts on a GPU, at most.
+/// Maximum number of NVLinks per GPU in NVML.
 const NVLINKS: c_uint = 18;
 /// `nvmlGpuP2PCapsIndex_t`.
 const P2P_READ: c_int = 0;
@@ -245,8 +245,8 @@ struct PciInfo {
 
 type Device = *mut c_void;
 
-/// The entry points that `read` asks. Those after `find` are missing in some drivers.
-struct Asked {
+/// The NVML entry points used by `read`. Those after `find` are missing in some drivers.
+struct NvmlCalls {
     find: unsafe extern "C" fn(*const c_char, *mut Device) -> c_int,
     state: Option<unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int>,
     remote_type: Option<unsafe extern "C" fn(Device, c_uint, *mut c_uint) -> c_int>,
@@ -257,12 +257,12 @@ struct Asked {
     ancestor: Option<unsafe extern "C" fn(Device, Device, *mut c_uint) -> c_int>,
 }
 
-/// Asks NVML about the GPUs at these addresses, each with the generation of NVLink that its architecture has.
+/// Queries NVML for the GPUs at these addresses, each paired with the NVLink generation of its architecture.
 pub fn read(library: &'static Library, gpus: &[(String, Option<u32>)]) -> Result<Topology, CudaError> {
     type Status = unsafe extern "C" fn() -> c_int;
-    // SAFETY: the signatures are the header's for these symbols.
-    let (init, shutdown, asked): (Status, Status, Asked) = unsafe {
-        let asked = Asked {
+    // SAFETY: the signatures are those of the header for these symbols.
+    let (init, shutdown, calls): (Status, Status, NvmlCalls) = unsafe {
+        let calls = NvmlCalls {
             find: library.symbol("nvmlDeviceGetHandleByPciBusId_v2")?,
             state: library.symbol("nvmlDeviceGetNvLinkState").ok(),
             remote_type: library.symbol("nvmlDeviceGetNvLinkRemoteDeviceType").ok(),
@@ -272,27 +272,27 @@ pub fn read(library: &'static Library, gpus: &[(String, Option<u32>)]) -> Result
             peers: library.symbol("nvmlDeviceGetP2PStatus").ok(),
             ancestor: library.symbol("nvmlDeviceGetTopologyCommonAncestor").ok(),
         };
-        (library.symbol("nvmlInit_v2")?, library.symbol("nvmlShutdown")?, asked)
+        (library.symbol("nvmlInit_v2")?, library.symbol("nvmlShutdown")?, calls)
     };
-    // SAFETY: takes nothing; matched by one shutdown below.
+    // SAFETY: takes no argument; matched by one shutdown below.
     match unsafe { init() } {
         0 => {}
         status => return Err(CudaError::status("nvmlInit", status)),
     }
-    let read = asked.topology(gpus);
-    // SAFETY: ends what began above; no handle is used after it.
+    let read = calls.topology(gpus);
+    // SAFETY: matches the start above; no handle is used after it.
     unsafe { shutdown() };
     read
 }
 
-impl Asked {
+impl NvmlCalls {
     fn topology(&self, gpus: &[(String, Option<u32>)]) -> Result<Topology, CudaError> {
         let mut handles = vec![];
         for (pci, _) in gpus {
             let address =
                 CString::new(&pci[..]).map_err(|_| CudaError::new("a PCI address holds a zero byte"))?;
             let mut device = null_mut();
-            // SAFETY: reads a string that ends in zero and writes one handle.
+            // SAFETY: reads a zero-terminated string and writes one handle.
             match unsafe { (self.find)(address.as_ptr(), &mut device) } {
                 0 => handles.push(device),
                 status => return Err(CudaError::status("nvmlDeviceGetHandleByPciBusId", status)),
@@ -332,7 +332,7 @@ impl Asked {
         let mut info =
             PciInfo { legacy: [0; 16], domain: 0, bus: 0, device: 0, ids: [0; 2], address: [0; 32] };
         let call = self.remote_pci?;
-        // SAFETY: the handle is valid until the shutdown; writes one struct of the header's layout.
+        // SAFETY: the handle is valid until the shutdown; writes one struct with the header's layout.
         let is_told = unsafe { call(device, link, &mut info) } == 0;
         is_told.then(|| address(info.domain, info.bus, info.device))
     }
@@ -364,7 +364,7 @@ impl Asked {
     }
 }
 
-/// As the driver writes it: `0000:1b:00.0`.
+/// Formats a PCI address as the driver does: `0000:1b:00.0`.
 fn address(domain: u32, bus: u32, device: u32) -> String {
     format!("{domain:04x}:{bus:02x}:{device:02x}.0")
 }

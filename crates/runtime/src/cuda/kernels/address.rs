@@ -1,4 +1,4 @@
-//! Addresses of elements: strides become constants of the source, and decide the width of vector accesses.
+//! Element addresses: strides become constants in the source, and determine the width of vector accesses.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use flatout_ir::types::DType;
 /// The widest access of a thread.
 const ACCESS_BYTES: usize = 16;
 
-/// The axes of a tensor joined where they step evenly, outermost first: (extent, step).
+/// The axes of a tensor, outermost first, as (extent, stride); axes with compatible strides are merged.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Walk {
     axes: Vec<(usize, usize)>,
@@ -32,24 +32,24 @@ impl Walk {
         Walk::new(&view.dims, &view.strides)
     }
 
-    /// All axes but the last: where rows begin.
+    /// All axes but the last, to address the start of a row.
     pub fn rows(view: &View) -> Walk {
         let outer = view.dims.len().saturating_sub(1);
         Walk::new(&view.dims[..outer], &view.strides[..outer])
     }
 
-    /// All axes but the first: where the elements of a row of the first axis lie.
+    /// All axes but the first, to address the elements within a row of the first axis.
     pub fn inner(view: &View) -> Walk {
         Walk::new(&view.dims[1..], &view.strides[1..])
     }
 
-    /// The innermost extent and step.
+    /// The innermost extent and stride.
     pub fn last(&self) -> (usize, usize) {
         self.axes.last().copied().unwrap_or((1, 1))
     }
 
-    /// A device function of the element's place in row-major order; the outermost extent is no part of it, so tensors
-    /// that differ in it alone share a source.
+    /// Generates a device function that maps an element's row-major index to its offset. The outermost extent does not appear
+    /// in it, so tensors that differ only in that share a source.
     pub fn function(&self, name: &str, index: &str) -> String {
         let mut text = format!("__device__ __forceinline__ i64 {name}({index} e) {{\n    i64 at = 0;\n");
         for (i, (n, step)) in self.axes.iter().enumerate().rev() {
@@ -62,7 +62,7 @@ impl Walk {
         text + "    return at;\n}\n"
     }
 
-    /// Whether `width` neighbouring elements from any multiple of `width` on lie side by side, aligned for one access.
+    /// Whether any `width` elements from a multiple of `width` are contiguous and aligned for a single access.
     pub fn takes(&self, width: usize, dtype: DType, offset: usize) -> bool {
         let access = (width * dtype.bytes()).min(ACCESS_BYTES);
         let (n, step) = self.last();
@@ -77,22 +77,22 @@ impl Walk {
 
 /// The index type for a number of elements.
 pub fn index_type(elements: usize) -> &'static str {
-    // Threads behind the last element still compute their place.
+    // Threads past the last element still compute an address.
     if elements < 1 << 31 { "u32" } else { "u64" }
 }
 
-/// Elements that fill an access in the narrowest of some types.
+/// Elements per access of the narrowest of the types.
 pub fn most(views: &[&View]) -> usize {
     views.iter().map(|v| ACCESS_BYTES / v.dtype.bytes()).max().unwrap_or(1)
 }
 
-/// The most elements, up to `most`, that a thread may take of every view as one vector each.
+/// The largest number of elements, up to `most`, that a thread may access as one vector in every view.
 pub fn width(views: &[&View], most: usize) -> usize {
     let takes = |width: usize| views.iter().all(|v| Walk::of(v).takes(width, v.dtype, v.offset));
     widths(most).find(|w| takes(*w)).unwrap_or(1)
 }
 
-/// The same within rows of `extent` elements.
+/// As `width`, within rows of `extent` elements.
 pub fn row_width(views: &[&View], extent: usize) -> usize {
     let takes = |width: usize| {
         extent.is_multiple_of(width) && views.iter().all(|v| Walk::of(v).takes(width, v.dtype, v.offset))
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_join_where_they_step_evenly() {
+    fn axes_with_compatible_strides_are_merged() {
         assert_eq!(Walk::new(&[4, 1, 6], &[6, 99, 1]).axes, [(24, 1)]);
         assert_eq!(Walk::new(&[5, 2, 3], &[18, 3, 1]).axes, [(5, 18), (6, 1)]);
         assert_eq!(Walk::new(&[4, 6], &[0, 0]).axes, [(24, 0)]);
@@ -128,7 +128,7 @@ mod tests {
         assert_eq!(wide(&view(0, &[4, 16], &[18, 1])), 2);
         assert_eq!(wide(&view(0, &[4, 16], &[17, 1])), 1);
         assert_eq!(wide(&view(0, &[4, 16], &[1, 4])), 1);
-        // A dense tensor is one run, but rows of 12 allow vectors of 4.
+        // A dense tensor is one run, but rows of 12 elements allow vectors of 4.
         assert_eq!(
             (wide(&view(0, &[4, 12], &[12, 1])), row_width(&[&view(0, &[4, 12], &[12, 1])], 12)),
             (8, 4)
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_outermost_extent_is_no_part_of_the_source() {
+    fn sources_do_not_depend_on_the_outermost_extent() {
         let at = |rows| Walk::of(&view(0, &[rows, 5], &[8, 1])).function("at", "u32");
         assert_eq!(at(3), at(7));
         assert!(at(3).contains("at += (i64)(e % 5u) * 1;\n    e /= 5u;\n    at += (i64)e * 8;"), "{}", at(3));

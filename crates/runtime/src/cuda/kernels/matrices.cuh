@@ -1,5 +1,5 @@
-// Loads and stores of 8 x 8 matrices of 16-bit elements between shared memory and fragments (ldmatrix, stmatrix): lanes 8 i .. 8
-// i + 7 give the addresses of the rows of matrix i.
+// Loads and stores of 8 x 8 matrices of 16-bit elements between shared memory and fragments (ldmatrix, stmatrix): lanes 8 i ..
+// 8 i + 7 give the addresses of the rows of matrix i.
 
 // Loads four matrices.
 __device__ __forceinline__ void ldmatrix(u32 (&to)[4], u32 from) {

@@ -1,4 +1,4 @@
-//! The kernels of the CUDA backend: one folder per group of operations, and the table of every kernel.
+//! The kernels of the CUDA backend, in a folder per group of operations, and the table of all kernels.
 
 mod address;
 pub mod attention;
@@ -8,7 +8,7 @@ mod stage;
 mod timing;
 
 pub mod elementwise {
-    //! Elementwise functions, alone, in fused regions and beside what they are fused with.
+    //! Elementwise functions, alone, in fused regions and fused with other operations.
 
     pub mod bundle;
     pub mod dequantize;
@@ -20,7 +20,7 @@ pub mod elementwise {
 }
 
 pub mod movement {
-    //! Data movement on the GPU: copies, rows by index, parts of images.
+    //! Data movement on the GPU: copies, indexed rows, image crops.
 
     pub mod copy;
     pub mod index;
@@ -45,7 +45,7 @@ pub mod optimizers {
 }
 
 pub mod products {
-    //! Matrix products on the GPU: through cuBLASLt or kernels of ours, with epilogues, through adapters, and into the loss.
+    //! Matrix products on the GPU: cuBLASLt and our kernels, epilogues, adapters, and the fused output head and loss.
 
     pub mod activated_product;
     pub mod choice;
@@ -59,7 +59,7 @@ pub mod products {
 }
 
 pub mod reductions {
-    //! Reductions along one axis on the GPU, the sums of partial sums, and tokens drawn from rows of logits.
+    //! Reductions along one axis on the GPU, sums of partial sums, and sampling of tokens from logits.
 
     pub mod partial_sums;
     pub mod reduce;
@@ -68,7 +68,7 @@ pub mod reductions {
 
 use super::context::Kernel;
 
-/// Every kernel of this backend, by file. Of two rows for one operation and type the first is taken.
+/// All kernels of this backend, by file. Of two rows for one operation and type the first is used.
 pub const KERNELS: &[&[Kernel]] = &[
     optimizers::adamw::KERNELS,
     optimizers::adamw8::KERNELS,
@@ -98,7 +98,6 @@ pub const KERNELS: &[&[Kernel]] = &[
     products::thin_product::KERNELS,
 ];
 
-/// The kernel of a name.
 pub fn kernel(name: &str) -> Option<&'static Kernel> {
     KERNELS.iter().copied().flatten().find(|k| k.row.name == name)
 }
@@ -108,7 +107,7 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// Plans compile for either backend: what the CPU runs, in every type, a GPU runs too.
+    /// Plans compile for either backend: a GPU supports every operation and type that the CPU supports.
     #[test]
     fn every_operation_and_type_of_the_cpu_has_a_kernel() {
         let rows = || KERNELS.iter().copied().flatten().map(|k| &k.row);

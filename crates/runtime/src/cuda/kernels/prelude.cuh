@@ -1,6 +1,6 @@
-// Shared by all kernels: element types, vectors of them, sums over threads, the activations.
-// Arithmetic is in f32; bf16 is rounded to nearest even. Pointers may alias exactly (in place), so nothing is
-// __restrict__: a thread reads all its elements before it writes any.
+// Shared by all kernels: element types, vectors of them, sums over threads, activations. Arithmetic is f32; bf16 is rounded to
+// nearest even. Pointers may alias exactly (in place), so nothing is __restrict__: a thread reads all it needs before it
+// writes.
 
 typedef unsigned char u8;
 typedef unsigned short u16;
@@ -12,7 +12,7 @@ struct bf16 {
     u16 bits;
 };
 
-// 8-bit floats of 4 + 3 and 5 + 2 bits.
+// 8-bit floats with 4 + 3 and 5 + 2 bits of exponent and mantissa.
 struct e4m3 {
     u8 bits;
 };
@@ -24,7 +24,7 @@ __device__ __forceinline__ float f32(float x) { return x; }
 __device__ __forceinline__ float f32(u8 x) { return (float)x; }
 __device__ __forceinline__ float f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
 
-// Exponent and mantissa where f32 has them, brought to f32's range by a power of two: exact, also below the least exponent.
+// Places exponent and mantissa where f32 has them and rescales by a power of two: exact, also for subnormals.
 __device__ __forceinline__ float f32(e4m3 x) {
     u32 size = x.bits & 0x7fu;
     float y = size == 0x7fu ? __uint_as_float(0x7fc00000u) : __uint_as_float(size << 20) * 0x1p120f;
@@ -50,7 +50,7 @@ template <> struct As<bf16> {
 };
 
 #if __CUDA_ARCH__ >= 890
-// Rounds to nearest even; values that are too large become the largest finite value.
+// Rounds to nearest even and saturates at the largest finite value.
 template <> struct As<e4m3> {
     static __device__ __forceinline__ e4m3 of(float x) {
         u16 pair;
@@ -67,7 +67,7 @@ template <> struct As<e5m2> {
 };
 #endif
 
-// Two bf16 in a word, the first one low.
+// Packs two bf16 into a word, the first in the low half.
 __device__ __forceinline__ u32 bf16x2(float low, float high) {
     u32 word;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
@@ -77,7 +77,7 @@ __device__ __forceinline__ u32 bf16x2(float low, float high) {
 // The value after a round trip through Element.
 template <class Element> __device__ __forceinline__ float rounded(float x) { return f32(As<Element>::of(x)); }
 
-// Elements side by side, kept as they lie in memory and moved in accesses of at most 16 bytes.
+// Contiguous elements in their memory format, moved in accesses of at most 16 bytes.
 template <int Bytes> struct Word;
 template <> struct Word<1> { typedef u8 type; };
 template <> struct Word<2> { typedef u16 type; };
@@ -148,7 +148,7 @@ template <int Size> __device__ __forceinline__ void put(Pack<bf16, Size>& p, con
 
 #define ALL_LANES 0xffffffffu
 
-// The sum over Width neighbouring lanes, the same bits in each: additions commute, and every lane adds in the same tree.
+// Sum over Width neighbouring lanes, with the same bits in each: addition commutes, and every lane uses the same tree.
 template <int Width> __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
     for (int o = Width / 2; o > 0; o /= 2) x += __shfl_xor_sync(ALL_LANES, x, o);
@@ -157,7 +157,7 @@ template <int Width> __device__ __forceinline__ float lanes_sum(float x) {
 
 __device__ __forceinline__ float infinity() { return __uint_as_float(0x7f800000u); }
 
-// By the hardware's exponential and reciprocal, each within 2 units of the last place.
+// Uses the hardware's exponential and reciprocal, each within 2 ulp.
 __device__ __forceinline__ float sigmoid(float x) {
     float e, y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-1.44269504f * x));
@@ -168,7 +168,7 @@ __device__ __forceinline__ float sigmoid(float x) {
 #define GELU_INNER 0.797884560802865f
 #define GELU_CUBIC 0.044715f
 
-// 1 + tanh(u) = 2 sigmoid(2 u) keeps its digits where tanh is near -1.
+// 1 + tanh(u) = 2 sigmoid(2 u) keeps its precision where tanh is near -1.
 __device__ __forceinline__ float gelu_gate(float x) {
     return sigmoid(2.0f * GELU_INNER * x * fmaf(GELU_CUBIC * x, x, 1.0f));
 }
@@ -184,9 +184,9 @@ __device__ __forceinline__ float gelu_slope(float x) {
     float inner = 2.0f * GELU_INNER * fmaf(3.0f * GELU_CUBIC * x, x, 1.0f);
     return s * fmaf(x * inner, 1.0f - s, 1.0f);
 }
-// The exact form, by the normal distribution: its share below x, and e = exp(-x^2 / 2), which its density is made of. The
-// share beyond |x| is e times a polynomial of t = 1 / (1 + 0.3 |x|), fitted to 1e-7 of itself up to |x| = 12, where
-// it is 2e-33; a library's function costs so much that GELU took twice as long as its bytes.
+// Exact GELU from the normal distribution: its cumulative probability at x, and e = exp(-x^2 / 2), from which its density
+// follows. The probability beyond |x| is e times a polynomial in t = 1 / (1 + 0.3 |x|), fitted with relative error 1e-7 up to
+// |x| = 12, where it is 2e-33; a library function is so expensive that GELU took twice as long as its memory traffic.
 __device__ __forceinline__ float normal_share(float x, float& e) {
     float t = __fdividef(1.0f, fmaf(0.3f, fabsf(x), 1.0f));
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-0.72134752f * x * x));
@@ -210,18 +210,18 @@ __device__ __forceinline__ float gelu_exact_slope(float x) {
     return fmaf(0.398942280f * x, e, share);
 }
 
-// Half turns in [-1, 1], reduced in f64: the sine and cosine of an angle without the slow path for large arguments.
+// Reduces to half turns in [-1, 1] in f64: sine and cosine without the slow path for large arguments.
 __device__ __forceinline__ float half_turns(double t) { return (float)(t - 2.0 * rint(0.5 * t)); }
 
-// A value computed in f64 as an i32: towards zero, at the ends where it does not fit, 0 for a NaN.
+// Converts a value computed in f64 to i32: truncates, saturates, and maps NaN to 0.
 __device__ __forceinline__ int whole(double x) { return x == x ? (int)x : 0; }
 
 __device__ __forceinline__ float is_finite(float x) {
     return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u ? 1.0f : 0.0f;
 }
 
-// The least power of two by which a tensor of this largest magnitude fits an 8-bit type that reaches 1.75 times 2^top; 1
-// where nothing is known of it.
+// The smallest power of two by which a tensor of this largest magnitude fits an 8-bit type whose maximum is 1.75 times 2^top; 1
+// if the magnitude is unknown.
 __device__ __forceinline__ float fp8_scale(float amax, u32 top) {
     if (!(amax > 0.0f) || is_finite(amax) == 0.0f) return 1.0f;
     u32 exponent = (__float_as_uint(amax) + 0x1fffffu) >> 23;

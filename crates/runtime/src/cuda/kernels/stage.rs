@@ -1,14 +1,13 @@
 //! A stage: one launch of one of our kernels before addresses are known.
 //!
-//! It has a source, a grid and arguments. Most operations are a short list of stages; sources and work both follow from
-//! it.
+//! It has a source, a grid and arguments. Most operations are a short list of stages, which give both sources and work.
 
 use flatout_ir::View;
 use flatout_ir::types::DType;
 
 use crate::cuda::context::{Arg, CudaError, Prepare, Source, Work, launch, sequence};
 
-/// The beginning of every source of ours.
+/// Prepended to all our sources.
 pub const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// The counter-based generator Philox, for kernels that draw random numbers.
@@ -31,7 +30,7 @@ pub struct Stage {
     pub entry: &'static str,
     /// Blocks along x and y.
     pub grid: [u32; 2],
-    /// Threads a block.
+    /// Threads per block.
     pub block: u32,
     pub args: Vec<Value>,
 }
@@ -39,9 +38,9 @@ pub struct Stage {
 /// A kernel argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Value {
-    /// A byte of the arena.
+    /// Offset of a byte in the arena.
     At(usize),
-    /// A tensor the kernel was compiled without.
+    /// Null pointer for a tensor that the kernel was compiled without.
     Nothing,
     I32(i32),
     I64(i64),
@@ -59,12 +58,12 @@ pub fn at_or_nothing(view: Option<&View>) -> Value {
     view.map_or(Value::Nothing, at)
 }
 
-/// The sources of an operation's stages. Stages that cannot be launched have none; `prepare` says why.
+/// The sources of an operation's stages. Stages that cannot be launched have none; `prepare` reports why.
 pub fn sources(stages: Stages) -> Vec<Source> {
     stages.unwrap_or_default().into_iter().map(|stage| stage.source).collect()
 }
 
-/// The stages in order, with addresses.
+/// Resolves the stages to work, in order.
 pub fn prepare(stages: Stages, prepare: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
     let start = View { offset: 0, dtype: DType::F32, dims: vec![], strides: vec![] };
     let arena = prepare.address(&start);
@@ -75,7 +74,7 @@ pub fn prepare(stages: Stages, prepare: &Prepare<'_>) -> Result<Box<dyn Work>, C
             Value::I32(x) => Arg::I32(x),
             Value::I64(x) => Arg::I64(x),
             Value::F32(x) => Arg::F32(x),
-            // Eight bytes are eight bytes.
+            // Only the eight bytes matter.
             Value::F64(x) => Arg::I64(x.to_bits() as i64),
         });
         let function = prepare.function(&stage.source, stage.entry)?;
@@ -84,7 +83,7 @@ pub fn prepare(stages: Stages, prepare: &Prepare<'_>) -> Result<Box<dyn Work>, C
     Ok(sequence(stages?.into_iter().map(resolve).collect::<Result<_, CudaError>>()?))
 }
 
-/// A source in the making: constants as defines, address functions as text before the kernel's own.
+/// A source under construction: constants as defines, and address functions as text before the kernel's own.
 pub struct Draft {
     name: &'static str,
     functions: String,
@@ -101,7 +100,7 @@ impl Draft {
         self
     }
 
-    /// A 0 or 1 that the source asks with `#if`.
+    /// A 0 or 1 that the source tests with `#if`.
     pub fn flag(self, name: &str, is: bool) -> Draft {
         self.define(name, is as u8)
     }
@@ -122,7 +121,7 @@ impl Draft {
     }
 }
 
-/// The element type in the sources.
+/// The name of an element type in the sources.
 pub fn c_type(dtype: DType) -> &'static str {
     match dtype {
         DType::F32 => "float",
@@ -153,14 +152,14 @@ pub fn blocks(items: usize, items_a_block: usize) -> Result<u32, CudaError> {
         .map_err(|_| CudaError::new(format!("{blocks} blocks are more than a grid holds")))
 }
 
-/// A count that a kernel keeps in 32 bits.
+/// A count that a kernel stores in 32 bits.
 pub fn count32(what: &str, n: usize) -> Result<Value, CudaError> {
     i32::try_from(n)
         .map(Value::I32)
         .map_err(|_| CudaError::new(format!("{n} {what} are more than the 2147483647 the kernel counts")))
 }
 
-/// A count of the type `address::index_type` names.
+/// A count of the type that `address::index_type` names.
 pub fn count(index: &str, n: usize) -> Value {
     if index == "u32" { Value::I32(n as i32) } else { Value::I64(n as i64) }
 }

@@ -1,14 +1,14 @@
-//! How long work takes on this device, where several kernels could do it: on the session's own arena and stream.
+//! Times work on this device, to choose between kernels, in the session's own arena and stream.
 
 use crate::cuda::context::{CudaError, Prepare, Work};
 use crate::cuda::driver::Event;
 
-/// Timed runs, after one that is not; the median counts.
+/// Timed runs, after one warm-up; the median counts.
 const RUNS: usize = 5;
-/// Work whose first run took this many times the best time is not run again.
+/// Work whose first run took this many times the best time is not timed further.
 const HOPELESS: f64 = 4.0;
 
-/// The median time of a few runs, where `best` is the least time known.
+/// The median time of a few runs; `best` is the shortest time known so far.
 pub(super) fn median_ms(work: &dyn Work, best: f64, at: &Prepare<'_>) -> Result<f64, CudaError> {
     let stream = at.stream();
     let mark = || Event::new(at.driver());

@@ -1,18 +1,17 @@
 // Hopper's own instructions, sm_90a: mbarriers in shared memory, TMA copies, wgmma products of a warpgroup.
 //
-// A tile in shared memory is a row of panels; a panel is [rows, 64] bf16 with 128 bytes a row, its 16-byte pieces swizzled
-// (piece p of row r lies at p ^ (r % 8)), as TMA writes it and the tensor cores read it. Panels start at multiples of 1024
-// bytes. Element (r, c) of a tile is in panel c / 64.
+// A tile in shared memory is a row of panels; a panel is [rows, 64] bf16 with 128 bytes per row, its 16-byte pieces swizzled
+// (piece p of row r is stored at p ^ (r % 8)), as TMA writes it and the tensor cores read it. Panels are 1024-byte aligned.
+// Element (r, c) of a tile is in panel c / 64.
 //
 // A product's accumulator is float d[N / 2]: thread t of the warpgroup, warp w = t / 32, lane l = t % 32, holds at
 // d[4 j + 2 i + e] row 16 w + l / 4 + 8 i, column 8 j + 2 (l % 4) + e. Rounded to bf16 in pairs, d[8 k ..] is the A
 // operand of columns [16 k, 16 k + 16) of a next product: `operand`.
 // Products are asynchronous: `arrive` before the first after registers or shared memory changed, `commit` closes a group,
-// `wait<n>` returns when at most n groups are in flight; `hold` keeps the compiler from moving uses of an accumulator
-// across. The assembler still moves a wait up over arithmetic that does not need it, as far as the last branch: what shall
-// overlap a product belongs before a branch (a loop's end), its wait behind it.
-// Registers handed over by `registers_up` (setmaxnreg) count only where each role is one side of one branch and nothing in
-// it traps; otherwise the compiler spills.
+// `wait<n>` returns when at most n groups are in flight; `hold` keeps the compiler from moving uses of an accumulator across.
+// The assembler still hoists a wait above arithmetic that does not need it, up to the last branch: work that should overlap a
+// product must come before a branch (a loop's end), and its wait after it. Registers reassigned by `registers_up` (setmaxnreg)
+// only take effect if each role is one side of one branch and nothing in it traps; otherwise the compiler spills.
 //
 // Defines: SPIN_LIMIT (optional, to find a deadlock) ends a wait after that many polls.
 
@@ -22,27 +21,27 @@ struct alignas(64) TensorMap {
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// mbarriers: `arrivals` arrivals and all announced bytes complete a phase; phases alternate in parity, the first is 0.
+// mbarriers: `arrivals` arrivals and all announced bytes complete a phase; phases alternate in parity, starting with 0.
 
 __device__ __forceinline__ void barrier_init(u64* bar, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(bar)), "r"(arrivals) : "memory");
 }
-// After the inits, before any other thread or TMA uses the barriers; then __syncthreads.
+// Call after the inits, before any other thread or TMA uses the barriers; then __syncthreads.
 __device__ __forceinline__ void barrier_init_done() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 __device__ __forceinline__ void barrier_arrive(u64* bar) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" ::"r"(shared_address(bar)) : "memory");
 }
-// At the barrier in the same place of another block of the cluster. Without a scope of memory: what it orders are products'
-// reads, which have ended, and a fence of the cluster's scope costs a microsecond.
+// Arrives at the corresponding barrier of another block of the cluster. Without memory ordering: it only follows reads by
+// products, which have completed, and a fence with cluster scope costs a microsecond.
 __device__ __forceinline__ void barrier_arrive_at(u64* bar, u32 rank) {
     asm volatile("{ .reg .b32 at; mapa.shared::cluster.u32 at, %0, %1; mbarrier.arrive.shared::cluster.b64 _, [at]; }" ::"r"(
                      shared_address(bar)),
                  "r"(rank)
                  : "memory");
 }
-// Arrives, and announces bytes that TMA will bring.
+// Arrives, and announces the bytes that TMA will write.
 __device__ __forceinline__ void barrier_expect(u64* bar, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(bar)),
                  "r"(bytes)
@@ -56,7 +55,7 @@ __device__ __forceinline__ bool barrier_is_past(u64* bar, u32 parity) {
                  : "memory");
     return past;
 }
-// Whether the phase of this parity is complete, without waiting a while for it.
+// Whether the phase of this parity is complete, without waiting.
 __device__ __forceinline__ bool barrier_was_past(u64* bar, u32 parity) {
     u32 past;
     asm volatile("{ .reg .pred p; mbarrier.test_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2; selp.b32 %0, 1, 0, p; }"
@@ -82,7 +81,7 @@ __device__ __forceinline__ void named_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// This block's number in its cluster, and a barrier of all its threads.
+// This block's rank in its cluster, and a barrier over all threads of the cluster.
 __device__ __forceinline__ u32 cluster_rank() {
     u32 rank;
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
@@ -92,7 +91,7 @@ __device__ __forceinline__ void cluster_sync() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-// Registers a thread of this warpgroup holds from here on; all four warps do it, the block's sum must fit.
+// Sets the registers per thread of this warpgroup from here on; all four warps must call it, and the block's total must fit.
 template <int Count> __device__ __forceinline__ void registers_up() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));
 }
@@ -100,7 +99,7 @@ template <int Count> __device__ __forceinline__ void registers_down() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(Count));
 }
 
-// Orders generic writes to shared memory before this ahead of products and TMA copies after it.
+// Orders earlier generic writes to shared memory before later products and TMA copies.
 __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // TMA copies.
@@ -108,8 +107,8 @@ __device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async.
 __device__ __forceinline__ void map_prefetch(const TensorMap* map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-// TMA load of the map's box from these coordinates (innermost first) into shared memory; what lies outside the tensor is
-// zero. The barrier is told the bytes of the whole box.
+// TMA load of the map's box at these coordinates (innermost first) into shared memory, zero-filled outside the tensor. The
+// barrier receives the bytes of the whole box.
 __device__ __forceinline__ void bulk_load(void* to, const TensorMap* map, u64* bar, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, "
                  "%5}], [%2];" ::"r"(shared_address(to)),
@@ -122,51 +121,51 @@ __device__ __forceinline__ void bulk_load(void* to, const TensorMap* map, u64* b
                  "l"(map), "r"(shared_address(bar)), "r"(c0), "r"(c1), "r"(c2), "r"(c3)
                  : "memory");
 }
-// The same, multicast into these blocks of the cluster, a bit each; the barrier in the same place of each is told.
+// As above, multicast to the blocks of the cluster whose bits are set; the corresponding barrier of each receives the bytes.
 __device__ __forceinline__ void bulk_load_all(void* to, const TensorMap* map, u64* bar, int c0, int c1, int c2, u32 blocks) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
                  "[%0], [%1, {%3, %4, %5}], [%2], %6;" ::"r"(shared_address(to)),
                  "l"(map), "r"(shared_address(bar)), "r"(c0), "r"(c1), "r"(c2), "h"((u16)blocks)
                  : "memory");
 }
-// TMA store from shared memory to the map's box; what lies outside the tensor is not written.
+// TMA store from shared memory to the map's box; clipped at the tensor.
 __device__ __forceinline__ void bulk_store(const TensorMap* map, const void* from, int c0, int c1, int c2) {
     asm volatile("cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
                  "r"(shared_address(from)), "r"(c0), "r"(c1), "r"(c2)
                  : "memory");
 }
-// Bulk copy of a run of bytes (a multiple of 16, aligned to 16) without a map.
+// Bulk copy of contiguous bytes (a multiple of 16, 16-byte aligned) without a map.
 __device__ __forceinline__ void bulk_load_run(void* to, const void* from, u64* bar, u32 bytes) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                      shared_address(to)),
                  "l"(from), "r"(bytes), "r"(shared_address(bar))
                  : "memory");
 }
-// Bulk reduction: adds a run of f32 in shared memory to device memory; the order of additions is not fixed.
+// Bulk reduction: adds contiguous f32 in shared memory to device memory; the order of additions is not fixed.
 __device__ __forceinline__ void bulk_add_run(float* to, const void* from, u32 bytes) {
     asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(to),
                  "r"(shared_address(from)), "r"(bytes)
                  : "memory");
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-// At most `Pending` groups of this thread still read shared memory.
+// Waits until at most `Pending` groups of this thread still read shared memory.
 template <int Pending> __device__ __forceinline__ void bulk_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
 }
-// At most `Pending` groups of this thread are not complete.
+// Waits until at most `Pending` groups of this thread are incomplete.
 template <int Pending> __device__ __forceinline__ void bulk_wait() {
     asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
-// Descriptors of operands in panels: bits 0-13 address, 16-29 leading, 32-45 stride offset, all / 16; 62-63 swizzle.
-// Adding d / 16 to a descriptor moves it by d bytes.
+// Descriptors of operands in panels: bits 0-13 address, 16-29 leading, 32-45 stride offset, all / 16; 62-63 swizzle. Adding d /
+// 16 to a descriptor advances it by d bytes.
 
 // Rows along M or N, 64 columns along K contiguous. The next 16 of K are 32 bytes further, the next 8 rows 1024.
 __device__ __forceinline__ u64 along_k(const void* panel) {
     return (u64)1 << 62 | (u64)(1024 / 16) << 32 | (u64)1 << 16 | (u64)((shared_address(panel) & 0x3ffff) / 16);
 }
-// Rows along K, columns along M or N contiguous: the product takes it transposed. The next 16 of K are 16 rows of 128
-// bytes further; columns behind the first 64 come from panels `panel_bytes` apart.
+// Rows along K, columns along M or N contiguous: the product reads it transposed. The next 16 of K are 16 rows of 128 bytes
+// further; columns past the first 64 come from panels `panel_bytes` apart.
 __device__ __forceinline__ u64 along_mn(const void* panel, u32 panel_bytes) {
     return (u64)1 << 62 | (u64)(1024 / 16) << 32 | (u64)(panel_bytes / 16) << 16 |
            (u64)((shared_address(panel) & 0x3ffff) / 16);
@@ -194,14 +193,14 @@ template <int Count> __device__ __forceinline__ void operand(u32 (&a)[4], const 
     for (int i = 0; i < 4; i++) a[i] = bf16x2(d[8 * k + 2 * i], d[8 * k + 2 * i + 1]);
 }
 
-// An 8 x 8 matrix of bf16, a pair a lane, transposed.
+// Transposes an 8 x 8 matrix of bf16, a pair per lane.
 __device__ __forceinline__ u32 matrix_transpose(u32 x) {
     u32 y;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
     return y;
 }
 
-// Lane c of a quad gets word c of each lane: a[i] is then lane i's.
+// Transposes words within a quad: lane c gets word c of each lane, a[i] from lane i.
 __device__ __forceinline__ void quad_transpose(u32 (&a)[4], int c) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -217,7 +216,7 @@ __device__ __forceinline__ void quad_transpose(u32 (&a)[4], int c) {
     }
 }
 
-// The first (i = 0) or second of the thread's rows of an accumulator [64, 2 COUNT], times a factor, 16 bytes a lane.
+// Writes the first (i = 0) or second of the thread's rows of an accumulator [64, 2 COUNT], scaled, 16 bytes per lane.
 template <int COUNT>
 __device__ __forceinline__ void write_row(bf16* to, bool is_there, int i, const float (&sum)[COUNT], float factor) {
     const int lane = threadIdx.x % 32;
@@ -235,11 +234,11 @@ __device__ __forceinline__ void write_row(bf16* to, bool is_there, int i, const 
     }
 }
 
-// d [64, N] = (add ? d : 0) + a [64, 16] b [16, N]. `of_shared` takes a from shared memory, `of_registers` from
-// registers; TA and TB are 1 where the operand lies `along_mn`, 0 where `along_k`.
+// d [64, N] = (add ? d : 0) + a [64, 16] b [16, N]. `of_shared` takes a from shared memory, `of_registers` from registers; TA
+// and TB are 1 if the operand is `along_mn`, 0 if `along_k`.
 template <int N> struct Product;
 
-// The accumulator's registers as operands, four to every 8 columns, and their numbers.
+// The accumulator's registers as asm operands, four per 8 columns, and their numbers.
 #define F4(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define OPERANDS_8 F4(0)
 #define NUMBERS_8 "%0, %1, %2, %3"
@@ -306,7 +305,7 @@ template <int N> struct Product;
 #define OPERANDS_256 OPERANDS_248, F4(124)
 #define NUMBERS_256 NUMBERS_248 ", %124, %125, %126, %127"
 
-// P0 .. P6: the numbers of the operands behind the accumulator.
+// P0 .. P6: the numbers of the operands after the accumulator.
 #define PRODUCT(N, P0, P1, P2, P3, P4, P5, P6)                                                                        \
     template <> struct Product<N> {                                                                                   \
         template <int TA, int TB>                                                                                     \

@@ -1,8 +1,8 @@
-// Adds up on the device how long spans between two points of a stream take, such as a plan, or a launch's wait for an exchange.
+// Accumulates on the device how long spans of a stream take, such as a plan or a launch's wait for an exchange.
 //
-// clock: for span s, word s is when it began, word 2 + s the nanoseconds of all that have ended (u64), and half s of word 4 the
-// same in microseconds (u32, which wraps around after 71 minutes: its reader takes differences). One thread each; the stream
-// orders them.
+// clock: for span s, u64 word s is its start, u64 word 2 + s the summed nanoseconds of all ended spans, and u32 half s of word
+// 4 the same in microseconds (wraps around after 71 minutes, so the reader takes differences). One thread per launch; stream
+// order makes it race-free.
 
 __device__ __forceinline__ unsigned long long now() {
     unsigned long long time;

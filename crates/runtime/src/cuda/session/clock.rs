@@ -1,8 +1,8 @@
-//! A clock on the device of a rank: how long its plans ran, and how long of that their launches waited for exchanges.
+//! Device-side clock: how long the plans of a rank ran, and how long of that they waited for exchanges.
 //!
-//! Two kernels of one thread stand around what is timed, in the captured plans themselves, and add up: a host that runs ahead has
-//! nothing to read in between, and reads the sums with the results of an update. They cost some microseconds a plan and a join, and
-//! are there where there are several ranks alone.
+//! Two single-thread kernels bracket each timed span inside the captured plans and accumulate, so that a host that runs ahead
+//! has nothing to read in between; it reads the sums together with the results of an update. They cost a few microseconds per
+//! plan and per join, and exist only where there are several ranks.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -10,16 +10,16 @@ use std::time::Duration;
 use crate::cuda::context::{Arg, CudaError, Source, Stream, Work, launch};
 use crate::cuda::driver::{DeviceMemory, Driver, Modules};
 
-/// A span of a stream that is timed.
+/// A timed span of the compute stream.
 #[derive(Clone, Copy, Debug)]
 pub enum Span {
     Plan,
-    /// From the end of the launches before to that of the exchange that the next one waits for.
+    /// From the end of the preceding compute launches to the end of the exchange that the next launch waits for.
     Wait,
 }
 
 const SPANS: [Span; 2] = [Span::Plan, Span::Wait];
-/// Where sums in microseconds lie, by span; behind four words of eight bytes.
+/// Byte offsets of the sums in microseconds, by span; they follow four words of eight bytes.
 const SUMS: [usize; 2] = [32, 36];
 const BYTES: usize = 40;
 
@@ -29,7 +29,7 @@ pub struct Clock {
     memory: DeviceMemory,
 }
 
-/// Sums of the device's clock at some point of its stream, in microseconds that wrap around.
+/// Sums of the device clock at a point of its stream, in microseconds that wrap around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sums {
     ran: u32,
@@ -40,7 +40,7 @@ pub struct Sums {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlanTimes {
     pub ran: Duration,
-    /// Of that, the time in which launches waited for exchanges with other ranks.
+    /// The part of it in which launches waited for exchanges with other ranks.
     pub waited: Duration,
 }
 
@@ -69,14 +69,14 @@ impl Clock {
         self.ends[span as usize].enqueue(stream)
     }
 
-    /// The sums' memory, and where they lie in it.
+    /// The memory that holds the sums, and their byte offsets in it.
     pub fn sums(&self) -> (&DeviceMemory, [usize; 2]) {
         (&self.memory, SUMS)
     }
 }
 
 impl Sums {
-    /// Of two words as they were copied out.
+    /// Decodes two words as they were copied out.
     pub fn of(words: [f32; 2]) -> Sums {
         let [ran, waited] = words.map(f32::to_bits);
         Sums { ran, waited }
@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_that_have_wrapped_around_still_tell_the_time_between() {
+    fn differences_of_sums_survive_wrap_around() {
         let at = |ran: u32, waited: u32| Sums::of([ran, waited].map(f32::from_bits));
         let times = |ran, waited| PlanTimes {
             ran: Duration::from_micros(ran),

@@ -1,4 +1,4 @@
-//! Plans on a GPU: the arena, every launch resolved, every plan captured as a graph before the first run.
+//! A session on a GPU: allocates the arena, prepares every launch and captures every plan as a graph before the first run.
 
 pub mod clock;
 mod landing;
@@ -45,7 +45,7 @@ use tuned::{Tuned, Tuning};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Autotune {
     Quick,
-    /// The library's first choice is taken.
+    /// Takes the library's first choice.
     Off,
     Full,
 }
@@ -69,21 +69,21 @@ pub struct Options {
     pub graphs: bool,
     /// Equal inputs give equal bits: algorithms are chosen by shape alone.
     pub deterministic: bool,
-    /// Whether the candidates of matrix products are timed. Not where `deterministic` is asked for.
+    /// Which candidates of matrix products are timed; ignored with `deterministic`.
     pub autotune: Autotune,
-    /// Wait after every launch, so that a failure names the one that failed. Turns graphs off.
+    /// Synchronise after every launch, so that an error names the launch that failed. Turns graphs off.
     pub check_each_launch: bool,
-    /// The kernel attention must run on.
+    /// The attention kernel to use.
     pub attention: AttentionKernel,
-    /// The kernel products must run on, where it is written for them.
+    /// The product kernel to use, for launches it supports.
     pub product: ProductKernel,
-    /// Where there are communicators, let NCCL allocate the arena and register it with them.
+    /// With communicators: let NCCL allocate the arena and register it as a window with each of them.
     pub window: bool,
 }
 
 impl Options {
-    /// Candidates of a product to choose from; with 1 nothing is timed. Times of eight find most of what there is to
-    /// find; the library proposes up to a few dozen.
+    /// Number of candidates per product; 1 means none is timed. Timing eight finds most of the possible gain; the library
+    /// proposes up to a few dozen.
     pub(super) fn candidates(&self) -> usize {
         match self.autotune {
             _ if self.deterministic => 1,
@@ -108,57 +108,57 @@ impl Default for Options {
     }
 }
 
-/// Fields are dropped in order: what uses something comes before it, the device last.
+/// Fields are dropped in declaration order: users before what they use, the device last.
 pub struct Session {
     graphs: Vec<Graph>,
-    /// One work a launch, of every plan.
+    /// One work per launch of every plan.
     works: Vec<Vec<Box<dyn Work>>>,
-    /// The ranges each plan writes.
+    /// The arena ranges that each plan writes.
     written: Vec<Vec<Range<usize>>>,
     traffic: RefCell<Traffic>,
-    /// Behind the graphs and works that use the arena through them, and before the communicators that they belong to.
+    /// After the graphs and works that use the arena through them, and before the communicators that they belong to.
     windows: Option<Windows>,
-    /// Behind the graphs and works that use them, and before the memory that they move.
+    /// After the graphs and works that use them, and before the memory that they move.
     communicators: Option<Arc<Communicators>>,
     arena: DeviceMemory,
-    /// Where exchanges between ranks run.
+    /// The stream of exchanges between ranks.
     wire_stream: WireStream,
-    /// Where plans run, but for their exchanges.
+    /// The stream of everything else in a plan.
     stream: OwnedStream,
     options: Options,
     compiled: Compiled,
     tuning: Tuning,
     notes: Vec<String>,
     attention: Vec<Chosen>,
-    /// How many products run on which kernel.
+    /// Number of products per kernel.
     products: BTreeMap<&'static str, usize>,
     driver_bytes: u64,
     wire_bytes: u64,
-    /// The time getting it ready took.
+    /// Time spent opening the session, by phase.
     laps: Laps,
     device: Device,
 }
 
 impl Session {
-    /// Checks every launch, allocates the arena, compiles and resolves every kernel, runs every plan once on an empty
-    /// arena (libraries load their kernels on the first call, and a launch that cannot run is found here, by name),
-    /// captures the graphs, and leaves the arena zeroed.
+    /// Validates every launch, allocates the arena, compiles and prepares every kernel, and runs every launch once on a zeroed
+    /// arena: libraries load their kernels on the first call, and a launch that cannot run is reported here by name. Then
+    /// captures the graphs and zeroes the arena.
     ///
-    /// Plans with collectives of several ranks need communicators. `meet` is called before the first exchange, by when a rank
-    /// has found everything else that may be wrong with it: NCCL waits for ranks that never come. It is called again where NCCL
-    /// had to make something, and a rank to which it gave nothing says so by `RuntimeError::Wire`.
+    /// Plans with collectives over several ranks need communicators. `barrier` waits for all ranks. It is called before the
+    /// first exchange, when everything else that may fail here has succeeded, because NCCL would wait for ever for a failed
+    /// rank. It is called again after NCCL allocated a resource; a rank whose allocation failed reports `RuntimeError::Wire`.
     pub fn new(
         plans: &PlanSet,
         device: &Device,
         options: Options,
         communicators: Option<Arc<Communicators>>,
-        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        barrier: &dyn Fn() -> Result<(), RuntimeError>,
     ) -> Result<Session, RuntimeError> {
-        Session::open(plans, device, options, communicators, meet, None)
+        Session::open(plans, device, options, communicators, barrier, None)
     }
 
-    /// One of several ranks without the others: a kernel takes the place of every exchange, for these times. Its results mean
-    /// nothing; its schedule is that of the ranks.
+    /// One of several simulated ranks: a kernel that takes the time given by `times` replaces every exchange. The results are
+    /// meaningless; the schedule is that of real ranks.
     pub fn with_stand_in(
         plans: &PlanSet,
         device: &Device,
@@ -173,7 +173,7 @@ impl Session {
         device: &Device,
         options: Options,
         communicators: Option<Arc<Communicators>>,
-        meet: &dyn Fn() -> Result<(), RuntimeError>,
+        barrier: &dyn Fn() -> Result<(), RuntimeError>,
         stand_in: Option<&stand_in::Times<'_>>,
     ) -> Result<Session, RuntimeError> {
         let system = |why: CudaError| RuntimeError::Resources(why.to_string());
@@ -212,10 +212,10 @@ impl Session {
         arena.fill(0, stream.get()).map_err(system)?;
         let tuned = Tuned::new(Store::of_this_user("products"), device.tuned_on(), options.candidates());
         if tuned.candidates() > 1 {
-            // Zeros would cost the matrix units less power than real numbers, and other algorithms would win.
+            // Zeros would draw less power in the tensor cores than real data, and other algorithms would win.
             let function = modules.function(&noise::source(), "noise").map_err(system)?;
             let words = arena.bytes() / size_of::<u32>();
-            // SAFETY: the whole arena, which outlives its stream's work.
+            // SAFETY: the range is the whole arena, which outlives the work on its stream.
             unsafe { noise::fill(&function, arena.address(), words, 1, Noise::WIDE, stream.get()) }
                 .map_err(system)?;
         }
@@ -253,19 +253,19 @@ impl Session {
         drop(wait);
         laps.lap("products");
         let _wait = waits::begin("running every launch once", Unit::Nothing, None);
-        // Timing candidates may have left anything.
+        // Timing candidates may have left arbitrary data.
         arena.fill(0, stream.get()).map_err(system)?;
         let (mut wire_bytes, mut windows) = (0, None);
         if let Some(communicators) = &communicators {
             stream.synchronize().map_err(system)?;
-            meet()?;
+            barrier()?;
             let (before, _) = driver.memory().map_err(system)?;
             if windowed.is_some() {
                 // SAFETY: the session drops the windows before the arena.
                 let registered = unsafe { Windows::register(communicators, arena.address(), arena.bytes()) };
                 windows = Some(registered.map_err(|why| RuntimeError::Wire(why.to_string()))?);
-                // All ranks have one, or hear which of them has none.
-                meet()?;
+                // Either all ranks have a window, or all learn which of them has none.
+                barrier()?;
             }
             first_exchanges(plans, &works, &stream)?;
             let (after, _) = driver.memory().map_err(system)?;
@@ -288,7 +288,7 @@ impl Session {
         arena.fill(0, stream.get()).map_err(system)?;
         let traffic = Traffic::new(plans, device).map_err(system)?;
         stream.synchronize().map_err(system)?;
-        // A folder that cannot be written costs time at every start: that is said once.
+        // An unwritable cache folder costs time at every start, so it is reported, once.
         let mut notes = notes.into_inner();
         let tuning = tuned.tuning();
         notes.extend(compiled.note.clone().or(tuning.note.clone()));
@@ -323,68 +323,67 @@ impl Session {
         self.arena.bytes()
     }
 
-    /// Device memory of the process beside the arena: context, modules, graphs.
+    /// Device memory of the process besides the arena: context, modules, graphs.
     pub fn driver_bytes(&self) -> u64 {
         self.driver_bytes
     }
 
-    /// Device memory that NCCL took; 0 where there is no communicator.
+    /// Device memory that NCCL allocated; 0 without communicators.
     pub fn wire_bytes(&self) -> u64 {
         self.wire_bytes
     }
 
-    /// The library that moves tensors between ranks, with its version; `None` where nothing does.
+    /// Name and version of the library that moves tensors between ranks; `None` without communicators.
     pub fn wire(&self) -> Option<String> {
         self.communicators.as_ref().map(|communicators| communicators.words())
     }
 
-    /// Whether the arena is a window of every communicator, and so is what NCCL was given to exchange.
+    /// Whether the arena is registered as a window of every communicator, so that exchanges can use it directly.
     pub fn has_window(&self) -> bool {
         self.windows.as_ref().is_some_and(|windows| windows.count() > 0)
     }
 
-    /// The number of this rank in the plans' mesh.
+    /// This rank's number in the plans' mesh.
     pub fn rank(&self) -> usize {
         self.communicators.as_ref().map_or(0, |communicators| communicators.rank())
     }
 
-    /// The time getting it ready took: compiling or loading kernels, choosing algorithms of products, a first
-    /// run of every plan with its capture.
+    /// Time spent opening the session: loading kernels, choosing algorithms of products, first run and capture of every plan.
     pub fn laps(&self) -> &Laps {
         &self.laps
     }
 
-    /// Whether every plan was captured as a graph, which runs replay.
+    /// Whether every plan was captured as a graph, to be replayed by each run.
     pub fn replays_graphs(&self) -> bool {
         !self.graphs.is_empty()
     }
 
-    /// Launches that run otherwise than intended, and why.
+    /// Launches that fell back to another implementation, and why.
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// The kernels attention runs on, in a line; `None` where there is none.
+    /// The kernels that attention runs on, in one line; `None` if there is none.
     pub fn attention(&self) -> Option<String> {
         choice::describe(&self.attention)
     }
 
-    /// How many products run on which kernel, in a line; `None` where there are none.
+    /// Number of products per kernel, in one line; `None` if there are none.
     pub fn products(&self) -> Option<String> {
         product_choice::describe(&self.products)
     }
 
-    /// Where the kernels came from.
+    /// How many kernels were compiled and how many came from the cache.
     pub fn compiled(&self) -> &Compiled {
         &self.compiled
     }
 
-    /// Where the algorithms of products came from.
+    /// How many algorithms of products were timed and how many came from the cache.
     pub fn tuning(&self) -> &Tuning {
         &self.tuning
     }
 
-    /// Whether algorithms of products are chosen by their times.
+    /// Whether algorithms of products are chosen by measured times.
     pub fn is_tuned(&self) -> bool {
         self.options.candidates() > 1
     }
@@ -401,13 +400,13 @@ impl Session {
         let range = view.offset..view.offset + bytes;
         self.traffic.get_mut().before(&self.arena, &[range], stream).map_err(late)?;
         let at = self.arena.address() + view.offset as u64;
-        // SAFETY: the range was checked to lie in the arena, which outlives its stream's work.
+        // SAFETY: the range was checked to lie in the arena, which outlives the work on its stream.
         unsafe { noise::fill(&function, at, bytes / 4, seed, noise, stream) }.map_err(late)?;
-        // The kernel's module is unloaded on the way out.
+        // The kernel's module is unloaded when this returns.
         self.stream.synchronize().map_err(late)
     }
 
-    /// A kernel that no launch asked for.
+    /// Compiles a kernel that belongs to no launch.
     fn function(&self, source: Source, entry: &str) -> Result<Function, CudaError> {
         let arch = nvrtc::arch(&self.device.facts(self.options));
         let (cubins, _) =
@@ -415,8 +414,8 @@ impl Session {
         Arc::new(Module::load(self.device.driver(), &cubins[0].1)?).function(entry)
     }
 
-    /// Times every launch of these plans, in passes over all of them. Exchanges are timed by themselves, and are left out of the
-    /// passes: the arena holds no results afterwards where there are some.
+    /// Times every launch of these plans, in passes over all of them. Exchanges are timed separately and left out of the
+    /// passes, so with exchanges the arena holds no meaningful results afterwards.
     pub(crate) fn time(&mut self, plans: &[(usize, &Plan)], passes: usize) -> Result<Samples, RuntimeError> {
         self.bind()?;
         let (stream, function) = (self.stream.get(), self.function(spin::source(), "spin").map_err(late)?);
@@ -426,15 +425,15 @@ impl Session {
         self.time_exchanges(plans, passes, &timer, &mut samples)?;
         let computes: Vec<Vec<usize>> =
             plans.iter().map(|(_, plan)| of_queue(plan, Queue::Compute)).collect();
-        // How often each runs between its events: once, until its first time says.
+        // Repetitions of each launch between its events; `None` until a first run was timed.
         let mut repeats: Vec<Vec<Option<usize>>> = launches().map(|count| vec![None; count]).collect();
-        // A late host costs a pass; one that is late this often has other work.
+        // If the host is late, a pass is discarded; after this many passes the host is assumed to be busy.
         for _ in 0..4 * passes.max(1) + 4 {
             for (which, (index, plan)) in plans.iter().enumerate() {
                 self.traffic.get_mut().before(&self.arena, &self.written[*index], stream).map_err(late)?;
                 let compute = &computes[which];
                 let times: Vec<usize> = compute.iter().map(|i| repeats[which][*i].unwrap_or(1)).collect();
-                for range in timing::handfuls(&times) {
+                for range in timing::batches(&times) {
                     let works = compute[range.clone()].iter().map(|i| &*self.works[*index][*i]);
                     let works: Vec<_> = works.zip(times[range.clone()].iter().copied()).collect();
                     let failed = |(i, why)| named(&plan.launches[compute[range.start + i]])(why);
@@ -455,7 +454,7 @@ impl Session {
         Ok(samples)
     }
 
-    /// Times the exchanges of plans, as often on every rank.
+    /// Times the exchanges of plans, equally often on every rank.
     fn time_exchanges(
         &mut self,
         plans: &[(usize, &Plan)],
@@ -488,7 +487,7 @@ impl Session {
         Ok(())
     }
 
-    /// Enqueues the plan at `index` of the set given to `new`, and returns.
+    /// Enqueues plan `index` of the set given to `new`, without waiting.
     pub fn run(&mut self, index: usize, plan: &Plan) -> Result<(), RuntimeError> {
         self.bind()?;
         let stream = self.stream.get();
@@ -507,7 +506,7 @@ impl Session {
         }
     }
 
-    /// Enqueues the launches of a plan in order, each as often as `times` says, of a session without other ranks.
+    /// Enqueues the launches of a plan in order, launch `i` `times[i]` times. Requires a session without other ranks.
     pub fn run_repeated(&mut self, index: usize, plan: &Plan, times: &[usize]) -> Result<(), RuntimeError> {
         self.bind()?;
         let stream = self.stream.get();
@@ -520,12 +519,12 @@ impl Session {
         Ok(())
     }
 
-    /// The device, for what is asked of it beside running plans.
+    /// The device, for queries unrelated to running plans.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// Milliseconds a run of a plan takes, over `calls` runs.
+    /// Mean milliseconds per run of a plan, over `calls` runs.
     pub fn time_ms(&self, index: usize, calls: usize) -> Result<f64, RuntimeError> {
         self.bind()?;
         let stream = self.stream.get();
@@ -544,7 +543,7 @@ impl Session {
         if view.is_dense() {
             return self.traffic.get_mut().write(&self.arena, view.offset, bytes, stream).map_err(late);
         }
-        // Elements with others between them: the whole span comes out, is changed and goes back.
+        // A strided view: reads the whole span, changes the elements and writes it back.
         let mut span = self.span(view)?;
         copy::scatter(&View { offset: 0, ..view.clone() }, &mut span, bytes);
         self.traffic.get_mut().write(&self.arena, view.offset, &span, stream).map_err(late)
@@ -559,20 +558,20 @@ impl Session {
         Ok(copy::gather(&View { offset: 0, ..view.clone() }, &span))
     }
 
-    /// Enqueues copies of single values; returns where `collect` finds them.
+    /// Enqueues copies of single values to the host; returns the index to pass to `collect`.
     pub fn post(&mut self, views: &[&View]) -> Result<usize, RuntimeError> {
         self.bind()?;
         let offsets: Vec<usize> = views.iter().map(|view| view.offset).collect();
         self.traffic.get_mut().post(&self.arena, &offsets, self.stream.get()).map_err(late)
     }
 
-    /// Values that were posted, once they are there.
+    /// Waits for posted values and returns them.
     pub fn collect(&mut self, place: usize, count: usize) -> Result<Vec<f32>, RuntimeError> {
         self.bind()?;
         self.traffic.get_mut().collect(place, count).map_err(late)
     }
 
-    /// An event behind all that was enqueued.
+    /// An event after all work enqueued so far.
     pub fn mark(&self) -> Result<Event, RuntimeError> {
         self.bind()?;
         let event = Event::new(self.device.driver()).map_err(late)?;
@@ -580,17 +579,17 @@ impl Session {
         Ok(event)
     }
 
-    /// Sends the sums of the device's clock on their way, as they are behind all that was enqueued; returns where `clock_at` finds
-    /// them. `None` where there is no clock, as on one rank.
+    /// Enqueues a copy of the device clock's sums after all work enqueued so far; returns the index to pass to `clock_at`.
+    /// `None` without a clock, as on a single rank.
     pub fn post_clock(&self) -> Result<Option<usize>, RuntimeError> {
         let Some(clock) = self.wire_stream.clock() else { return Ok(None) };
         self.bind()?;
         let (memory, offsets) = clock.sums();
-        let posted = self.traffic.borrow_mut().post_beside(memory, &offsets, self.stream.get());
+        let posted = self.traffic.borrow_mut().post_from(memory, &offsets, self.stream.get());
         posted.map(Some).map_err(late)
     }
 
-    /// Sums of the clock that were posted, once they are there.
+    /// Waits for posted clock sums and returns them.
     pub fn clock_at(&self, place: usize) -> Result<Sums, RuntimeError> {
         self.bind()?;
         let words = self.traffic.borrow().collect(place, 2).map_err(late)?;
@@ -604,18 +603,18 @@ impl Session {
         Ok(Duration::from_secs_f64((ms / 1e3).max(0.0)))
     }
 
-    /// Sends tensors on their way out, as they are after all that was enqueued. Plans that write none of them pass the
-    /// copy by; one that does waits for it, on the device.
+    /// Begins to copy tensors out, as they are after all work enqueued so far. Plans that write none of them overlap the copy;
+    /// a plan that writes one waits for it on the device.
     pub fn begin_copy(&mut self, views: &[View]) -> Result<Copying, RuntimeError> {
         self.bind()?;
         if views.iter().all(View::is_dense) {
             let ranges = views.iter().map(|view| view.offset..view.offset + view.span_bytes()).collect();
             let begun = self.traffic.get_mut().begin_copy(&self.arena, ranges, self.stream.get());
-            if let Some(coming) = begun.map_err(late)? {
-                return Ok(Copying::coming(coming));
+            if let Some(pending) = begun.map_err(late)? {
+                return Ok(Copying::pending(pending));
             }
         }
-        Ok(Copying::here(views.iter().map(|view| self.read(view)).collect::<Result<_, _>>()?))
+        Ok(Copying::on_host(views.iter().map(|view| self.read(view)).collect::<Result<_, _>>()?))
     }
 
     pub fn fill(&mut self, byte: u8) -> Result<(), RuntimeError> {
@@ -625,7 +624,7 @@ impl Session {
         self.arena.fill(byte, stream).map_err(late)
     }
 
-    /// The bytes from a view's first to its last element, after all that was enqueued.
+    /// The bytes from a view's first to its last element, after all work enqueued so far.
     fn span(&self, view: &View) -> Result<Vec<u8>, RuntimeError> {
         let mut traffic = self.traffic.borrow_mut();
         traffic.read(&self.arena, view.offset, view.span_bytes(), self.stream.get()).map_err(late)
@@ -638,8 +637,8 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // The objects dropped next belong to this context and may still be in use. A device that has failed has nothing
-        // more to say.
+        // The objects dropped next belong to this context and may still be in use. Errors of a failed device are of no use
+        // here.
         let _ = self.device.bind();
         let _ = self.stream.synchronize();
         let _ = self.wire_stream.synchronize();
@@ -647,7 +646,7 @@ impl Drop for Session {
     }
 }
 
-/// The kernel of a launch that may run.
+/// Validates a launch and finds its kernel.
 fn admit(launch: &Launch, arena_bytes: usize) -> Result<&'static Kernel, RuntimeError> {
     let refuse = |why: String| RuntimeError::Unsound(format!("{}: {why}", launch::describe(launch)));
     let kernel = super::kernel(launch.kernel)
@@ -656,7 +655,7 @@ fn admit(launch: &Launch, arena_bytes: usize) -> Result<&'static Kernel, Runtime
     Ok(kernel)
 }
 
-/// Compiles every source of every launch, or takes it from the cache, and loads it.
+/// Loads every source of every launch from the cache, compiling those it does not have.
 fn build(
     plans: &PlanSet,
     kernels: &[Vec<&'static Kernel>],
@@ -680,7 +679,7 @@ fn build(
     Ok((modules, compiled))
 }
 
-/// Compiles what the plans need and the cache has not, so that the ranks of a host do not compile the same at once.
+/// Compiles the sources that the cache lacks, so that the ranks of a host do not each compile the same ones.
 pub fn compile_ahead(plans: &PlanSet, device: &Device, options: Options) -> Result<(), RuntimeError> {
     let facts = device.facts(options);
     let mut sources = HashSet::new();
@@ -693,7 +692,7 @@ pub fn compile_ahead(plans: &PlanSet, device: &Device, options: Options) -> Resu
     compiled.map_err(|why| RuntimeError::Resources(why.to_string()))
 }
 
-/// Runs every exchange of the plans once by itself, which is when NCCL connects and takes its memory.
+/// Runs every exchange of the plans once by itself; NCCL connects and allocates on the first call.
 fn first_exchanges(
     plans: &PlanSet,
     works: &[Vec<Box<dyn Work>>],
@@ -706,12 +705,12 @@ fn first_exchanges(
     Ok(())
 }
 
-/// The launches of a plan that are on a queue.
+/// Indices of a plan's launches on a queue.
 fn of_queue(plan: &Plan, queue: Queue) -> Vec<usize> {
     (0..plan.launches.len()).filter(|i| plan.launches[*i].queue == queue).collect()
 }
 
-/// Runs the launches of a plan, waiting for both queues after each: a failure is that launch's.
+/// Runs the launches of a plan, synchronising both streams after each, so that an error is attributed to its launch.
 fn one_by_one(
     plan: &Plan,
     works: &[Box<dyn Work>],
@@ -727,12 +726,12 @@ fn one_by_one(
     Ok(())
 }
 
-/// A failure of a launch, by path, operation and types.
+/// Turns an error of a launch into one that names its path, operation and types.
 fn named(launch: &Launch) -> impl FnOnce(CudaError) -> RuntimeError {
     move |why| RuntimeError::Launch(format!("{}: {}: {why}", launch::describe(launch), launch.kernel))
 }
 
-/// A failure told after the call that caused it.
+/// An error that the driver reports after the call that caused it.
 pub(crate) fn late(why: CudaError) -> RuntimeError {
     RuntimeError::Launch(format!("the GPU failed at this or an earlier launch: {why}"))
 }

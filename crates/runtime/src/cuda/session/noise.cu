@@ -1,7 +1,7 @@
-// Fills memory with numbers that cost a matrix unit what real ones do: every word gets other bits.
+// Fills memory with random numbers of a given range, so that tensor cores draw the power that real data costs.
 //
-// word[i] = (hash(seed, i) & keep) | base, for i < words. The low and the high half of `keep` and `base` are equal, so a
-// word is two bf16 of one kind, and as f32 it is one of that kind. Written once; deterministic; any grid.
+// word[i] = (hash(seed, i) & keep) | base, for i < words. The low and high halves of `keep` and `base` are equal, so a word is
+// two bf16 numbers of the range, and one f32 of it. One 4-byte store per word; deterministic; any grid.
 
 extern "C" __global__ void noise(unsigned *to, long long words, unsigned seed, unsigned keep, unsigned base) {
     long long step = (long long)gridDim.x * blockDim.x;

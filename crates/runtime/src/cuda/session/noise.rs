@@ -1,10 +1,10 @@
-//! Noise to time and check kernels on at real sizes: generated on the device, and again, equal, on the host.
+//! Deterministic noise for timing and checking kernels at real sizes, generated alike on the device and on the host.
 
 use std::borrow::Cow;
 
 use crate::cuda::context::{Arg, CudaError, Function, Source, Stream, launch};
 
-/// Which numbers: the bits of a half that are random, and those that are set.
+/// A range of numbers: the random bits of each 16-bit half, and the bits that are always set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Noise {
     keep: u16,
@@ -20,14 +20,14 @@ impl Noise {
     /// From 1/16 to 1/8.
     pub const POSITIVE: Noise = Noise { keep: 0x007F, base: 0x3D80 };
 
-    /// As 8-bit floats, above zero and no NaN: 0.5 to 2 in e4m3, 1/16 to 1/8 in e4m4.
+    /// As 8-bit floats positive and finite: 0.5 to 2 in e4m3, 1/16 to 1/8 in e4m4.
     pub const BYTES: Noise = Noise { keep: 0x0F0F, base: 0x3030 };
 
     fn words(self) -> [u32; 2] {
         [self.keep, self.base].map(|half| half as u32 * 0x1_0001)
     }
 
-    /// Word `i`, as `noise.cu` makes it.
+    /// Word `i`, equal to what `noise.cu` writes.
     pub fn word(self, seed: u32, i: u64) -> u32 {
         let [keep, base] = self.words();
         let mut h = (i as u32).wrapping_mul(0x9E37_79B1)
@@ -43,13 +43,13 @@ pub fn source() -> Source {
     Source { name: "noise.cu", code: Cow::Borrowed(include_str!("noise.cu")), defines: vec![] }
 }
 
-/// Blocks that keep any device busy; each thread takes every so-manieth word.
+/// Enough blocks to fill any device; threads iterate with a grid stride.
 const BLOCKS: u32 = 2048;
 
-/// Fills whole words of device memory, in the stream's order.
+/// Fills whole words of device memory, in stream order.
 ///
 /// # Safety
-/// `words` words from `at` lie in memory of this device that stays allocated until the stream reaches the call.
+/// `words` words from `at` lie in memory of this device that stays allocated until the stream has executed the call.
 pub unsafe fn fill(
     function: &Function,
     at: u64,
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_word_is_a_number_of_its_kind() {
+    fn every_word_is_in_range() {
         for (noise, low, high, signed) in [
             (Noise::WIDE, 1.0 / 128.0, 2.0, true),
             (Noise::SMALL, 1.0 / 16.0, 0.125, true),

@@ -1,7 +1,7 @@
-//! The two queues of a plan as two streams: compute launches on one, exchanges between ranks on the other, ordered by events.
+//! Maps the two queues of a plan to two streams, ordered by events: compute launches and exchanges between ranks.
 //!
-//! An exchange waits for an event behind the launches before it, and a launch that joins one for an event behind that. Captured,
-//! the events become edges of the graph, so that a replay needs none of them.
+//! An exchange waits for an event recorded after the compute launches before it; a launch that joins an exchange waits for an
+//! event recorded after that exchange. During capture the events become edges of the graph, so a replay needs none of them.
 
 use flatout_ir::{Launch, Plan, Queue};
 
@@ -9,14 +9,14 @@ use super::clock::{Clock, Span};
 use crate::cuda::context::{CudaError, Stream, Work};
 use crate::cuda::driver::{Driver, Event, OwnedStream};
 
-/// The stream of exchanges, and the events that order it with the stream of compute launches.
+/// The stream of exchanges, and the events that order it against the compute stream.
 pub struct WireStream {
     stream: OwnedStream,
-    /// Behind the compute launches before an exchange.
+    /// Recorded after the compute launches that precede an exchange.
     forked: Event,
-    /// Behind each exchange, in the order of a plan: as many as the plan with most has.
+    /// Recorded after each exchange, in plan order; as many as the plan with the most exchanges has.
     ended: Vec<Event>,
-    /// Where there are several ranks.
+    /// Present with several ranks.
     clock: Option<Clock>,
 }
 
@@ -32,7 +32,7 @@ impl WireStream {
         })
     }
 
-    /// From here on plans tell how long they run and wait.
+    /// From now on plans measure how long they run and wait.
     pub fn set_clock(&mut self, clock: Clock) {
         self.clock = Some(clock);
     }
@@ -49,14 +49,14 @@ impl WireStream {
         self.clock.as_ref().map_or(Ok(()), |clock| clock.end(span, compute))
     }
 
-    /// Makes what follows on `compute` wait for the first exchanges of a plan, of this number.
+    /// Makes later work on `compute` wait for the first `exchanges` exchanges of a plan.
     fn join(&self, exchanges: usize, compute: Stream) -> Result<(), CudaError> {
         self.begin(Span::Wait, compute)?;
         self.ended[exchanges - 1].hold(compute)?;
         self.end(Span::Wait, compute)
     }
 
-    /// The stream that a launch is put on, where compute launches go to `compute`.
+    /// The stream of a launch, given the compute stream.
     pub fn stream_of(&self, launch: &Launch, compute: Stream) -> Stream {
         match launch.queue {
             Queue::Compute => compute,
@@ -64,8 +64,7 @@ impl WireStream {
         }
     }
 
-    /// Enqueues a plan, each launch on its stream. Whatever comes behind it on `compute` waits for all of it. A failure comes
-    /// with the launch that it was met at.
+    /// Enqueues a plan, each launch on its stream. Later work on `compute` waits for all of it. An error names its launch.
     pub fn enqueue<'p>(
         &self,
         plan: &'p Plan,
@@ -75,7 +74,7 @@ impl WireStream {
         let wire = self.stream.get();
         let Some(first) = plan.launches.first() else { return Ok(()) };
         self.begin(Span::Plan, compute).map_err(|why| (first, why))?;
-        // Exchanges so far, by index of their launch; and whether the last one began behind all compute launches so far.
+        // Launch indices of the exchanges so far; whether the wire stream is ordered after all compute launches so far.
         let (mut exchanges, mut is_behind): (Vec<usize>, bool) = (vec![], false);
         for (at, (launch, work)) in plan.launches.iter().zip(works).enumerate() {
             let met = |why: CudaError| (launch, why);

@@ -1,4 +1,4 @@
-//! Snapshots: tensors copied into pinned memory while the next plan runs.
+//! Snapshots: tensors copied into pinned memory while later plans run.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,16 +7,15 @@ use crate::cuda::context::CudaError;
 use crate::cuda::driver::device::Device;
 use crate::cuda::driver::{Event, PinnedMemory};
 
-/// Pinned memory that earlier copies took and gave back. Taking the memory of a large model from the system costs as
-/// much time as several copies of it.
-pub struct Shelf {
+/// A pool of pinned memory for reuse. Allocating pinned memory for a large model takes as long as copying it several times.
+pub struct PinnedPool {
     device: Device,
     free: Mutex<Vec<PinnedMemory>>,
 }
 
-impl Shelf {
-    pub fn new(device: &Device) -> Arc<Shelf> {
-        Arc::new(Shelf { device: device.clone(), free: Mutex::default() })
+impl PinnedPool {
+    pub fn new(device: &Device) -> Arc<PinnedPool> {
+        Arc::new(PinnedPool { device: device.clone(), free: Mutex::default() })
     }
 
     /// Memory of at least `bytes` bytes.
@@ -33,81 +32,80 @@ impl Shelf {
     }
 }
 
-impl Drop for Shelf {
+impl Drop for PinnedPool {
     fn drop(&mut self) {
-        // Whoever drops the last copy may be on a thread where no context is current; freeing needs one.
+        // The last copy may be dropped on a thread without a current context, and freeing needs one.
         let _ = self.device.bind();
         self.free.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
 
-/// A copy under way. It may be finished on another thread than the session's.
-pub struct Coming {
+/// A pending copy. It may be finished on a thread other than the session's.
+pub struct PendingCopy {
     memory: Option<PinnedMemory>,
     parts: Vec<Range<usize>>,
     done: Arc<Event>,
-    shelf: Arc<Shelf>,
+    pool: Arc<PinnedPool>,
 }
 
-impl Coming {
-    /// `done` is recorded behind the copies of `parts` into `memory`, which came from `shelf`.
+impl PendingCopy {
+    /// `done` is recorded after the copies of `parts` into `memory`, which came from `pool`.
     pub(super) fn new(
         memory: PinnedMemory,
         parts: Vec<Range<usize>>,
         done: Arc<Event>,
-        shelf: Arc<Shelf>,
-    ) -> Coming {
-        Coming { memory: Some(memory), parts, done, shelf }
+        pool: Arc<PinnedPool>,
+    ) -> PendingCopy {
+        PendingCopy { memory: Some(memory), parts, done, pool }
     }
 
-    /// Waits until every byte is here.
-    pub fn finish(mut self) -> Result<Come, CudaError> {
-        self.shelf.device.bind()?;
+    /// Waits until every byte has arrived.
+    pub fn finish(mut self) -> Result<FinishedCopy, CudaError> {
+        self.pool.device.bind()?;
         self.done.synchronize()?;
         let memory = self.memory.take();
-        Ok(Come { memory, parts: std::mem::take(&mut self.parts), shelf: Arc::clone(&self.shelf) })
+        Ok(FinishedCopy { memory, parts: std::mem::take(&mut self.parts), pool: Arc::clone(&self.pool) })
     }
 }
 
-impl Drop for Coming {
+impl Drop for PendingCopy {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            // The device may still write there. One that has failed writes no more, so its status changes nothing.
-            let _ = self.shelf.device.bind();
+            // The device may still be writing. A failed device writes no more, so errors are ignored.
+            let _ = self.pool.device.bind();
             let _ = self.done.synchronize();
-            self.shelf.give_back(memory);
+            self.pool.give_back(memory);
         }
     }
 }
 
-/// A copy that is whole, in memory that goes back on the shelf.
-pub struct Come {
-    /// `None` only while it is dropped.
+/// A finished copy, whose memory returns to the pool when dropped.
+pub struct FinishedCopy {
+    /// `None` only during drop.
     memory: Option<PinnedMemory>,
     parts: Vec<Range<usize>>,
-    shelf: Arc<Shelf>,
+    pool: Arc<PinnedPool>,
 }
 
-impl Come {
+impl FinishedCopy {
     pub fn count(&self) -> usize {
         self.parts.len()
     }
 
     pub fn tensor(&self, i: usize) -> &[u8] {
         let memory = self.memory.as_ref().expect("given back only when dropped");
-        // SAFETY: `Coming::finish` waited for the copies into this memory, and nothing else is copied there before it
-        // is back on the shelf.
+        // SAFETY: `PendingCopy::finish` waited for the copies, and none goes to this memory until it is back in the pool.
         unsafe { &memory.as_slice()[self.parts[i].clone()] }
     }
 }
 
-impl Drop for Come {
+impl Drop for FinishedCopy {
     fn drop(&mut self) {
         if let Some(memory) = self.memory.take() {
-            self.shelf.give_back(memory);
+            self.pool.give_back(memory);
         }
     }
 }
 
-// SAFETY: `tensor` only reads memory that nobody writes while this is borrowed.
-unsafe impl Sync for Come {}
+// SAFETY: `tensor` only reads memory that nothing writes while it is borrowed.
+unsafe impl Sync for FinishedCopy {}

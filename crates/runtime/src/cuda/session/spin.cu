@@ -1,7 +1,7 @@
-// Keeps a stream waiting for a time, so that the host can enqueue what is to be timed behind it.
+// Delays a stream, so that the host can enqueue the work to be timed behind the delay.
 //
-// One thread reads the device's clock until `nanoseconds` have passed; it touches no memory. The wait is bounded by its
-// argument, so a host that never comes back leaves nothing stuck.
+// One thread polls the device's clock until `nanoseconds` have passed; it touches no memory. The argument bounds the wait, so a
+// host that dies leaves nothing stuck.
 
 extern "C" __global__ void spin(long long nanoseconds) {
     unsigned long long begin, now;

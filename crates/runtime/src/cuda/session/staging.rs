@@ -1,24 +1,23 @@
-//! Pinned staging buffers: a ring for host-to-device copies, two halves for device-to-host copies.
+//! Pinned staging buffers: a ring for host-to-device copies, a double buffer for device-to-host copies.
 
 use std::collections::VecDeque;
 
 use crate::cuda::context::{CudaError, Stream};
 use crate::cuda::driver::{DeviceMemory, Driver, Event, PinnedMemory};
 
-/// Pieces in the ring start at multiples of this.
+/// Pieces in the ring are aligned to this.
 const ALIGN: usize = 256;
-/// A read takes place in pieces of this size, two at a time.
+/// Reads are split into pieces of this size, two in flight at a time.
 const READ_BYTES: usize = 4 << 20;
 
-/// Writes go through a ring: a piece is free again once the stream has copied it, so a writer waits only for what it
-/// wrote a whole ring ago.
+/// A ring for writes. A piece is free once the stream has copied it: a writer only waits for what it wrote a whole ring ago.
 pub struct Ring {
     driver: &'static Driver,
     memory: PinnedMemory,
     head: usize,
-    /// Pieces the stream may still read, oldest first.
+    /// Pieces that the stream may still read, oldest first.
     busy: VecDeque<(std::ops::Range<usize>, Event)>,
-    /// Events to use again.
+    /// Events to reuse.
     spare: Vec<Event>,
 }
 
@@ -28,7 +27,7 @@ impl Ring {
         Ok(Ring { driver, memory, head: 0, busy: VecDeque::new(), spare: vec![] })
     }
 
-    /// Copies bytes into device memory, in the stream's order. The bytes may change as soon as this returns.
+    /// Copies bytes into device memory, in stream order. The caller may reuse `bytes` as soon as this returns.
     pub fn write(
         &mut self,
         to: &DeviceMemory,
@@ -36,7 +35,7 @@ impl Ring {
         bytes: &[u8],
         stream: Stream,
     ) -> Result<(), CudaError> {
-        // Halves, so that filling one overlaps copying the other.
+        // At most half the ring, so that filling one piece overlaps copying the other.
         let most = (self.memory.bytes() / 2).next_multiple_of(ALIGN);
         for (i, piece) in bytes.chunks(most).enumerate() {
             let at = self.claim(piece.len())?;
@@ -50,10 +49,10 @@ impl Ring {
         Ok(())
     }
 
-    /// Room for a number of bytes, at most half the ring.
+    /// Claims room for up to half a ring of bytes.
     fn claim(&mut self, bytes: usize) -> Result<usize, CudaError> {
         let at = place(self.head, bytes, self.memory.bytes());
-        // Pieces are given out in order, so all that were given out before one that lies in the way are done too.
+        // The stream completes pieces in order, so waiting for the last piece that overlaps also completes all before it.
         while let Some(last) = self.busy.iter().rposition(|(r, _)| r.start < at + bytes && at < r.end) {
             self.busy[last].1.synchronize()?;
             self.spare.extend(self.busy.drain(..=last).map(|(_, event)| event));
@@ -63,26 +62,26 @@ impl Ring {
     }
 }
 
-/// Where the next piece of a ring goes: at the head, or at the start where it does not fit before the end.
+/// Offset of the next piece: at the head, or at the start if it does not fit before the end.
 fn place(head: usize, bytes: usize, ring_bytes: usize) -> usize {
     if head + bytes <= ring_bytes { head } else { 0 }
 }
 
-/// Reads go through two pinned pieces: one is unpacked while the other fills.
-pub struct Outlet {
+/// A double buffer for reads: one pinned piece is unpacked while the other fills.
+pub struct ReadBuffers {
     pieces: [(PinnedMemory, Event); 2],
 }
 
-impl Outlet {
-    /// Large enough to read `most` bytes at once, up to a limit.
-    pub fn new(driver: &'static Driver, most: usize) -> Result<Outlet, CudaError> {
+impl ReadBuffers {
+    /// Sized to read `most` bytes at once, up to a limit.
+    pub fn new(driver: &'static Driver, most: usize) -> Result<ReadBuffers, CudaError> {
         let piece = || {
             Ok::<_, CudaError>((PinnedMemory::new(driver, most.min(READ_BYTES))?, Event::untimed(driver)?))
         };
-        Ok(Outlet { pieces: [piece()?, piece()?] })
+        Ok(ReadBuffers { pieces: [piece()?, piece()?] })
     }
 
-    /// Bytes of device memory after all that is on the stream.
+    /// Reads bytes of device memory after all work on the stream.
     pub fn read(
         &mut self,
         from: &DeviceMemory,
@@ -103,7 +102,7 @@ impl Outlet {
             if let Some(done) = i.checked_sub(1) {
                 let (memory, event) = &self.pieces[done % 2];
                 event.synchronize()?;
-                // SAFETY: the copy into this piece is done, and the next one into it starts below.
+                // SAFETY: the copy into this piece is complete, and the next one into it starts below.
                 out.extend_from_slice(unsafe { &memory.as_slice()[..length(done)] });
             }
         }
@@ -111,13 +110,13 @@ impl Outlet {
     }
 }
 
-/// Single values on their way out while the host goes on: a ring of pinned words, an event behind each batch.
+/// Single values on their way to the host while it continues: a ring of pinned words, with an event after each batch.
 pub struct Mailbox {
     places: Vec<(PinnedMemory, Event)>,
     next: usize,
 }
 
-/// Values that may be on their way at once.
+/// Values that may be in flight at once.
 const MAILBOX_VALUES: usize = 64;
 
 impl Mailbox {
@@ -126,7 +125,7 @@ impl Mailbox {
         Ok(Mailbox { places: (0..MAILBOX_VALUES).map(place).collect::<Result<_, CudaError>>()?, next: 0 })
     }
 
-    /// Enqueues copies of one f32 at each offset; returns the place of the first.
+    /// Enqueues copies of one f32 at each offset; returns the index of the first.
     pub fn post(
         &mut self,
         from: &DeviceMemory,
@@ -147,7 +146,7 @@ impl Mailbox {
         let value = |i: usize| {
             let (memory, event) = &self.places[(first + i) % MAILBOX_VALUES];
             event.synchronize()?;
-            // SAFETY: the copy into this word is done, and no other was asked for since.
+            // SAFETY: the copy into this word is complete, and no other was enqueued since.
             let bytes = unsafe { memory.as_slice() };
             Ok(f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
         };

@@ -1,8 +1,8 @@
-// Takes the place of an exchange between ranks on one GPU: as many blocks as NCCL's kernels have, for as long as the exchange is
-// predicted to take, moving as many bytes. Only schedules are measured with it.
+// Simulates an exchange between ranks on one GPU: occupies as many blocks as NCCL's kernels, for the predicted time, and moves
+// the predicted number of bytes. Only schedules are measured with it.
 //
-// to [to_words], from [from_words] in words of 16 bytes: to[i] = from[i % from_words], as if all ranks had the same. The copy is
-// repeated until `moved_words` are moved, and paced so that it ends after `nanoseconds`; the wait is bounded by its argument.
+// to [to_words], from [from_words] in 16-byte words: to[i] = from[i % from_words], as if all ranks held the same data. The copy
+// is repeated until `moved_words` are moved, and paced so that it ends after `nanoseconds`; the argument bounds the wait.
 
 #define TOGETHER 4
 

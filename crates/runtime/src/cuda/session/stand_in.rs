@@ -1,5 +1,5 @@
-//! A kernel in place of every exchange between ranks, so that the schedule of several ranks can be measured on one GPU: it holds as
-//! many multiprocessors as NCCL, takes the predicted time and moves the predicted bytes.
+//! Simulates exchanges between ranks with a kernel, to measure the schedule of several ranks on one GPU: it occupies as many
+//! multiprocessors as NCCL, takes the predicted time and moves the predicted bytes.
 
 use std::borrow::Cow;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use flatout_ir::{Launch, Op, View};
 
 use crate::cuda::context::{Arg, Prepare, Prepared, Source, launch as kernel, sequence};
 
-/// How long each exchange takes; `None` leaves it out.
+/// The time of each exchange; `None` skips it.
 pub type Times<'a> = dyn Fn(&Launch) -> Option<Duration> + 'a;
 
 const BLOCKS: u32 = 16;
 const THREADS: u32 = 512;
-/// Bytes that a thread moves at once.
+/// Bytes per load and store of a thread.
 const WORD: usize = 16;
 
 pub fn source() -> Source {

@@ -1,16 +1,15 @@
-//! Times of single launches on the device, from events between the launches of an uncaptured pass.
+//! Times single launches on the device, by events between the launches of an uncaptured pass.
 //!
-//! Two things would spoil such times. A host that enqueues slower than the device computes leaves it idle between
-//! launches, and the idle time would count: so launches go behind a kernel that spins until a handful of them is
-//! enqueued, and where the spin was over before the last of them, that handful's times are not taken and the next spin is
-//! longer. And an event costs the stream a microsecond or two, which is most of a short launch: so what passes between
-//! two events with nothing between them is taken off, and a launch that is short runs several times between its events.
-//! Only one whose outputs lie on none of its inputs does: run twice it leaves what it leaves when run once, so after a
-//! pass the arena holds what a run leaves there.
+//! Two effects would distort these times. First, a host that enqueues more slowly than the device computes leaves the device
+//! idle between launches, and the idle time would count. So a batch of launches is enqueued behind a kernel that spins
+//! meanwhile; if the spin ended before the last of them was enqueued, the batch is discarded and the next spin is longer.
+//! Second, an event costs the stream a microsecond or two, which is most of a short launch. So the time between two events with
+//! nothing between them is subtracted, and a short launch runs several times between its events. Only launches whose outputs
+//! overlap none of their inputs are repeated, so that a pass leaves the arena as a single run would.
 //!
-//! Exchanges between ranks are timed apart, in rounds of which all ranks make the same number: how often anything else is repeated
-//! is each rank's own affair. One exchange follows the other, so that none but the first waits for ranks that come late, and the
-//! first round is not taken.
+//! Exchanges between ranks are timed separately, in the same number of rounds on every rank, because repetitions of other
+//! launches are chosen by each rank alone. Exchanges follow each other directly, so that only the first waits for late ranks,
+//! and the first round is discarded.
 
 use std::time::Duration;
 
@@ -18,42 +17,42 @@ use super::spin::spin;
 use crate::cuda::context::{CudaError, Function, Stream, Work};
 use crate::cuda::driver::{Driver, Event};
 
-/// A launch that takes less runs several times between two events.
+/// A launch shorter than this runs several times between two events.
 const SHORT_SECONDS: f64 = 20e-6;
 const REPEATS: usize = 10;
-/// Launches enqueued behind one spin. The driver keeps about a thousand kernels and events waiting before it blocks the
-/// host, and a launch may be several kernels.
+/// Launches enqueued behind one spin. The driver queues about a thousand kernels and events before it blocks the host, and a
+/// launch may be several kernels.
 pub const BEHIND_SPIN: usize = 128;
-/// Enqueuing takes a few microseconds a launch.
+/// Enqueuing takes a few microseconds per launch.
 const FIRST_SPIN: Duration = Duration::from_millis(1);
 const LONGEST_SPIN: Duration = Duration::from_millis(128);
-/// Pairs of events with nothing between that are timed.
+/// Number of empty event pairs that are timed.
 const EMPTY_PAIRS: usize = 32;
 
-/// How often a launch runs between its events, by what it took when it ran once.
+/// Number of runs of a launch between its events, from the time of a single run.
 pub fn repeats(seconds: f64, is_repeatable: bool) -> usize {
     if is_repeatable && seconds < SHORT_SECONDS { REPEATS } else { 1 }
 }
 
-/// Where launches are timed.
+/// Times launches on one stream.
 pub struct Timer {
     function: Function,
     stream: Stream,
     /// One more than the launches behind a spin.
     marks: Vec<Event>,
     spin: Duration,
-    /// Between two events with nothing between.
+    /// Time between two events with nothing between them.
     empty_seconds: f64,
 }
 
 impl Timer {
-    /// `function` is the entry of `spin.cu`.
+    /// `function` is the entry point of `spin.cu`.
     pub fn new(driver: &'static Driver, function: Function, stream: Stream) -> Result<Timer, CudaError> {
         let marks = (0..=BEHIND_SPIN).map(|_| Event::new(driver)).collect::<Result<_, _>>()?;
         let mut timer = Timer { function, stream, marks, spin: FIRST_SPIN, empty_seconds: 0.0 };
-        let nothing: Vec<(&dyn Work, usize)> = vec![(&Nothing, 1); EMPTY_PAIRS];
+        let nothing: Vec<(&dyn Work, usize)> = vec![(&EmptyWork, 1); EMPTY_PAIRS];
         let mut pairs = vec![];
-        // The first spin loads the kernel.
+        // The first spin also loads the kernel.
         for _ in 0..3 {
             pairs = timer.seconds(&nothing).map_err(|(_, why)| why)?.unwrap_or(pairs);
         }
@@ -62,8 +61,8 @@ impl Timer {
         Ok(timer)
     }
 
-    /// Runs works, each as often as it says, and waits: the seconds of one run of each, or `None` where the host was late
-    /// and they would not be true. A failure comes with the place of the work it was met at.
+    /// Runs each work the given number of times and waits. Returns the seconds of a single run of each, or `None` if the host
+    /// was late and the times are invalid. An error comes with the index of its work.
     pub fn seconds(&mut self, works: &[(&dyn Work, usize)]) -> Result<Option<Vec<f64>>, (usize, CudaError)> {
         assert!(works.len() < self.marks.len(), "more launches than events");
         let (stream, marks) = (self.stream, &self.marks);
@@ -90,8 +89,8 @@ impl Timer {
     }
 }
 
-/// Runs exchanges one after the other in a number of rounds, and waits: the seconds of each, by round. A failure comes with the place
-/// of the exchange it was met at.
+/// Runs exchanges one after the other for a number of rounds and waits. Returns the seconds of each, by round. An error comes
+/// with the index of its exchange.
 pub fn exchanges(
     driver: &'static Driver,
     timer: &Timer,
@@ -114,16 +113,16 @@ pub fn exchanges(
     Ok(seconds.chunks(works.len()).map(<[f64]>::to_vec).collect())
 }
 
-struct Nothing;
+struct EmptyWork;
 
-impl Work for Nothing {
+impl Work for EmptyWork {
     fn enqueue(&self, _: Stream) -> Result<(), CudaError> {
         Ok(())
     }
 }
 
-/// Cuts launches that run so often each into handfuls that go behind one spin.
-pub fn handfuls(repeats: &[usize]) -> Vec<std::ops::Range<usize>> {
+/// Splits launches, given the repetitions of each, into batches that fit behind one spin.
+pub fn batches(repeats: &[usize]) -> Vec<std::ops::Range<usize>> {
     let (mut ranges, mut begin, mut count) = (vec![], 0, 0);
     for (i, repeats) in repeats.iter().enumerate() {
         if count + repeats > BEHIND_SPIN && i > begin {
@@ -143,18 +142,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn handfuls_hold_every_launch_once_and_few_enough() {
-        assert!(handfuls(&[]).is_empty());
+    fn batches_hold_every_launch_once_within_the_limit() {
+        assert!(batches(&[]).is_empty());
         let plain = vec![1; 300];
-        assert_eq!(handfuls(&plain), [0..128, 128..256, 256..300]);
+        assert_eq!(batches(&plain), [0..128, 128..256, 256..300]);
         let mixed: Vec<usize> = (0..500).map(|i| if i % 3 == 0 { REPEATS } else { 1 }).collect();
-        let cut = handfuls(&mixed);
+        let cut = batches(&mixed);
         assert_eq!(cut.iter().cloned().flatten().collect::<Vec<_>>(), (0..500).collect::<Vec<_>>());
         assert!(cut.iter().all(|range| mixed[range.clone()].iter().sum::<usize>() <= BEHIND_SPIN));
     }
 
     #[test]
-    fn only_short_launches_that_may_run_again_do() {
+    fn only_short_repeatable_launches_are_repeated() {
         assert_eq!([repeats(5e-6, true), repeats(5e-6, false), repeats(5e-5, true)], [REPEATS, 1, 1]);
     }
 }

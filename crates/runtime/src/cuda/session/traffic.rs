@@ -1,16 +1,15 @@
 //! Copies between host and device while plans run, and the events that order them.
 //!
-//! Plans run on the compute stream. The host's writes go in on a second stream and its reads come out on a
-//! third, so that copies pass plans by. Events order them, on the device; the host waits only for what it reads, and
-//! for room in the ring.
+//! Plans run on the compute stream, host writes on a second stream and host reads on a third, so that copies overlap plans.
+//! Events order them on the device; the host waits only for what it reads and for room in the ring.
 //!
-//! * An input is written into its landing area once that area's earlier content is in place. Before the next plan the
-//!   compute stream waits for what has arrived and copies it into place.
-//! * Anything else is written in place: behind all that was enqueued, before all that is enqueued later.
-//! * A read starts behind all that was enqueued. A plan that writes what is still being read waits for the read; any
-//!   other plan passes it by.
+//! * An input is written into its landing area once that area's earlier content has been copied into place. Before the next
+//!   plan, the compute stream waits for the inputs that have arrived and copies them into place.
+//! * Any other write goes in place: after all work enqueued before it, before all work enqueued later.
+//! * A read starts after all work enqueued before it. A plan that writes what is still being read waits for the read; other
+//!   plans overlap it.
 //!
-//! Nothing here is enqueued while a plan is captured: graphs hold a plan's own launches and stay valid.
+//! None of this is enqueued during capture: a graph holds only its plan's launches and stays valid.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,28 +18,28 @@ use flatout_ir::PlanSet;
 use flatout_ir::graph::Class;
 
 use super::landing::Landing;
-use super::snapshot::{Coming, Shelf};
-use super::staging::{Mailbox, Outlet, Ring};
+use super::snapshot::{PendingCopy, PinnedPool};
+use super::staging::{Mailbox, ReadBuffers, Ring};
 use crate::cuda::context::{CudaError, Stream};
 use crate::cuda::driver::device::Device;
 use crate::cuda::driver::{DeviceMemory, Driver, Event, OwnedStream};
 
-/// The inputs of this many steps fit in the ring: a writer that far ahead waits for the device.
+/// The ring holds the inputs of this many steps: a writer that is further ahead waits for the device.
 const STEPS_AHEAD: usize = 4;
 const RING_BYTES: std::ops::RangeInclusive<usize> = 1 << 20..=64 << 20;
-/// Tensors begin at multiples of this in the memory they are copied out to.
+/// Alignment of tensors in the pinned memory they are copied to.
 const ALIGN: usize = 256;
 
-/// Fields are dropped in order: what a stream uses before the stream.
+/// Fields are dropped in declaration order: whatever uses a stream before the stream.
 pub struct Traffic {
     ring: Ring,
-    outlet: Outlet,
+    read_buffers: ReadBuffers,
     mailbox: Mailbox,
     landing: Landing,
-    /// An event for each landing area, recorded when its content is in place.
+    /// One event per landing area, recorded when its content has been copied into place.
     landed: Vec<Event>,
-    readings: Vec<Reading>,
-    /// Events of readings that are over.
+    pending_reads: Vec<PendingRead>,
+    /// Events of finished reads, for reuse.
     spare: Vec<Arc<Event>>,
     /// The last point of the compute stream that another stream waited for.
     computed: Event,
@@ -48,12 +47,12 @@ pub struct Traffic {
     arrived: Event,
     copy_in: OwnedStream,
     copy_out: OwnedStream,
-    shelf: Arc<Shelf>,
+    pool: Arc<PinnedPool>,
     driver: &'static Driver,
 }
 
 /// Ranges of the arena that are being copied out.
-struct Reading {
+struct PendingRead {
     ranges: Vec<Range<usize>>,
     done: Arc<Event>,
 }
@@ -67,22 +66,22 @@ impl Traffic {
         let landed = plans.landings.iter().map(|_| Event::untimed(driver)).collect::<Result<_, _>>()?;
         Ok(Traffic {
             ring: Ring::new(driver, ring_bytes)?,
-            outlet: Outlet::new(driver, plans.arena_bytes)?,
+            read_buffers: ReadBuffers::new(driver, plans.arena_bytes)?,
             mailbox: Mailbox::new(driver)?,
             landing: Landing::new(plans.inputs.clone(), plans.landings.clone()),
             landed,
-            readings: vec![],
+            pending_reads: vec![],
             spare: vec![],
             computed: Event::untimed(driver)?,
             arrived: Event::untimed(driver)?,
             copy_in: OwnedStream::new(driver)?,
             copy_out: OwnedStream::new(driver)?,
-            shelf: Shelf::new(device),
+            pool: PinnedPool::new(device),
             driver,
         })
     }
 
-    /// Sets bytes of the arena, as what is enqueued later sees it.
+    /// Sets bytes of the arena; visible to all work enqueued later.
     pub fn write(
         &mut self,
         arena: &DeviceMemory,
@@ -92,7 +91,7 @@ impl Traffic {
     ) -> Result<(), CudaError> {
         let range = offset..offset + bytes.len();
         let copy_in = self.copy_in.get();
-        if let Some(at) = self.landing.place(&range) {
+        if let Some(at) = self.landing.redirect(&range) {
             if self.landing.is_empty() {
                 self.landed[self.landing.turn()].hold(copy_in)?;
             }
@@ -102,15 +101,15 @@ impl Traffic {
         }
         self.computed.record(compute)?;
         self.computed.hold(copy_in)?;
-        for reading in self.readings.iter().filter(|r| r.meets(std::slice::from_ref(&range))) {
-            reading.done.hold(copy_in)?;
+        for pending in self.pending_reads.iter().filter(|r| r.overlaps(std::slice::from_ref(&range))) {
+            pending.done.hold(copy_in)?;
         }
         self.ring.write(arena, offset, bytes, copy_in)?;
         self.arrived.record(copy_in)?;
         self.arrived.hold(compute)
     }
 
-    /// Makes the compute stream ready for a plan that writes these ranges.
+    /// Prepares the compute stream for a plan that writes these ranges.
     pub fn before(
         &mut self,
         arena: &DeviceMemory,
@@ -118,10 +117,10 @@ impl Traffic {
         compute: Stream,
     ) -> Result<(), CudaError> {
         self.land(arena, compute)?;
-        self.wait_for_readings(written, compute)
+        self.wait_for_reads(written, compute)
     }
 
-    /// Copies inputs that have arrived into place.
+    /// Copies the inputs that have arrived into place.
     pub fn land(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<(), CudaError> {
         if self.landing.is_empty() {
             return Ok(());
@@ -130,29 +129,30 @@ impl Traffic {
         self.arrived.hold(compute)?;
         let moves: Vec<(usize, Range<usize>)> = self.landing.moves().collect();
         for (from, to) in &moves {
-            self.wait_for_readings(std::slice::from_ref(to), compute)?;
+            self.wait_for_reads(std::slice::from_ref(to), compute)?;
             arena.copy_within(*from, to.start, to.len(), compute)?;
         }
         self.landed[self.landing.turn()].record(compute)?;
-        self.landing.pass();
+        self.landing.advance();
         Ok(())
     }
 
-    fn wait_for_readings(&mut self, written: &[Range<usize>], compute: Stream) -> Result<(), CudaError> {
-        let (over, still): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.readings).into_iter().partition(|reading| reading.meets(written));
-        self.readings = still;
-        for reading in over {
-            reading.done.hold(compute)?;
-            // Whoever still waits for the copy itself keeps its event.
-            if Arc::strong_count(&reading.done) == 1 {
-                self.spare.push(reading.done);
+    fn wait_for_reads(&mut self, written: &[Range<usize>], compute: Stream) -> Result<(), CudaError> {
+        let (over, still): (Vec<_>, Vec<_>) = std::mem::take(&mut self.pending_reads)
+            .into_iter()
+            .partition(|pending| pending.overlaps(written));
+        self.pending_reads = still;
+        for pending in over {
+            pending.done.hold(compute)?;
+            // If someone still waits for the copy itself, they keep the event.
+            if Arc::strong_count(&pending.done) == 1 {
+                self.spare.push(pending.done);
             }
         }
         Ok(())
     }
 
-    /// Bytes of the arena after all that was enqueued. Waits for them.
+    /// Reads bytes of the arena after all work enqueued so far, and waits for them.
     pub fn read(
         &mut self,
         arena: &DeviceMemory,
@@ -160,25 +160,25 @@ impl Traffic {
         bytes: usize,
         compute: Stream,
     ) -> Result<Vec<u8>, CudaError> {
-        let copy_out = self.behind_compute(arena, compute)?;
-        self.outlet.read(arena, offset, bytes, copy_out)
+        let copy_out = self.copy_out_after_compute(arena, compute)?;
+        self.read_buffers.read(arena, offset, bytes, copy_out)
     }
 
-    /// Sends single values on their way; returns where `collect` finds them.
+    /// Enqueues copies of single values to the host; returns the index to pass to `collect`.
     pub fn post(
         &mut self,
         arena: &DeviceMemory,
         offsets: &[usize],
         compute: Stream,
     ) -> Result<usize, CudaError> {
-        let copy_out = self.behind_compute(arena, compute)?;
+        let copy_out = self.copy_out_after_compute(arena, compute)?;
         let place = self.mailbox.post(arena, offsets, copy_out)?;
-        self.reading(offsets.iter().map(|at| *at..at + size_of::<f32>()).collect())?;
+        self.record_read(offsets.iter().map(|at| *at..at + size_of::<f32>()).collect())?;
         Ok(place)
     }
 
-    /// The same of memory beside the arena, in the order of the compute stream: what is enqueued later may write it.
-    pub fn post_beside(
+    /// As `post`, from memory outside the arena and ordered by the compute stream: later work may overwrite it.
+    pub fn post_from(
         &mut self,
         memory: &DeviceMemory,
         offsets: &[usize],
@@ -187,76 +187,76 @@ impl Traffic {
         self.mailbox.post(memory, offsets, compute)
     }
 
-    /// Values that were posted, once they are there.
+    /// Waits for posted values and returns them.
     pub fn collect(&self, place: usize, count: usize) -> Result<Vec<f32>, CudaError> {
         self.mailbox.collect(place, count)
     }
 
-    /// Sends ranges of the arena, as they are after all that was enqueued, on their way to pinned memory. `None` where
-    /// the system does not give that much of it.
+    /// Begins to copy ranges of the arena, as they are after all work enqueued so far, to pinned memory. `None` if the system
+    /// refuses that much pinned memory.
     pub fn begin_copy(
         &mut self,
         arena: &DeviceMemory,
         ranges: Vec<Range<usize>>,
         compute: Stream,
-    ) -> Result<Option<Coming>, CudaError> {
+    ) -> Result<Option<PendingCopy>, CudaError> {
         let mut end = 0;
         let mut parts = Vec::with_capacity(ranges.len());
         for range in &ranges {
             parts.push(end..end + range.len());
             end = (end + range.len()).next_multiple_of(ALIGN);
         }
-        let Ok(memory) = self.shelf.take(end) else { return Ok(None) };
-        let copy_out = self.behind_compute(arena, compute)?;
+        let Ok(memory) = self.pool.take(end) else { return Ok(None) };
+        let copy_out = self.copy_out_after_compute(arena, compute)?;
         let mut pairs = ranges.iter().zip(&parts).filter(|(range, _)| !range.is_empty());
         let sent = pairs
             .try_for_each(|(range, part)| {
                 arena.copy_out(range.start, &memory, part.start, range.len(), copy_out)
             })
-            .and_then(|()| self.reading(ranges));
+            .and_then(|()| self.record_read(ranges));
         match sent {
-            Ok(done) => Ok(Some(Coming::new(memory, parts, done, Arc::clone(&self.shelf)))),
+            Ok(done) => Ok(Some(PendingCopy::new(memory, parts, done, Arc::clone(&self.pool)))),
             Err(why) => {
-                // The memory is freed on the way out, and copies into it may be under way.
+                // The memory is freed on return, and copies into it may be pending.
                 let _ = self.copy_out.synchronize();
                 Err(why)
             }
         }
     }
 
-    /// Waits for every copy under way.
+    /// Waits for all pending copies.
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.copy_in.synchronize()?;
         self.copy_out.synchronize()
     }
 
-    /// The copy-out stream, from here on behind all that was enqueued.
-    fn behind_compute(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<Stream, CudaError> {
+    /// Orders the copy-out stream after all work enqueued so far.
+    fn copy_out_after_compute(&mut self, arena: &DeviceMemory, compute: Stream) -> Result<Stream, CudaError> {
         self.land(arena, compute)?;
         self.computed.record(compute)?;
         self.computed.hold(self.copy_out.get())?;
         Ok(self.copy_out.get())
     }
 
-    /// Notes that what was just enqueued on the copy-out stream reads these ranges.
-    fn reading(&mut self, ranges: Vec<Range<usize>>) -> Result<Arc<Event>, CudaError> {
+    /// Records that the work just enqueued on the copy-out stream reads these ranges.
+    fn record_read(&mut self, ranges: Vec<Range<usize>>) -> Result<Arc<Event>, CudaError> {
         let done = match self.spare.pop() {
             Some(event) => event,
             None => Arc::new(Event::untimed(self.driver)?),
         };
         done.record(self.copy_out.get())?;
-        self.readings.push(Reading { ranges, done: Arc::clone(&done) });
+        self.pending_reads.push(PendingRead { ranges, done: Arc::clone(&done) });
         Ok(done)
     }
 }
 
-impl Reading {
-    fn meets(&self, written: &[Range<usize>]) -> bool {
+impl PendingRead {
+    fn overlaps(&self, written: &[Range<usize>]) -> bool {
         self.ranges.iter().any(|r| written.iter().any(|w| r.start < w.end && w.start < r.end))
     }
 }
 
-/// The ranges a plan writes: its launches' outputs and scratch, sorted and joined.
+/// The ranges a plan writes: outputs and workspaces of its launches, sorted and merged.
 pub fn written(plan: &flatout_ir::Plan) -> Vec<Range<usize>> {
     let views = plan.launches.iter().flat_map(|l| l.outs.iter().flatten().chain(&l.workspace));
     let mut ranges: Vec<Range<usize>> = views

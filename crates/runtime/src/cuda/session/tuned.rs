@@ -1,20 +1,17 @@
-//! Measured times on disk: algorithms of matrix products, and attention kernels.
+//! On-disk cache of measured times: algorithms of matrix products, and attention kernels.
 //!
-//! A second start times nothing.
-//!
-//! An entry is named by all that a time depends on: the GPU, its driver, the library's version, how many candidates
-//! were asked for, and the problem itself (shapes, types, layouts, alignments, scratch, epilogue; of kernels of ours their
-//! sources). So another GPU, driver, library or kernel finds nothing and times again.
+//! With a warm cache, a start times nothing. The key of an entry holds all that a time depends on: the GPU, its driver, the
+//! library's version, the number of candidates, and the problem itself (shapes, types, layouts, alignments, scratch, epilogue;
+//! for our own kernels their sources). So another GPU, driver, library or kernel misses the cache and is timed again.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
 
 use crate::cuda::driver::store::{self, Store};
 
-/// An opaque algorithm of cuBLASLt, which its documentation lets one keep for the same version of the library.
+/// An opaque cuBLASLt algorithm, which its documentation allows to store for the same library version.
 pub type Algorithm = [u64; 8];
 
-/// A candidate that was timed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timing {
     pub ms: f64,
@@ -22,36 +19,35 @@ pub struct Timing {
     pub algorithm: Algorithm,
 }
 
-/// A kernel that was timed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
-    /// Without spaces.
+    /// Contains no spaces.
     pub name: String,
     pub ms: f64,
 }
 
-/// Counts and time of choosing algorithms, in distinct products.
+/// Statistics of choosing algorithms, in distinct products.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tuning {
     pub timed: usize,
     pub remembered: usize,
-    /// Why times could not be kept, once.
+    /// Why times could not be stored, if so.
     pub note: Option<String>,
 }
 
-/// The memory of one session.
+/// The cache as one session uses it.
 pub struct Tuned {
     store: Store,
-    /// GPU, driver and library.
+    /// GPU, driver and library version.
     on: String,
     candidates: usize,
     tuning: RefCell<Tuning>,
-    /// Kernels by problem, also where nothing can be kept on disk.
+    /// Kernel times by problem, kept in memory even if nothing can be stored on disk.
     kernels: RefCell<HashMap<String, Vec<KernelTime>>>,
 }
 
 impl Tuned {
-    /// `candidates` of a product are timed; with 1, none is and the library's first choice is taken.
+    /// `candidates` per product are timed; 1 means none is timed and the library's first choice is taken.
     pub fn new(store: Store, on: String, candidates: usize) -> Tuned {
         Tuned { store, on, candidates, tuning: RefCell::default(), kernels: RefCell::default() }
     }
@@ -64,20 +60,20 @@ impl Tuned {
         self.tuning.borrow().clone()
     }
 
-    /// The fastest of what was timed for a product, here or in an earlier process.
+    /// The fastest candidate of a product, timed by this or an earlier process.
     pub fn recall(&self, product: &str) -> Option<Timing> {
         let fastest = self.lines(product)?.first().and_then(|line| parse(line))?;
         self.tuning.borrow_mut().remembered += 1;
         Some(fastest)
     }
 
-    /// Keeps the times of a product's candidates, fastest first.
+    /// Stores the times of a product's candidates, fastest first.
     pub fn remember(&self, product: &str, timings: &[Timing]) {
         self.tuning.borrow_mut().timed += 1;
         self.keep(product, timings.iter().map(line).collect());
     }
 
-    /// The times of a problem's kernels, fastest first, taken here or in an earlier process.
+    /// The times of a problem's kernels, fastest first, measured by this or an earlier process.
     pub fn recall_kernels(&self, problem: &str) -> Option<Vec<KernelTime>> {
         if let Some(known) = self.kernels.borrow().get(problem) {
             return Some(known.clone());
@@ -88,17 +84,17 @@ impl Tuned {
         (!times.is_empty()).then_some(times)
     }
 
-    /// Keeps the times of a problem's kernels, fastest first.
+    /// Stores the times of a problem's kernels, fastest first.
     pub fn remember_kernels(&self, problem: &str, times: &[KernelTime]) {
         self.kernels.borrow_mut().insert(problem.into(), times.into());
         self.keep(problem, times.iter().map(|time| format!("{} {}", time.ms, time.name)).collect());
     }
 
-    /// The times kept for a problem, one line per candidate.
+    /// The times stored for a problem, one line per candidate.
     fn lines(&self, problem: &str) -> Option<Vec<String>> {
         let text = String::from_utf8(self.store.get(&self.name(problem))?).ok()?;
-        let (whose, lines) = text.split_once('\n')?;
-        (whose == problem).then(|| lines.lines().map(String::from).collect())
+        let (key, lines) = text.split_once('\n')?;
+        (key == problem).then(|| lines.lines().map(String::from).collect())
     }
 
     fn keep(&self, problem: &str, lines: Vec<String>) {
@@ -114,7 +110,7 @@ impl Tuned {
     }
 }
 
-/// Milliseconds, bytes of scratch, the algorithm's words.
+/// Formats milliseconds, bytes of scratch and the algorithm's words.
 fn line(timing: &Timing) -> String {
     let words: Vec<String> = timing.algorithm.iter().map(|word| format!("{word:016x}")).collect();
     format!("{} {} {}", timing.ms, timing.workspace_bytes, words.join(" "))
@@ -152,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn times_come_back_only_for_the_same_product_gpu_library_and_effort() {
+    fn times_are_keyed_by_product_gpu_library_and_candidates() {
         let folder = folder("same");
         let on = |on: &str, candidates| Tuned::new(Store::at(folder.clone()), on.into(), candidates);
         let first = on("h200, driver 580, cuBLASLt 130100", 8);
@@ -170,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_and_a_name_that_meets_another_are_timed_again() {
+    fn corruption_and_key_collisions_count_as_misses() {
         let folder = folder("damage");
         let tuned = Tuned::new(Store::at(folder.clone()), "gpu".into(), 8);
         tuned.remember("a x b", &[timing(1.0)]);
@@ -185,7 +181,7 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
     #[test]
-    fn kernels_come_back_fastest_first_and_stay_where_nothing_is_kept() {
+    fn kernel_times_are_sorted_and_survive_without_a_disk() {
         let folder = folder("kernels");
         let on = |on: &str| Tuned::new(Store::at(folder.clone()), on.into(), 8);
         let times: Vec<KernelTime> =
@@ -201,10 +197,10 @@ mod tests {
         assert_eq!(on("h200").recall_kernels("causal"), None);
         std::fs::remove_dir_all(&folder).unwrap();
         std::fs::write(&folder, "in the way").unwrap();
-        let unkept = on("h200");
-        unkept.remember_kernels("causal", &times);
-        assert_eq!(unkept.recall_kernels("causal"), Some(times));
-        assert!(unkept.tuning().note.is_some());
+        let unstored = on("h200");
+        unstored.remember_kernels("causal", &times);
+        assert_eq!(unstored.recall_kernels("causal"), Some(times));
+        assert!(unstored.tuning().note.is_some());
         std::fs::remove_file(folder).unwrap();
     }
 }

@@ -1,7 +1,7 @@
-//! Attention at real sizes, checked on sampled queries of sampled segments, forward and backward.
+//! Verifies attention at real sizes on sampled queries of sampled segments, forward and backward.
 //!
-//! A query depends on the keys of its own segment alone, so the oracle takes a few queries and these keys. On the way back
-//! the incoming gradient is zero but in the sampled queries, one sample a segment.
+//! A query depends only on the keys of its own segment, so the oracle needs just a few queries and these keys. In the backward
+//! pass the incoming gradient is zero except in the sampled queries, one sample per segment.
 
 use std::ops::Range;
 
@@ -15,20 +15,19 @@ use crate::verify::attention::tree_intervals;
 
 use super::{BF16, Bench, Check, Fill, Noise, Sizes, WIDE, error, narrow, shape, type_of, wanted};
 
-/// Of o: weights and the result are rounded to bf16.
+/// Bound for o: weights and the result are rounded to bf16.
 const BOUND: f64 = 3e-3;
-/// Of gradients: the incoming one and o are rounded too.
+/// Bound for gradients: the incoming one and o are rounded too.
 const GRADIENT_BOUND: f64 = 6e-3;
 
-/// Queries that are sampled together.
+/// Queries per sample.
 const QUERIES: usize = 16;
-/// Segments that are sampled.
+/// Number of segments sampled.
 const SAMPLES: usize = 7;
 
 /// Rows of queries and of keys of a segment.
 pub(in crate::verify) type Pair = (Range<usize>, Range<usize>);
 
-/// A large problem.
 #[derive(Clone, Debug)]
 pub(in crate::verify) struct Problem {
     pub what: String,
@@ -41,18 +40,18 @@ pub(in crate::verify) struct Problem {
     pub segments: Vec<Pair>,
     pub q: Segments,
     pub k: Segments,
-    /// Intervals of the queries, [tokens, 4]; empty with every other mask.
+    /// Intervals of the queries, [tokens, 4]; empty with other masks.
     pub intervals: Vec<f64>,
 }
 
-/// Every problem for the sizes of a model, and those that the model does not have.
+/// Every problem for the sizes of a model, and some that the model does not have.
 pub(super) fn checks(s: Sizes) -> Vec<Check> {
     let tokens = s.tokens;
     let model = |mask| equal(mask, tokens / s.context, s.context, s.heads, s.kv_heads, s.head);
     let wide =
         |heads, kv_heads, size, mask| packed("packed", tokens, s.segments, 512, heads, kv_heads, size, mask);
     let many = packed("packed short", tokens / 4, tokens / 12, 3, s.heads, s.kv_heads, s.head, Mask::Causal);
-    // Segments long enough for kernels that sum over keys in another way than over few.
+    // Segments long enough for kernels that sum over many keys differently than over few.
     let long = packed(
         "packed long",
         tokens,
@@ -103,7 +102,7 @@ pub(in crate::verify) fn equal(
     }
 }
 
-/// A number of segments of 1 to `longest` tokens, one after another; some tokens behind them stay outside.
+/// Segments of 1 to `longest` tokens, contiguous; some tokens after them are in no segment.
 #[allow(clippy::too_many_arguments, reason = "a table of problems with these columns")]
 pub(in crate::verify) fn packed(
     what: &str,
@@ -140,7 +139,7 @@ pub(in crate::verify) fn packed(
     }
 }
 
-/// A number of trees of `len` tokens, as preference pairs have them.
+/// Trees of `len` tokens, as preference pairs have them.
 pub(in crate::verify) fn trees(
     count: usize,
     len: usize,
@@ -155,14 +154,13 @@ pub(in crate::verify) fn trees(
     Problem { what: format!("{count} trees of {len}"), q: ragged, k: ragged, intervals, ..equal }
 }
 
-/// A number of lengths from 1 to `longest`, always the same, that together fit in the tokens; their mean is 0.39 of the
-/// longest, 200 of 512.
+/// `count` fixed lengths from 1 to `longest` that together fit in the tokens; their mean is 0.39 of the longest, 200 of 512.
 fn lengths(tokens: usize, count: usize, longest: usize) -> Vec<usize> {
     let mut left = tokens;
     let mut length = |i: usize| {
         let even = philox([i as u32, 0, 0, 0], [325, 512])[0] as f64 / 4_294_967_296.0;
         let drawn = 1 + (even.powf(1.55) * longest as f64) as usize;
-        // A token stays for each of the segments to come.
+        // Leaves a token for each of the remaining segments.
         let len = drawn.min(left.saturating_sub(count - 1 - i));
         left -= len;
         len
@@ -170,7 +168,7 @@ fn lengths(tokens: usize, count: usize, longest: usize) -> Vec<usize> {
     (0..count).map(&mut length).collect()
 }
 
-/// One query over each of some caches, filled to any length.
+/// One query over each of several caches, filled to any length.
 pub(in crate::verify) fn decode(
     count: usize,
     capacity: usize,
@@ -195,12 +193,12 @@ pub(in crate::verify) fn decode(
     }
 }
 
-/// Queries of a segment, the keys the oracle needs for them, and the keys' head.
+/// Queries of a segment, the keys that the oracle needs for them, and the key head.
 #[derive(Clone, Debug)]
 struct Sample {
     queries: Range<usize>,
     keys: Range<usize>,
-    /// Keys of the segment that none of the queries sees.
+    /// Keys of the segment that none of the queries attends to.
     unseen: Range<usize>,
     head: usize,
 }
@@ -219,13 +217,13 @@ impl Problem {
         }
     }
 
-    /// The operation on what a sample needs.
+    /// The operation on the inputs of a sample.
     fn sampled_op(&self, grad: bool, sample: &Sample) -> Op {
         let (q, k) = (sample.queries.len(), sample.keys.len());
         self.op(grad, Segments::Uniform { len: q }, Segments::Uniform { len: k })
     }
 
-    /// From the first segment to the last, queries from the beginning of a segment to its end.
+    /// From the first segment to the last, with queries from the beginning of a segment to its end.
     fn samples(&self) -> Vec<Sample> {
         let last = self.segments.len() - 1;
         let mut places: Vec<usize> = (0..SAMPLES).map(|i| i * last / (SAMPLES - 1)).collect();
@@ -257,7 +255,7 @@ impl Problem {
             ins.extend(bounds(|pair| &pair.0));
         }
         match (self.q, self.k) {
-            // Queries and keys are cut by the same tensors.
+            // Queries and keys have the same segments, from the same tensors.
             (Segments::Ragged { .. }, Segments::Ragged { .. }) => {
                 ins.extend([ins[3].clone(), ins[4].clone()])
             }
@@ -270,7 +268,7 @@ impl Problem {
         ins
     }
 
-    /// Forward, then backward with a gradient in the sampled queries alone: the latter's inputs and outputs.
+    /// Forward, then backward with a gradient only in the sampled queries: returns the latter's inputs and outputs.
     fn lay_backward(&self, bench: &mut Bench<'_>) -> Result<(Vec<View>, Vec<View>), String> {
         let mut ins = self.lay(bench);
         let rows = self.samples().into_iter().flat_map(|sample| sample.queries).collect();
@@ -297,8 +295,8 @@ impl Problem {
     }
 }
 
-/// The relative L2 error; elements below 0.01 count as if they were that large, because gradients of a token that sees
-/// itself alone cancel to 0.
+/// The relative L2 error. Elements below 0.01 count as that large: gradients of a token that attends only to itself cancel to
+/// 0.
 fn distance(got: &[f64], want: &[f64]) -> f64 {
     let off: f64 = got.iter().zip(want).map(|(got, want)| (got - want) * (got - want)).sum();
     let size: f64 = want.iter().map(|want| (want * want).max(1e-4)).sum();

@@ -1,9 +1,9 @@
-//! Every attention kernel that serves a shape, timed against the others and against cuDNN.
+//! Times every attention kernel that serves a shape, against the others and cuDNN.
 //!
-//! One call of a model's layer, in turns, on noise.
+//! Each measurement is one call of a model's layer, on noise; kernels take turns.
 //!
-//! Rates count the pairs that the mask leaves in the segments there are, so a kernel gains nothing by work that nobody
-//! asked for. Where one set of tensors would stay in the cache they lie several times in memory, and calls go round them.
+//! Rates count the unmasked pairs of the actual segments, so a kernel gains nothing by unnecessary work. If one set of tensors
+//! would stay in cache, several copies are allocated and calls cycle through them.
 
 use flatout_ir::ops::attention::Mask;
 use flatout_ir::types::DType;
@@ -12,30 +12,30 @@ use flatout_ir::{Launch, Op};
 use crate::Session;
 use crate::cuda::{self, AttentionKernel};
 use crate::verify::real::attention::{Problem, decode, equal, packed, trees};
-use crate::verify::real::{Bench, Fill, WIDE, said};
-use crate::verify::{CaseDevice, Way};
+use crate::verify::real::{Bench, Fill, WIDE, message};
+use crate::verify::{CaseDevice, KernelSelection};
 
-/// Turns; the median counts.
+/// Number of turns; the median counts.
 const TURNS: usize = 5;
-/// A turn takes about this long.
+/// Approximate duration of a turn.
 const TURN_MS: f64 = 25.0;
 const MOST_CALLS: usize = 40;
-/// Tensors lie so often that together they are this many times the cache.
+/// Copies of the tensors together take this many times the cache.
 const CACHES: usize = 4;
 const MOST_COPIES: usize = 8;
 
-/// Kernels on one shape and direction.
+/// The kernels to compare on one shape and direction.
 pub struct Race {
     pub name: String,
     problem: Problem,
     grad: bool,
     /// The same sequences padded to one length, which cuDNN runs as equal ones.
     padded: Option<Problem>,
-    /// Whether memory, not arithmetic, is what it is judged by: a copy of as many bytes runs too.
+    /// Whether the shape is bound by memory rather than arithmetic: a copy of as many bytes is timed too.
     by_memory: bool,
 }
 
-/// A race's problem, for others to run the same.
+/// A race's problem, so that other implementations can run the same.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Shape {
     pub backward: bool,
@@ -43,13 +43,13 @@ pub struct Shape {
     pub heads: usize,
     pub kv_heads: usize,
     pub size: usize,
-    /// Queries and keys of each sequence, those behind each other on one axis.
+    /// Numbers of queries and keys of each sequence; sequences are contiguous on one axis.
     pub lengths: Vec<(usize, usize)>,
-    /// The length sequences are padded to by implementations that cannot pack them.
+    /// The length that sequences are padded to by implementations without packing.
     pub padded_to: Option<usize>,
 }
 
-/// The time of a kernel for one call.
+/// The time of one call of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lap {
     pub kernel: String,
@@ -57,9 +57,9 @@ pub struct Lap {
     pub ms: f64,
     pub shortest_ms: f64,
     pub longest_ms: f64,
-    /// Of the pairs the mask leaves, whatever the kernel computes beside them.
+    /// FLOPs of the unmasked pairs, whatever else the kernel computes.
     pub flops: u64,
-    /// Tensors read and written once, rows of segments alone.
+    /// Tensors read and written once, counting only rows in segments.
     pub bytes: u64,
 }
 
@@ -73,11 +73,11 @@ impl Lap {
     }
 }
 
-/// The lap others are measured against: cuDNN on equal sequences, padded ones where the problem is packed.
+/// The lap that others are compared with: cuDNN on equal sequences, or padded ones if the problem is packed.
 pub const PADDED: &str = "cudnn, padded";
 pub const COPY: &str = "copy";
 
-/// The shapes attention is judged by, both directions each.
+/// The shapes by which attention is judged, both directions each.
 pub fn races() -> Vec<Race> {
     let tokens = 65536;
     let plain = |problem| (problem, None, false);
@@ -115,7 +115,7 @@ pub fn races() -> Vec<Race> {
     all
 }
 
-/// The keys that a query of two intervals sees, where they do not overlap.
+/// Number of keys that a query with two intervals attends to, if they do not overlap.
 fn seen_by(intervals: &[f64]) -> u64 {
     ((intervals[1] - intervals[0]) + (intervals[3] - intervals[2])) as u64
 }
@@ -133,13 +133,13 @@ fn pairs(problem: &Problem) -> u64 {
     problem.segments.iter().map(|(q, k)| of_segment(q.len() as u64, k.len() as u64)).sum()
 }
 
-/// Two products of every pair forward, five backward.
+/// Two products per pair forward, five backward.
 fn flops(problem: &Problem, grad: bool) -> u64 {
     let products = if grad { 5 } else { 2 };
     2 * products * pairs(problem) * (problem.heads * problem.size) as u64
 }
 
-/// Backward reads q, k, v, o, do and lse, and writes dq, dk and dv.
+/// The backward pass reads q, k, v, o, do and lse, and writes dq, dk and dv.
 fn bytes(problem: &Problem, grad: bool) -> u64 {
     let segments = || problem.segments.iter();
     let of_q = segments().map(|(q, _)| q.len()).sum::<usize>() as u64 * problem.heads as u64;
@@ -148,8 +148,7 @@ fn bytes(problem: &Problem, grad: bool) -> u64 {
     2 * problem.size as u64 * (q_tensors * of_q + k_tensors * of_k) + 4 * of_q
 }
 
-/// The approximate lse of rows of noise: the logarithm of the number of keys a query sees,
-/// plus half the scores' variance.
+/// The approximate lse of rows of noise: the logarithm of the number of keys attended to, plus half the scores' variance.
 fn statistics(problem: &Problem) -> Vec<f64> {
     const HALF_VARIANCE: f64 = 0.076;
     let mut lse = vec![0.0; problem.tokens * problem.heads];
@@ -167,7 +166,7 @@ fn statistics(problem: &Problem) -> Vec<f64> {
     lse
 }
 
-/// Lays one call out, so often that its tensors do not stay in the cache.
+/// Lays out enough copies of one call that its tensors do not stay in cache.
 fn lay(problem: &Problem, grad: bool, bench: &mut Bench<'_>, copies: usize) -> Result<(), String> {
     for _ in 0..copies {
         let mut ins = problem.lay(bench);
@@ -183,7 +182,7 @@ fn lay(problem: &Problem, grad: bool, bench: &mut Bench<'_>, copies: usize) -> R
     Ok(())
 }
 
-/// A session that runs one call again and again.
+/// A session that runs one call repeatedly.
 struct Runner {
     kernel: String,
     session: Session,
@@ -197,7 +196,7 @@ struct Runner {
 impl Runner {
     fn time(&mut self, calls: usize) -> Result<f64, String> {
         let session = self.session.as_cuda().expect("made on a device");
-        Ok(session.time_ms(0, calls).map_err(said)? / self.copies as f64)
+        Ok(session.time_ms(0, calls).map_err(message)? / self.copies as f64)
     }
 
     fn lap(mut self) -> Lap {
@@ -214,17 +213,17 @@ impl Runner {
 }
 
 impl Race {
-    /// A lap of every kernel that serves the problem; one that cannot run says why.
+    /// Times every kernel that serves the problem; one that cannot run reports why.
     pub fn run(&self, device: &cuda::Device) -> Result<Vec<Lap>, String> {
         let mut runners = vec![];
-        for way in self.ways(&self.problem, device)? {
-            runners.push(self.runner(&self.problem, way.attention.name().into(), way, device)?);
+        for selection in self.selections(&self.problem, device)? {
+            runners.push(self.runner(&self.problem, selection.attention.name().into(), selection, device)?);
         }
         if let Some(padded) = &self.padded {
-            let way = Way::attention(AttentionKernel::Cudnn);
-            if self.ways(padded, device)?.contains(&way) {
-                let mut runner = self.runner(padded, PADDED.into(), way, device)?;
-                // The work that was asked for, not what padding adds to it.
+            let selection = KernelSelection::attention(AttentionKernel::Cudnn);
+            if self.selections(padded, device)?.contains(&selection) {
+                let mut runner = self.runner(padded, PADDED.into(), selection, device)?;
+                // Counts the requested work, without what padding adds.
                 (runner.flops, runner.bytes) =
                     (flops(&self.problem, self.grad), bytes(&self.problem, self.grad));
                 runners.push(runner);
@@ -261,41 +260,41 @@ impl Race {
 
     /// One call, for compiling ahead.
     pub fn launches(&self, device: &cuda::Device) -> Result<Vec<Launch>, String> {
-        let mut bench = Bench::new(CaseDevice::Cuda(device), Way::default());
+        let mut bench = Bench::new(CaseDevice::Cuda(device), KernelSelection::default());
         for problem in [Some(&self.problem), self.padded.as_ref()].into_iter().flatten() {
             lay(problem, self.grad, &mut bench, 1)?;
         }
         Ok(bench.launches)
     }
 
-    fn ways(&self, problem: &Problem, device: &cuda::Device) -> Result<Vec<Way>, String> {
+    fn selections(&self, problem: &Problem, device: &cuda::Device) -> Result<Vec<KernelSelection>, String> {
         let place = CaseDevice::Cuda(device);
-        let mut bench = Bench::new(place, Way::default());
+        let mut bench = Bench::new(place, KernelSelection::default());
         lay(problem, self.grad, &mut bench, 1)?;
-        Ok(place.ways(&bench.launches, cuda::Options::default()))
+        Ok(place.selections(&bench.launches, cuda::Options::default()))
     }
 
     fn runner(
         &self,
         problem: &Problem,
         kernel: String,
-        way: Way,
+        selection: KernelSelection,
         device: &cuda::Device,
     ) -> Result<Runner, String> {
         let (flops, bytes) = (flops(problem, self.grad), bytes(problem, self.grad));
         let cache = device.facts(cuda::Options::default()).l2_bytes as u64;
         let copies = ((CACHES as u64 * cache).div_ceil(bytes) as usize).clamp(1, MOST_COPIES);
-        let mut bench = Bench::new(CaseDevice::Cuda(device), way);
+        let mut bench = Bench::new(CaseDevice::Cuda(device), selection);
         lay(problem, self.grad, &mut bench, copies)?;
         let session = bench.open().map_err(|why| format!("{kernel}: {why}"))?;
         Ok(Runner { kernel, session, copies, calls: 1, flops, bytes, ms: vec![] })
     }
 
-    /// Half of the problem's bytes read, half written.
+    /// A copy that reads half of the problem's bytes and writes half.
     fn copy(&self, device: &cuda::Device) -> Result<Runner, String> {
         let wide = 4096;
         let rows = (bytes(&self.problem, self.grad) as usize / (4 * wide)).max(1);
-        let mut bench = Bench::new(CaseDevice::Cuda(device), Way::default());
+        let mut bench = Bench::new(CaseDevice::Cuda(device), KernelSelection::default());
         let from = bench.input(DType::BF16, &[rows, wide], WIDE);
         bench.launch(Op::Reshape { dims: vec![4 * rows, wide / 4] }, &[from])?;
         let bytes = (4 * rows * wide) as u64;
@@ -341,7 +340,7 @@ mod tests {
     fn every_shape_is_one_the_kernels_take() {
         for race in races() {
             for problem in [Some(&race.problem), race.padded.as_ref()].into_iter().flatten() {
-                let mut bench = Bench::new(CaseDevice::Cpu, Way::default());
+                let mut bench = Bench::new(CaseDevice::Cpu, KernelSelection::default());
                 lay(problem, race.grad, &mut bench, 1).unwrap_or_else(|why| panic!("{}: {why}", race.name));
                 bench.check().unwrap_or_else(|why| panic!("{}: {why}", race.name));
             }

@@ -1,6 +1,6 @@
-//! The names themselves, as tables.
+//! Tables of keys and values in other tools, with the keys and values here.
 
-/// (name elsewhere, our key or `key=value`). One with a value is a flag there: [`OFF`] has what turns it off.
+/// (name elsewhere, our key or `key=value`). One with a value is a flag there; [`OFF`] has the setting that turns it off.
 pub(super) const NAMES: &[(&str, &str)] = &[
     // Model dimensions.
     ("hidden_size", "model.width"),
@@ -59,7 +59,7 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("patch_size", "model.patch"),
     ("img_size", "model.image_size"),
     ("drop_path_rate", "model.drop_path"),
-    // Portions and length of the run.
+    // Batches and length of the run.
     ("ema_decay", "train.ema"),
     ("model_ema_decay", "train.ema"),
     ("use_ema", "train.ema"),
@@ -214,7 +214,7 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("dataloader_workers", "loader.workers"),
     ("prefetch_factor", "loader.prefetch"),
     ("dataloader_prefetch_factor", "loader.prefetch"),
-    // Classes, and runs that evaluations decide.
+    // Classes, augmentation, early stopping and attention.
     ("num_labels", "model.classes"),
     ("num_classes", "model.classes"),
     ("classifier_pooling", "model.pooling"),
@@ -253,8 +253,8 @@ pub(super) const NAMES: &[(&str, &str)] = &[
     ("log_every_n_steps", "log.every"),
 ];
 
-/// (what a flag is here, what to write where it is false there). TF32 runs only where it is asked for, so that any other
-/// precision turns it off.
+/// (our setting for a flag, our setting if the flag is false there). TF32 is used only if it is requested, so any other precision turns
+/// it off.
 pub(super) const OFF: &[(&str, &str)] = &[
     ("adapter.kind=dora", "adapter.kind=lora"),
     ("adapter.kind=lora", "adapter.kind=none"),
@@ -280,7 +280,7 @@ pub(super) const OFF: &[(&str, &str)] = &[
     ("recompute=full", "recompute=none"),
 ];
 
-/// Names whose values are not those of the key they are answered with, and how one comes from the other.
+/// Names whose values differ from those of our key, with how to convert them.
 pub(super) const OTHER_VALUES: &[(&[&str], &str)] = &[
     (&["batch_size"], " (the rows of an update), or `train.micro_batch` where accumulation multiplies it"),
     (&["eval_iters"], ", which counts rows: theirs times the rows of a batch"),
@@ -293,7 +293,7 @@ pub(super) const OTHER_VALUES: &[(&[&str], &str)] = &[
     (&["val_set_size", "validation_split"], ", a share of the documents, as 0.05"),
     (
         &["target_modules", "lora_target_modules", "lora_target_linear"],
-        ", patterns of paths such as layers.*.attn.wq; all layers where not given",
+        ", patterns of paths such as layers.*.attn.wq; the default is all layers",
     ),
     (&["modules_to_save", "lora_modules_to_save"], ", patterns of paths such as head"),
     (&["freeze_layers"], ", patterns of paths such as layers.0"),
@@ -305,7 +305,7 @@ pub(super) const OTHER_VALUES: &[(&[&str], &str)] = &[
     (&["use_gqa"], ": fewer of them than model.heads"),
 ];
 
-/// (our key, a value it has elsewhere, what to write here, a remark)
+/// (our key, a value it has elsewhere, the setting here, a remark)
 pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
     ("precision", "float32", "precision=fp32", ""),
     ("precision", "32", "precision=fp32", ""),
@@ -358,7 +358,7 @@ pub(super) const VALUES: &[(&str, &str, &str, &str)] = &[
 const FP16: &str = ": there is no fp16 here, and bf16 needs no scaling of the loss";
 const FUSED: &str = ", which is the default";
 
-/// Names of things that no key sets: how they are had here.
+/// Names elsewhere for which there is no key, with what to do here instead.
 pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
     (
         &["pin_memory", "dataloader_pin_memory"],
@@ -375,7 +375,7 @@ pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
     ),
     (
         &["load_in_8bit", "quantization_config", "use_qlora"],
-        "frozen weights lie in bf16, with `base=fp8` in 8 bits or with `base=nf4` in 4: QLoRA is `adapter.kind=lora base=nf4`, and \
+        "frozen weights are stored in bf16, with `base=fp8` in 8 bits or with `base=nf4` in 4: QLoRA is `adapter.kind=lora base=nf4`, and \
          flatout plan says whether that fits",
     ),
     (
@@ -399,8 +399,8 @@ pub(super) const WITHOUT_KEY: &[(&[&str], &str)] = &[
         "here that is the option `--gpus N` with `shard=optimizer`, `gradients` or `parameters`",
     ),
     (&["ddp", "num_gpus", "world_size", "nproc_per_node"], "here that is the option `--gpus N`"),
-    (PRESETS, "here that is the option `--with NAME`; flatout recipes lists what there is"),
+    (PRESETS, "here that is the option `--with NAME`; flatout recipes lists the names"),
 ];
 
-/// Names that choose a set of values there.
+/// Names that choose a set of values in other tools.
 pub(super) const PRESETS: &[&str] = &["experiment", "preset"];

@@ -1,5 +1,5 @@
-//! Models and adapters that a run begins from, laid over a recipe: they take the place of lower layers, and must agree with
-//! the layers beside and above.
+//! Pretrained models and adapters that a run starts from, as values over a recipe: they replace values of lower layers, and values of
+//! the same or higher layers must agree with them.
 
 use flatout_models::config::{FoveaConfig, Model, Tower};
 use flatout_models::library::fovea;
@@ -12,8 +12,8 @@ use crate::config::schema::{self, QualifiedKey};
 use crate::config::{Adapter, text};
 use crate::refuse;
 
-/// The factor on the first values of a head of its own.
-const FIRST_HEAD: &str = "model.init_head";
+/// The factor on the initial values of an untied head.
+const INIT_HEAD: &str = "model.init_head";
 
 impl Layers {
     /// The value of `model.from`, where it is given.
@@ -21,11 +21,11 @@ impl Layers {
         self.values.get("model.from").and_then(|held| held.value.as_str())
     }
 
-    /// Lays the model of `model.from`: it takes the place of what lower layers say, and what is said beside or above
-    /// must agree.
+    /// Sets the values of the model of `model.from`: they replace values of lower layers, and values of the same or higher layers must
+    /// agree.
     pub fn model(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
-        /// Keys of training, which a description of a model does not have.
-        const NOT_THE_MODELS: [&str; 10] = [
+        /// Keys of training, which the description of a pretrained model does not have.
+        const TRAINING_KEYS: [&str; 10] = [
             "from",
             "context",
             "dropout",
@@ -37,19 +37,20 @@ impl Layers {
             "image_height",
             "drop_path",
         ];
-        /// Keys of a model that may be used otherwise than it was made, by whatever layer says so.
+        /// Keys that any layer may set to another value than the pretrained model has.
         const MAY_DIFFER: [&str; 4] = ["attention", "head", "classes", "pooling"];
-        const SAID_BEFORE: [&str; 2] = ["vision.mode", "vision.image_size"];
+        /// Keys that keep the value of any layer.
+        const KEPT: [&str; 2] = ["vision.mode", "vision.image_size"];
         let of_source = self.values.get("model.from").map_or(usize::MAX, |held| held.layer);
         let facts = Value::try_from(model).expect("a section has a TOML form");
-        // A recipe for a model of another kind says nothing of this one.
+        // The model keys of a recipe for another kind of model are dropped.
         let kind = self.values.get(KIND).filter(|held| held.layer >= of_source);
         if kind.is_none() && self.kind() != model.kind() {
             let held = std::mem::take(&mut self.values);
             let of_others = |path: &str| path.starts_with("model.") && path != "model.from";
             self.values = held.into_iter().filter(|(p, h)| !of_others(p) || h.layer >= of_source).collect();
         }
-        // A text model has nothing to say of a tower that is put beside it.
+        // A text model does not replace the keys of a tower that is added to it.
         let keeps_tower = facts.get("vision").is_none() && self.tower() == Tower::Fovea;
         if !keeps_tower && let Some(held) = self.values.get(TOWER_FROM) {
             if held.layer >= of_source {
@@ -61,15 +62,13 @@ impl Layers {
         }
         let has_head = model.brings_head();
         for QualifiedKey { path, name, tables, key, .. } in schema::of_section("model", Model::keys()) {
-            if NOT_THE_MODELS.contains(&&name[..]) || keeps_tower && tables == ["vision"] {
+            if TRAINING_KEYS.contains(&&name[..]) || keeps_tower && tables == ["vision"] {
                 continue;
             }
-            // How frames are looked at, and their size, are said by any layer before the model says it.
-            if SAID_BEFORE.contains(&&name[..]) && self.values.contains_key(&path) {
+            if KEPT.contains(&&name[..]) && self.values.contains_key(&path) {
                 continue;
             }
-            // Of a head for images that is there, and of a pooling that is the model's own, what a recipe below says of another
-            // is put aside.
+            // If the model brings a head, or a pooling of its own, values of lower layers are dropped.
             let brings = if name == "pooling" { model.brings_pooling() } else { has_head };
             let is_kept = |held: &LayerValue| !brings || held.layer >= of_source;
             if MAY_DIFFER.contains(&&name[..]) && self.values.get(&path).is_some_and(is_kept) {
@@ -77,8 +76,8 @@ impl Layers {
             }
             let table = tables.iter().try_fold(&facts, |held, table| held.get(table));
             let fact = table.and_then(|table| table.get(key.name));
-            let said = self.values.get(&path).filter(|held| held.layer >= of_source);
-            match (said, fact) {
+            let given = self.values.get(&path).filter(|held| held.layer >= of_source);
+            match (given, fact) {
                 (Some(held), fact) if Some(&held.value) != fact => refuse!(
                     "`{path}` is {} and the model of {whence} has {}: leave it out",
                     text::value(&held.value),
@@ -96,10 +95,10 @@ impl Layers {
                 text::value(&held.value)
             );
         }
-        // A factor on the first values of a head is for a head of its own: where the source ties it to the embedding, a recipe's is dropped.
+        // `model.init_head` is for untied heads: if the source ties its head to the embedding, a recipe's value is dropped.
         let is_tied = model.as_decoder().is_some_and(|decoder| decoder.tied);
-        if is_tied && self.values.get(FIRST_HEAD).is_some_and(|held| held.layer < of_source) {
-            self.values.remove(FIRST_HEAD);
+        if is_tied && self.values.get(INIT_HEAD).is_some_and(|held| held.layer < of_source) {
+            self.values.remove(INIT_HEAD);
         }
         let value = |key: &str| {
             let held = self.values.get(&format!("model.{key}"))?;
@@ -120,18 +119,18 @@ impl Layers {
         self.values.get(TOWER_FROM).and_then(|held| held.value.as_str())
     }
 
-    /// Lays the blocks of `model.vision.from`: they take the place of what lower layers say, and what is said beside or above
-    /// must agree.
-    pub fn lay_tower(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
+    /// Sets the tower's dimensions from `model.vision.from`: they replace values of lower layers, and values of the same or higher
+    /// layers must agree.
+    pub fn set_tower(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
         let of_source = self.values.get(TOWER_FROM).map_or(usize::MAX, |held| held.layer);
         if self.tower() != Tower::Fovea {
             refuse!(
-                "`{TOWER_FROM}` is of model.vision.kind=fovea, and `model.vision.kind` is {}",
+                "`{TOWER_FROM}` is a key of model.vision.kind=fovea, and `model.vision.kind` is {}: leave it out",
                 self.tower()
             );
         }
         let Model::Vit(vit) = model else {
-            refuse!("`{TOWER_FROM}` is {whence}, which is no DINOv2 but a {}: give one", model.kind());
+            refuse!("`{TOWER_FROM}` is {whence}, which is a {}: give a DINOv2", model.kind());
         };
         let tower = fovea::tower(vit, &FoveaConfig::default())
             .map_err(|why| UserError(format!("`{TOWER_FROM}` is {whence}: {why}")))?;
@@ -150,19 +149,18 @@ impl Layers {
         Ok(())
     }
 
-    /// Whether the number of classes is the data's to say: nobody says it, or only a layer below the one that names the
-    /// data.
+    /// Whether the number of classes comes from the data: no layer sets it, or only one below the layer that names the data.
     pub fn leaves_classes_to_data(&self) -> bool {
         let layer = |path: &str| self.values.get(path).map(|held| held.layer);
         let data = layer("data.path").max(layer("data.classes"));
-        layer(CLASSES).is_none_or(|said| data.is_some_and(|data| said < data))
+        layer(CLASSES).is_none_or(|classes| data.is_some_and(|data| classes < data))
     }
 
-    pub fn says_classes(&self) -> bool {
+    pub fn sets_classes(&self) -> bool {
         self.values.contains_key(CLASSES)
     }
 
-    pub fn lay_classes(&mut self, classes: usize) {
+    pub fn set_classes(&mut self, classes: usize) {
         self.put(CLASSES.into(), Value::Integer(classes as i64));
     }
 
@@ -174,13 +172,13 @@ impl Layers {
         (value("data.tokenizer").and_then(Value::as_str), tokens)
     }
 
-    /// Lays the vocabulary of a model that grows.
-    pub fn lay_vocab(&mut self, vocab: usize) {
+    /// Sets the vocabulary of a model that grows.
+    pub fn set_vocab(&mut self, vocab: usize) {
         self.put(VOCAB.into(), Value::Integer(vocab as i64));
     }
 
-    /// Leaves out what layers say of the vocabulary where it is this one.
-    pub fn leave_out_vocab(&mut self, vocab: usize) {
+    /// Removes the vocabulary if layers set it to this value.
+    pub fn remove_vocab(&mut self, vocab: usize) {
         if self.values.get(VOCAB).is_some_and(|held| held.value.as_integer() == Some(vocab as i64)) {
             self.values.remove(VOCAB);
         }
@@ -191,16 +189,16 @@ impl Layers {
         self.values.get("adapter.from").and_then(|held| held.value.as_str())
     }
 
-    /// Lays the adapter of `adapter.from`: what is said beside or above must agree. How much of its input is dropped is a
-    /// matter of training.
+    /// Sets the values of the adapter of `adapter.from`; values of the same or higher layers must agree. Dropout is not among them,
+    /// because it is a setting of training.
     pub fn adapter(&mut self, adapter: &Adapter, whence: &str) -> Result<(), UserError> {
         let of_source = self.values.get("adapter.from").map_or(usize::MAX, |held| held.layer);
         let facts = Value::try_from(adapter).expect("a section has a TOML form");
         for key in ["kind", "rank", "alpha", "paths", "groups"] {
             let path = format!("adapter.{key}");
-            let said = self.values.get(&path).filter(|held| held.layer >= of_source);
+            let given = self.values.get(&path).filter(|held| held.layer >= of_source);
             let Some(fact) = facts.get(key) else { continue };
-            if let Some(held) = said.filter(|held| held.value != *fact) {
+            if let Some(held) = given.filter(|held| held.value != *fact) {
                 refuse!(
                     "`{path}` is {} and the adapter in {whence} has {}: leave it out",
                     text::value(&held.value),

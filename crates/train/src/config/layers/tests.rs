@@ -48,7 +48,7 @@ fn overrides_apply_in_order_by_long_and_short_names() {
 }
 
 #[test]
-fn giving_one_of_a_pair_puts_the_recipes_other_aside() {
+fn giving_one_of_two_alternative_keys_removes_the_recipes_other() {
     let epochs = with(&["epochs=2"]).unwrap().train;
     assert_eq!((epochs.steps, epochs.epochs), (None, Some(2)));
     let accumulate = |overrides: &[&str]| {
@@ -77,8 +77,8 @@ fn options_that_are_keys_are_answered_with_them() {
         ("--every 5", "here eval.every=VALUE or checkpoint.every=VALUE or log.every=VALUE"),
     ] {
         let (option, next) = words.split_once(' ').map_or((words, None), |(a, b)| (a, Some(b)));
-        let said = option_as_key(option, next).unwrap();
-        assert!(said.contains(sentence), "{words}: {said:?} lacks {sentence:?}");
+        let answer = option_as_key(option, next).unwrap();
+        assert!(answer.contains(sentence), "{words}: {answer:?} lacks {sentence:?}");
     }
     assert_eq!(option_as_key("--colour", None), None);
 }
@@ -95,11 +95,11 @@ fn a_shorter_run_has_a_shorter_warm_up_unless_one_is_asked_for() {
     assert_eq!(of_epochs.schedule.warmup_steps, 10);
     assert_eq!((of_epochs.eval.every, of_epochs.eval.every_epochs), (10, None));
     let resumed = with(&["steps=100", "warmup_steps=60"]).unwrap().resumed(&["steps=50".into()]).unwrap();
-    assert_eq!(resumed.schedule.warmup_steps, 60, "the horizon of a run that goes on does not change");
+    assert_eq!(resumed.schedule.warmup_steps, 60, "the horizon of a resumed run does not change");
 }
 
 #[test]
-fn rows_at_once_and_how_often_are_the_batch() {
+fn the_batch_is_micro_batch_times_accumulate() {
     let train = |overrides: &[&str]| with(overrides).unwrap().train;
     for words in [["train.micro_batch=8", "train.accumulate=12"], ["accumulate=12", "micro_batch=8"]] {
         let train = train(&words);
@@ -123,7 +123,7 @@ fn rows_at_once_and_how_often_are_the_batch() {
 }
 
 #[test]
-fn compile_is_laid_where_it_stands() {
+fn compile_sets_switches_in_the_order_of_the_overrides() {
     let switches = with(&["compile=off", "fuse.qkv=on"]).unwrap().switches;
     assert_eq!((switches.fuse.qkv, switches.fuse.norm), (Toggle::On, Toggle::Off));
     assert_eq!(switches.kernels.cuda_graphs, Choose::Off);
@@ -135,15 +135,11 @@ fn compile_is_laid_where_it_stands() {
     layers.file(&with(&[]).unwrap().to_toml(), "base").unwrap();
     layers.file("[switches]\nattention = \"naive\"\nfuse.loss = true\ncompile = \"off\"\n", "over").unwrap();
     let switches = layers.finish().unwrap().switches;
-    assert_eq!(
-        (switches.fuse.loss, switches.fuse.qkv),
-        (Toggle::On, Toggle::Off),
-        "beside it, the rest wins"
-    );
+    assert_eq!((switches.fuse.loss, switches.fuse.qkv), (Toggle::On, Toggle::Off), "a switch beside it wins");
 }
 
 #[test]
-fn unknown_keys_get_the_name_that_was_meant() {
+fn unknown_keys_are_answered_with_the_likely_name() {
     let cases = [
         ("optimiser.lr=1", "there is no key `optimiser.lr`; did you mean `optimizer.lr`?"),
         ("bathc=1", "there is no key `bathc`; did you mean `train.batch`?"),
@@ -159,10 +155,10 @@ fn unknown_keys_get_the_name_that_was_meant() {
         ("optimizer=sgd", "here that is `optimizer.name` (adamw, muon)"),
         (
             "optimizer.name=AdamW8bit",
-            "wants one of adamw, muon, and got `AdamW8bit`; here that is `optimizer.state=int8`",
+            "must be one of adamw, muon, not `AdamW8bit`; here that is `optimizer.state=int8`",
         ),
-        ("attention=sdpa", "and got `sdpa`; here that is `attention=flash`"),
-        ("workers=0", "and got `0`; here that is `loader.workers=1`"),
+        ("attention=sdpa", "not `sdpa`; here that is `attention=flash`"),
+        ("workers=0", "not `0`; here that is `loader.workers=1`"),
         ("train.lr=1", "there is no key `train.lr`; here that is `optimizer.lr`"),
         ("model.precision=bf16", "there is no key `model.precision`; here that is `switches.precision`"),
         ("optimizer.dampening=1", "`optimizer` has name, lr, adamw_lr, betas, eps, momentum, nesterov"),
@@ -170,15 +166,15 @@ fn unknown_keys_get_the_name_that_was_meant() {
         ("every=10", "`every` may be eval.every or checkpoint.every or log.every: give it in full"),
         ("lr", "`lr` is neither a recipe nor key=value"),
         ("=3", "there is no key ``"),
-        ("lr=fast", "`optimizer.lr` wants a number, and got `fast`"),
-        ("lr=", "`optimizer.lr` wants a number, and got ``"),
-        ("precision=fp4", "`switches.precision` wants one of auto, fp32, tf32, bf16, fp8, and got `fp4`"),
-        ("steps=-5", "`train.steps` wants a whole number of 0 or more, and got `-5`"),
-        ("lr=NaN", "`optimizer.lr` wants a number, and got `NaN`"),
-        ("lr=none", "`optimizer.lr` wants a number, and got `none`"),
+        ("lr=fast", "`optimizer.lr` must be a number, not `fast`"),
+        ("lr=", "`optimizer.lr` must be a number, not ``"),
+        ("precision=fp4", "`switches.precision` must be one of auto, fp32, tf32, bf16, fp8, not `fp4`"),
+        ("steps=-5", "`train.steps` must be a whole number of 0 or more, not `-5`"),
+        ("lr=NaN", "`optimizer.lr` must be a number, not `NaN`"),
+        ("lr=none", "`optimizer.lr` must be a number, not `none`"),
         ("groups=[{path='a'}]", "one of them has `path`"),
         ("groups=[{lr_scale=0.5}]", "`train.groups` has a table without `paths`"),
-        ("groups=[{paths=['a'],lr_scale='x'}]", "`train.groups.lr_scale` wants a number"),
+        ("groups=[{paths=['a'],lr_scale='x'}]", "`train.groups.lr_scale` must be a number"),
     ];
     for (argument, words) in cases {
         let sentence = refused(&[argument]);
@@ -195,7 +191,7 @@ fn files_are_refused_with_file_and_line() {
         ),
         (
             "[train]\nbatch = 8\nsteps = \"many\"\n",
-            "mine.toml line 3: `train.steps` wants a whole number of 0 or more, and got `many`",
+            "mine.toml line 3: `train.steps` must be a whole number of 0 or more, not `many`",
         ),
         ("lr = 1\n", "mine.toml line 1: there is no key `lr`; here that is `optimizer.lr`"),
         (
@@ -206,13 +202,13 @@ fn files_are_refused_with_file_and_line() {
         ("\n\n[nothing]\n", "mine.toml line 3: there is no key `nothing`"),
         ("[train]\nsteps = \n", "mine.toml line 2: "),
         ("[train]\nbatch = 1\nbatch = 2\n", "mine.toml line 3: "),
-        ("description = 5\n", "mine.toml line 1: `description` wants a text"),
+        ("description = 5\n", "mine.toml line 1: `description` must be a text"),
         ("train = 5\n", "mine.toml line 1: there is no key `train`"),
         (
             "[[train.groups]]\npaths = \"a\"\nrate = 1\n",
-            "mine.toml line 1: `train.groups` wants a list of tables",
+            "mine.toml line 1: `train.groups` must be a list of tables",
         ),
-        ("[train]\nbatch = 8\n", "`model.width` is missing: it wants a whole number"),
+        ("[train]\nbatch = 8\n", "`model.width` is missing: give a whole number"),
     ];
     for (text, words) in cases {
         let sentence = Config::parse(text, "mine.toml").unwrap_err().0;
@@ -222,10 +218,10 @@ fn files_are_refused_with_file_and_line() {
 }
 
 #[test]
-fn a_loaded_model_replaces_the_recipes_and_must_agree_with_what_is_said() {
+fn a_loaded_model_replaces_the_recipes_and_must_agree_with_overrides() {
     let tiny = with(&[]).unwrap().model.decoder().clone();
     let model = DecoderConfig { width: 48, tied: false, context: 64, kv_heads: None, ..tiny };
-    let laid = |overrides: &[&str]| {
+    let resolved = |overrides: &[&str]| {
         let mut layers = Layers::default();
         layers.file(&with(&[]).unwrap().to_toml(), "tiny").unwrap();
         let mut words = vec!["model.from=there".to_string()];
@@ -233,16 +229,16 @@ fn a_loaded_model_replaces_the_recipes_and_must_agree_with_what_is_said() {
         layers.overrides(&words).unwrap();
         layers.model(&model.clone().into(), "there").and_then(|()| layers.finish())
     };
-    let config = laid(&["lr=1e-4", "width=48", "dropout=0.25"]).unwrap();
-    let wanted = DecoderConfig { from: Some("there".into()), dropout: 0.25, ..model.clone() };
-    assert_eq!(*config.model.decoder(), wanted, "tiny's rows of 128 are cut to what the model was made for");
-    assert_eq!(laid(&["context=96"]).unwrap().model.decoder().context, 96, "unless more is asked for");
+    let config = resolved(&["lr=1e-4", "width=48", "dropout=0.25"]).unwrap();
+    let expected = DecoderConfig { from: Some("there".into()), dropout: 0.25, ..model.clone() };
+    assert_eq!(*config.model.decoder(), expected, "tiny's context of 128 becomes the model's");
+    assert_eq!(resolved(&["context=96"]).unwrap().model.decoder().context, 96, "unless it is given");
     for (word, sentence) in [
         ("width=128", "`model.width` is 128 and the model of there has 48: leave it out"),
         ("tied=true", "`model.tied` is true and the model of there has false"),
         ("kv_heads=2", "`model.kv_heads` is 2 and the model of there has none"),
     ] {
-        let refused = laid(&[word]).unwrap_err().0;
+        let refused = resolved(&[word]).unwrap_err().0;
         assert!(refused.contains(sentence), "{refused}");
     }
 }
@@ -253,7 +249,7 @@ fn a_resumed_run_changes_only_what_may_change() {
     let longer = config.resumed(&["steps=200".into(), "eval.every=7".into(), "log.every=5".into()]).unwrap();
     assert_eq!((longer.train.steps, longer.schedule.horizon_steps), (Some(200), Some(100)));
     assert_eq!((longer.eval.every, longer.log.every), (7, 5));
-    assert!(config.resumed(&["shard=gradients".into()]).is_ok(), "ranks divide anew at every start");
+    assert!(config.resumed(&["shard=gradients".into()]).is_ok(), "state is divided again at every start");
     let again = longer.resumed(&["steps=300".into()]).unwrap();
     assert_eq!(again.schedule.horizon_steps, Some(100), "the horizon is the first run's");
     for argument in ["lr=1", "precision=bf16", "compile=off", "batch=64", "horizon_steps=5"] {
@@ -308,7 +304,7 @@ fn nested_tables_are_laid_written_and_read_back() {
 }
 
 #[test]
-fn nested_keys_are_missed_only_where_their_table_is_and_unknown_ones_named() {
+fn nested_keys_are_required_only_in_a_given_table_and_unknown_ones_are_named() {
     let keys = schema::of_section("model", Seeing::keys());
     let missed = |given: &[&str]| missing(&keys, |path| given.contains(&path)).map(|found| &found.path[..]);
     assert_eq!(missed(&["model.width"]), None);

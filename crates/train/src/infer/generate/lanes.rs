@@ -1,4 +1,4 @@
-//! Requests in the lanes of the cache: they come, wait for a lane, are read and continued step by step, and leave it.
+//! Schedules requests in the lanes of the cache: they arrive, wait for a lane, are read and continued step by step, and leave it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -7,7 +7,7 @@ use flatout_ir::ops::sample::Draw;
 use rayon::prelude::*;
 
 use super::prompt::Rest;
-use super::reader::{Portion, Ran, Reader};
+use super::reader::{PlanRun, Portion, Reader};
 use super::request::{Finish, Progress, Request, Told, Work};
 use super::text::TextStream;
 use super::tower::Tower;
@@ -17,20 +17,20 @@ use crate::UserError;
 use crate::infer::sampling::{likeliest, log_sum};
 use crate::refuse;
 
-/// The lanes whose tokens a step reads, and the plans it uses.
+/// Policy: the lanes that a step reads, and the plans it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turns {
-    /// Everyone's, by one plan, and nobody's next token before all prompts that were begun are read: for prompts that are all
-    /// there from the start.
-    Together,
-    /// One token of everyone who has begun by the plan that reads one each, then as much as there is room for of prompts, in the
-    /// order in which they came, by a plan that reads many. Plans differ in the last bits, so a token always goes by the same one.
-    Own,
+pub(super) enum Scheduling {
+    /// All lanes by one plan, and no lane continues before all prompts in the lanes are read: for prompts that are all known from
+    /// the start.
+    Batch,
+    /// First one token of every sequence that has begun, by the decode plan, then as much of the prompts as fits, in order of
+    /// arrival, by a plan for many tokens. Plans differ in the last bits, so a given token always uses the same plan.
+    Continuous,
 }
 
-/// Lanes that one run of a plan reads, in the order in which it has room for them.
-struct Turn {
-    /// None: whichever plan reads them with the least work.
+/// The lanes that one run of a plan reads, in order of priority.
+struct PlannedRun {
+    /// `None` selects the plan that reads them with the least work.
     role: Option<Role>,
     lanes: Vec<usize>,
 }
@@ -38,23 +38,23 @@ struct Turn {
 pub(super) struct Lanes {
     work: Vec<Option<Work>>,
     waiting: VecDeque<Work>,
-    turns: Turns,
-    /// The number of the next request.
+    scheduling: Scheduling,
+    /// The id of the next request.
     next: u64,
 }
 
 impl Lanes {
-    pub fn new(sequences: usize, turns: Turns) -> Lanes {
-        Lanes { work: (0..sequences).map(|_| None).collect(), waiting: VecDeque::new(), turns, next: 0 }
+    pub fn new(sequences: usize, scheduling: Scheduling) -> Lanes {
+        Lanes { work: (0..sequences).map(|_| None).collect(), waiting: VecDeque::new(), scheduling, next: 0 }
     }
 
-    /// Leaves all work.
+    /// Drops all requests.
     pub fn clear(&mut self, reader: &mut Reader) {
         let lanes = self.work.iter_mut().filter_map(Option::take);
         lanes.chain(self.waiting.drain(..)).for_each(|work| reader.remove(&work.pictures));
     }
 
-    /// Gives free lanes to those who wait, which `reader` forgets the past of.
+    /// Assigns free lanes to waiting requests, after clearing them in `reader`.
     fn admit(&mut self, reader: &mut Reader) {
         for (lane, place) in self.work.iter_mut().enumerate().filter(|(_, place)| place.is_none()) {
             let Some(work) = self.waiting.pop_front() else { return };
@@ -64,42 +64,42 @@ impl Lanes {
     }
 
     /// The runs of a step.
-    fn turns(&mut self, reader: &mut Reader) -> Vec<Turn> {
-        if self.turns == Turns::Own {
+    fn planned_runs(&mut self, reader: &mut Reader) -> Vec<PlannedRun> {
+        if self.scheduling == Scheduling::Continuous {
             self.admit(reader);
             let mut busy: Vec<(u64, usize, Role)> = vec![];
             for (lane, work) in self.work.iter().enumerate() {
                 busy.extend(work.as_ref().map(|work| (work.id, lane, work.plan(reader.tower.is_some()))));
             }
             busy.sort_unstable_by_key(|(id, ..)| *id);
-            let turn = |role: Role| {
+            let run_of = |role: Role| {
                 let lanes =
                     busy.iter().filter(|(.., plan)| *plan == role).map(|(_, lane, _)| *lane).collect();
-                Turn { role: Some(role), lanes }
+                PlannedRun { role: Some(role), lanes }
             };
-            return [Role::Decode, Role::Prefill, Role::Logits].map(turn).into();
+            return [Role::Decode, Role::Prefill, Role::Logits].map(run_of).into();
         }
         if !self.work.iter().flatten().any(|work| work.is_due) {
             self.admit(reader);
             self.work.iter_mut().flatten().for_each(|work| work.is_due = true);
         }
         let is_due = |lane: &usize| self.work[*lane].as_ref().is_some_and(|work| work.is_due);
-        vec![Turn { role: None, lanes: (0..self.work.len()).filter(is_due).collect() }]
+        vec![PlannedRun { role: None, lanes: (0..self.work.len()).filter(is_due).collect() }]
     }
 }
 
-/// A lane that has read all of its tokens.
-struct Read<'w> {
-    /// The token that the run drew itself.
+/// A lane whose tokens have all been read.
+struct ReadLane<'w> {
+    /// The token that the device drew.
     drawn: Option<u32>,
-    /// The logits that a token is drawn from here; none where the run drew it, or none is wanted.
+    /// The logits from which the host draws a token; `None` if the device drew it, or no token is needed.
     row: Option<&'w [f32]>,
     request: &'w Request,
     made: &'w [u32],
 }
 
 impl Generator {
-    /// Takes a request and gives it a number. It waits for a lane where all have work.
+    /// Accepts a request and returns its id. It waits for a lane if all are occupied.
     pub fn submit(&mut self, request: Request) -> Result<u64, UserError> {
         let (count, capacity) = (request.prompt.tokens.len(), self.capacity());
         if count == 0 || count > capacity {
@@ -119,18 +119,20 @@ impl Generator {
         }
         let text = match &request.text {
             None => None,
-            Some(stops) => {
-                Some(TextStream::new(self.words()?.clone(), &request.prompt.tokens, stops.clone()))
-            }
+            Some(stops) => Some(TextStream::new(
+                self.vocabulary_for_text()?.clone(),
+                &request.prompt.tokens,
+                stops.clone(),
+            )),
         };
         let mut request = request;
         let (mut fresh, given) = (request.prompt.clone(), std::mem::take(&mut request.pictures));
         let mut pictures = vec![];
-        // Pictures that were there from the start have their numbers.
+        // Pictures that were given at the start have numbers already.
         if !given.is_empty() {
             let fits = |tower: &Tower| given.iter().all(|picture| tower.fits(picture));
             let Some(tower) = self.reader.tower.as_mut().filter(|tower| fits(tower)) else {
-                refuse!("the prompt has an image that this model does not see, or one that is too large");
+                refuse!("the prompt has an image that this model cannot read, or one that is too large");
             };
             pictures = given.into_iter().map(|picture| tower.add(picture)).collect();
             fresh.images.iter_mut().for_each(|placed| placed.picture = pictures[placed.picture]);
@@ -143,7 +145,7 @@ impl Generator {
         Ok(id)
     }
 
-    /// Forgets a request, whether it waits or is worked on.
+    /// Cancels a request, whether it waits or is in progress.
     pub fn cancel(&mut self, id: u64) {
         let Lanes { work, waiting, .. } = &mut self.lanes;
         let waits = waiting.iter().position(|work| work.id == id).and_then(|at| waiting.remove(at));
@@ -157,22 +159,24 @@ impl Generator {
         !self.lanes.waiting.is_empty() || self.lanes.work.iter().any(Option::is_some)
     }
 
-    /// Tokens that may be drawn: the model's vocabulary may be larger than the tokeniser's.
+    /// Number of tokens that may be drawn: the model's vocabulary may be larger than the tokeniser's.
     fn drawn_from(&self) -> usize {
         self.vocabulary.as_ref().map_or(self.reader.vocab, |vocabulary| vocabulary.size())
     }
 
-    /// Takes a step with the requests there are, and gives the news of those whose tokens were drawn.
+    /// Makes a step with the present requests, and returns the progress of those for which tokens were drawn.
     pub fn advance(&mut self) -> Result<Vec<Progress>, Failure> {
         let mut news = vec![];
-        for turn in self.lanes.turns(&mut self.reader).into_iter().filter(|turn| !turn.lanes.is_empty()) {
-            news.extend(self.run(turn)?);
+        for planned in
+            self.lanes.planned_runs(&mut self.reader).into_iter().filter(|run| !run.lanes.is_empty())
+        {
+            news.extend(self.run(planned)?);
         }
         Ok(news)
     }
 
     /// Runs a plan once.
-    fn run(&mut self, Turn { role, lanes }: Turn) -> Result<Vec<Progress>, Failure> {
+    fn run(&mut self, PlannedRun { role, lanes }: PlannedRun) -> Result<Vec<Progress>, Failure> {
         let work = |lane: &usize| self.lanes.work[*lane].as_ref().expect("a lane that is read has work");
         let rest = |lane: &usize| (*lane, Rest::of(&work(lane).fresh).split_at(work(lane).read).1);
         let mut rests: Vec<(usize, Rest<'_>)> = lanes.iter().map(rest).collect();
@@ -199,7 +203,7 @@ impl Generator {
             work.read += portion.count;
             if portion.is_last {
                 work.is_due = false;
-                // A prompt that is read needs its images no more.
+                // A prompt that has been read no longer needs its images.
                 self.reader.remove(&std::mem::take(&mut work.pictures));
                 done.push((lane, portion));
             }
@@ -210,14 +214,14 @@ impl Generator {
             let drawn = draws.contains_key(lane).then(|| tokens[lane]);
             let needs_row = drawn.is_none() && work.request.how.max_tokens > 0;
             let row = needs_row.then(|| self.reader.row(&ran, &logits, portion, portion.count - 1));
-            read.push(Read { drawn, row, request: &work.request, made: &work.made });
+            read.push(ReadLane { drawn, row, request: &work.request, made: &work.made });
         }
         let drawn = draw_all(&read, self.drawn_from());
         let lanes = done.into_iter().map(|(lane, _)| lane);
         Ok(lanes.zip(drawn).map(|(lane, told)| self.take(lane, told)).collect())
     }
 
-    /// Takes the token that was drawn in a lane, and frees the lane where the text ends with it.
+    /// Records the token that was drawn in a lane, and frees the lane if the text ends with it.
     fn take(&mut self, lane: usize, told: Option<Told>) -> Progress {
         let place = &mut self.lanes.work[lane];
         let work = place.as_mut().expect("a lane that was read has work");
@@ -267,10 +271,10 @@ impl Generator {
     }
 }
 
-/// The next token of every lane, drawn by the run or here from its logits, out of the first `size`; none of a lane that wants none. A
-/// vocabulary is sorted for each: as many at once as there are threads.
-fn draw_all(lanes: &[Read<'_>], size: usize) -> Vec<Option<Told>> {
-    let drawn = |Read { drawn, row, request, made }: &Read<'_>| {
+/// The next token of every lane, as drawn by the device or else here from its logits, among the first `size` tokens; `None` for a
+/// lane that needs none. Drawing sorts the vocabulary for each lane, in parallel on all threads.
+fn draw_all(lanes: &[ReadLane<'_>], size: usize) -> Vec<Option<Told>> {
+    let drawn = |ReadLane { drawn, row, request, made }: &ReadLane<'_>| {
         let Some(row) = row else { return drawn.map(|token| Told { token, ..Told::default() }) };
         let Request { how, copy, adjustments, top, .. } = request;
         let draw = how.at(*copy, made.len());
@@ -282,13 +286,13 @@ fn draw_all(lanes: &[Read<'_>], size: usize) -> Vec<Option<Told>> {
                 draw.token(&changed)
             }
         };
-        Some(top.map_or(Told { token, ..Told::default() }, |top| told(row, size, token, top)))
+        Some(top.map_or(Told { token, ..Told::default() }, |top| with_logps(row, size, token, top)))
     };
     lanes.par_iter().map(drawn).collect()
 }
 
-/// Scores the tokens of a prompt that a run has read: each by the logits behind the one before it.
-fn score(reader: &Reader, ran: &Ran, logits: &[f32], portion: &Portion, work: &mut Work) {
+/// Scores the tokens of a prompt that a run has read: each by the logits after the token before it.
+fn score(reader: &Reader, ran: &PlanRun, logits: &[f32], portion: &Portion, work: &mut Work) {
     let (tokens, top) = (&work.request.prompt.tokens, work.request.top.unwrap_or(0));
     if work.read == 0 {
         work.echoed.push(Told { token: tokens[0], ..Told::default() });
@@ -296,11 +300,11 @@ fn score(reader: &Reader, ran: &Ran, logits: &[f32], portion: &Portion, work: &m
     let rows: Vec<(&[f32], u32)> = (0..portion.count)
         .filter_map(|at| Some((reader.row(ran, logits, portion, at), *tokens.get(work.read + at + 1)?)))
         .collect();
-    work.echoed.par_extend(rows.par_iter().map(|(row, next)| told(row, row.len(), *next, top)));
+    work.echoed.par_extend(rows.par_iter().map(|(row, next)| with_logps(row, row.len(), *next, top)));
 }
 
-/// A token with its log-probability, and those of the likeliest in its place.
-fn told(row: &[f32], size: usize, token: u32, top: usize) -> Told {
+/// A token with its log-probability, and those of the most likely tokens at its position.
+fn with_logps(row: &[f32], size: usize, token: u32, top: usize) -> Told {
     let sum = log_sum(row);
     let logp = |token: u32| (row[token as usize] as f64 - sum) as f32;
     let top = likeliest(&row[..size], top).into_iter().map(|token| (token, logp(token))).collect();

@@ -1,4 +1,4 @@
-//! The images that prompts are about: looked into, scaled and cut into patches before anything is computed.
+//! Images of prompts: decoded, scaled and cut into patches before anything is computed.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -15,25 +15,25 @@ use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::folder;
 use crate::{Failure, UserError};
 
-/// Bytes that a file of an image may have.
+/// The largest size of an image file.
 const MAX_BYTES: u64 = 1 << 30;
 
-/// Images by their numbers. Those of the same bytes are one.
+/// Images by number. Images with equal bytes share a number.
 #[derive(Clone, Debug, Default)]
 pub struct Pictures {
     pub grids: Grids,
-    /// Of every image: patches [P, patch patch 3], or a frame's pixels [rows, columns, 3].
+    /// Indexed by image: patches [P, patch patch 3], or a frame's pixels [rows, columns, 3].
     pub bytes: Vec<Arc<[u8]>>,
-    /// Of every image that came later, the requests it is held for.
+    /// For images that arrive with requests, the number of requests that hold each.
     requests: Vec<usize>,
-    /// Of a hundred merge blocks of an image, how many a text is shown.
+    /// Percentage of an image's merge blocks that the text model sees.
     pub shown_percent: usize,
-    /// The token whose places images take.
+    /// The placeholder token of images.
     place: u32,
 }
 
 impl Pictures {
-    /// Opens files for a model that sees, and gives the number of each.
+    /// Opens image files for a model with a tower, and returns the number of each.
     pub fn open(loaded: &Loaded, paths: &[PathBuf]) -> Result<(Pictures, Vec<usize>), UserError> {
         if loaded.config.model.as_fovea().is_some() {
             refuse!("{} looks at frames, one token each: give them with --frames", loaded.dir.display());
@@ -63,10 +63,10 @@ impl Pictures {
         Ok((pictures, numbers))
     }
 
-    /// Opens the frames that a folder, a file or an archive holds, in the order of their names, for a model that looks at them, and
-    /// gives the number of each.
+    /// Opens the frames in a folder, a file or an archive, in order of their names, for a model that reads frames, and returns
+    /// the number of each.
     pub fn open_frames(loaded: &Loaded, path: &Path) -> Result<(Pictures, Vec<usize>), Failure> {
-        let tower = looking(loaded)?;
+        let tower = frame_tower(loaded)?;
         let max_pixels = loaded.config.data.max_pixels;
         let spec = ImageSpec { path: vec![path.display().to_string()], max_pixels, ..ImageSpec::default() };
         let set = images::asked(&spec)?.set;
@@ -77,7 +77,7 @@ impl Pictures {
         Ok(Pictures::of_frames(batch.pixels.chunks_exact(tower.frame_bytes())))
     }
 
-    /// Frames as their pixels [rows, columns, 3], and the number of each: those of the same bytes are one picture.
+    /// Frames from their pixels [rows, columns, 3], and the number of each: frames with equal bytes are one picture.
     pub fn of_frames<'a>(frames: impl IntoIterator<Item = &'a [u8]>) -> (Pictures, Vec<usize>) {
         let mut pictures = Pictures { grids: Grids { merge: 1, ..Grids::default() }, ..Pictures::default() };
         let mut numbers = vec![];
@@ -94,19 +94,19 @@ impl Pictures {
         (pictures, numbers)
     }
 
-    /// A text behind frames of these numbers.
+    /// A prompt of text after the frames with these numbers.
     pub fn before(frames: &[usize], tokens: &[u32]) -> Prompt {
-        // No embedding is read where a frame stands.
+        // The embedding is not read at the position of a frame.
         let tokens = [&vec![0; frames.len()], tokens].concat();
         let placed = |(at, picture): (usize, &usize)| Placed { at, picture: *picture };
         Prompt { tokens, images: frames.iter().enumerate().map(placed).collect() }
     }
 
-    /// Puts pictures into the places that a template left for them, each as many tokens as it takes.
+    /// Replaces the placeholders of a template by pictures, each with its number of tokens.
     pub fn placed(&self, tokens: &[u32], pictures: &[usize]) -> Result<Prompt, UserError> {
         let counts: Vec<usize> = pictures.iter().map(|picture| self.grids.tokens(*picture)).collect();
         let mut prompt = placed(tokens, self.place, &counts)?;
-        // Numbered by their order so far.
+        // The placeholders were numbered in order.
         prompt.images.iter_mut().for_each(|placed| placed.picture = pictures[placed.picture]);
         Ok(prompt)
     }
@@ -117,19 +117,19 @@ impl Pictures {
         self.bytes.push(bytes);
     }
 
-    /// No pictures yet, for a tower that is shown some later.
+    /// An empty set, for a tower whose pictures arrive with requests.
     pub(super) fn later(merge: usize, shown_percent: usize) -> Pictures {
         Pictures { grids: Grids { merge, ..Grids::default() }, shown_percent, ..Pictures::default() }
     }
 
-    /// The number of a picture that other requests have brought already, held for one more.
+    /// The number of a picture that another request holds already; counts one more holder.
     pub(super) fn share(&mut self, picture: &Picture) -> Option<usize> {
         let number = self.bytes.iter().position(|bytes| Arc::ptr_eq(bytes, &picture.bytes))?;
         self.requests[number] += 1;
         Some(number)
     }
 
-    /// Takes a picture for a request and gives its number, that of one that was removed where there is one.
+    /// Adds a picture for a request and returns its number, which may be that of a removed picture.
     pub(super) fn add(&mut self, picture: Picture) -> usize {
         let number = match self.requests.iter().position(|requests| *requests == 0) {
             None => {
@@ -147,7 +147,7 @@ impl Pictures {
         number
     }
 
-    /// Forgets a picture of a request; its bytes go with the last.
+    /// Releases a request's hold on a picture; its bytes are freed with the last one.
     pub(super) fn remove(&mut self, number: usize) {
         self.requests[number] -= 1;
         if self.requests[number] == 0 {
@@ -156,12 +156,12 @@ impl Pictures {
     }
 }
 
-/// An image, scaled and cut into patches. Copies have its bytes in common.
+/// An image, scaled and cut into patches. Clones share its bytes.
 #[derive(Clone, Debug)]
 pub struct Picture {
     grid: Grid,
     bytes: Arc<[u8]>,
-    /// The merge blocks that a text is shown, where these are not all.
+    /// The merge blocks that the text model sees, if these are not all.
     shown: Option<Vec<u32>>,
 }
 
@@ -182,20 +182,20 @@ impl Picture {
     }
 }
 
-/// Makes pictures of the bytes of files, for a model that sees and that they are shown to later.
+/// Makes pictures from the bytes of image files, for a tower whose pictures arrive with requests.
 #[derive(Clone, Debug)]
 pub struct PictureReader {
     patching: Patching,
     max_pixels: u64,
-    /// The token whose places images take.
+    /// The placeholder token of images.
     place: u32,
 }
 
-/// Tokens of an image that comes later, at most: larger ones are scaled down.
+/// The most tokens of an image that arrives with a request: larger ones are scaled down.
 const MOST_TOKENS_LATER: u64 = 1024;
 
 impl PictureReader {
-    /// For a model that sees images of any size; none for another. Images take at most half of a context of `capacity` tokens.
+    /// `None` unless the model reads images of any size. An image takes at most half of a context of `capacity` tokens.
     pub fn of(loaded: &Loaded, capacity: usize) -> Result<Option<PictureReader>, UserError> {
         let Some(vision) = loaded.config.model.as_qwen3_vl() else { return Ok(None) };
         let mut patching = patching(loaded, vision)?;
@@ -224,14 +224,14 @@ impl PictureReader {
         Picture::of(&store, number)
     }
 
-    /// Puts pictures into the places that a template left for them; each has its number among these.
+    /// Replaces the placeholders of a template by pictures, numbered in this order.
     pub fn placed(&self, tokens: &[u32], pictures: &[Picture]) -> Result<Prompt, UserError> {
         let counts: Vec<usize> = pictures.iter().map(|picture| picture.tokens(self.patching.merge)).collect();
         placed(tokens, self.place, &counts)
     }
 }
 
-/// How a model's images are scaled and cut: as it was trained, or as the files beside the weights say.
+/// How a model's images are scaled and cut: as in its training, or as the files beside the weights say.
 fn patching(loaded: &Loaded, vision: &Qwen3VlConfig) -> Result<Patching, UserError> {
     let beside = loaded.dir.join(BESIDE);
     let beside = if loaded.is_run { &beside } else { &loaded.dir };
@@ -245,7 +245,7 @@ fn patching(loaded: &Loaded, vision: &Qwen3VlConfig) -> Result<Patching, UserErr
     Ok(patching)
 }
 
-/// Images of these numbers of tokens, in order, in the places that a template left for them.
+/// Replaces the placeholders of a template, in order, by images with these numbers of tokens.
 fn placed(tokens: &[u32], place: u32, counts: &[usize]) -> Result<Prompt, UserError> {
     let places = tokens.iter().filter(|token| **token == place).count();
     if places != counts.len() {
@@ -269,13 +269,13 @@ fn placed(tokens: &[u32], place: u32, counts: &[usize]) -> Result<Prompt, UserEr
     Ok(prompt)
 }
 
-/// The tower of a model that looks at frames.
-fn looking(loaded: &Loaded) -> Result<&FoveaConfig, UserError> {
+/// The tower of a model that reads frames.
+fn frame_tower(loaded: &Loaded) -> Result<&FoveaConfig, UserError> {
     let place = loaded.dir.display();
     match (loaded.config.model.as_fovea(), loaded.config.model.has_tower()) {
         (Some(tower), _) => Ok(tower),
         (None, true) => refuse!("{place} sees images of any size and no frames: give them with --image"),
-        (None, false) => refuse!("{place} has no tower and looks at no frames beside a text: leave them out"),
+        (None, false) => refuse!("{place} has no tower, so it cannot read frames: leave them out"),
     }
 }
 
@@ -293,7 +293,7 @@ mod tests {
         let take = |pictures: &mut Pictures, picture: &Picture| {
             pictures.share(picture).unwrap_or_else(|| pictures.add(picture.clone()))
         };
-        // Of equal bytes, but read twice.
+        // The bytes are equal, but were read twice.
         let (first, second) = (picture(&[1, 2]), picture(&[1, 2]));
         let numbers = [&first, &first, &second, &first].map(|picture| take(&mut pictures, picture));
         assert_eq!((numbers, pictures.bytes.len()), ([0, 0, 1, 0], 2));
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!((&*pictures.bytes[0], Arc::strong_count(&first.bytes)), (&[1, 2][..], 2));
         pictures.remove(0);
         assert_eq!((pictures.bytes[0].len(), Arc::strong_count(&first.bytes)), (0, 1));
-        // The number goes to the next one, and the first is a new one when it comes again.
+        // The number is reused for the next picture, and the first picture is a new one when it comes again.
         let third = picture(&[3]);
         assert_eq!([&third, &first].map(|picture| take(&mut pictures, picture)), [0, 2]);
         assert_eq!(

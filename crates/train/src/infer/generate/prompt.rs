@@ -1,16 +1,16 @@
-//! A prompt: its tokens, and the images that stand among them.
+//! A prompt: its tokens, and the images among them.
 
 use flatout_data::vision::{Grid, Stretch, positions};
 
-/// Tokens, and the images whose places some of them are.
+/// Tokens, and the images that occupy some of their positions.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Prompt {
     pub tokens: Vec<u32>,
-    /// In the order in which they stand.
+    /// In order of position.
     pub images: Vec<Placed>,
 }
 
-/// An image in its place: one after another, its tokens begin at `at`.
+/// An image in a prompt: its tokens begin at position `at` and are consecutive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Placed {
     pub at: usize,
@@ -24,12 +24,12 @@ impl From<Vec<u32>> for Prompt {
     }
 }
 
-/// The grids of pictures by their numbers, and the patches a side of a token.
+/// The grids of pictures by number, and the patches per side of a token.
 #[derive(Clone, Debug, Default)]
 pub struct Grids {
     pub all: Vec<Grid>,
     pub merge: usize,
-    /// The merge blocks of each that a text is shown, where these are not all.
+    /// For each picture the merge blocks that the text model sees, if these are not all.
     pub shown: Vec<Option<Vec<u32>>>,
 }
 
@@ -38,19 +38,19 @@ impl Grids {
         self.shown[picture].as_ref().map_or(self.all[picture].tokens(self.merge), Vec::len)
     }
 
-    /// The merge blocks that a picture's tokens are.
+    /// The merge blocks of a picture that become tokens.
     pub fn blocks(&self, picture: usize) -> impl Iterator<Item = usize> + '_ {
         let shown = self.shown[picture].as_deref();
         (0..self.tokens(picture)).map(move |token| shown.map_or(token, |blocks| blocks[token] as usize))
     }
 }
 
-/// Tokens of a prompt that are yet to be read.
+/// Tokens of a prompt that have not been read yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rest<'a> {
     pub tokens: &'a [u32],
     images: &'a [Placed],
-    /// The place of the first token in its prompt.
+    /// Position of the first token in its prompt.
     from: usize,
 }
 
@@ -67,12 +67,12 @@ impl<'a> Rest<'a> {
         !self.images.is_empty()
     }
 
-    /// Images with the places of their first tokens, counted from the first of these.
+    /// Images with the positions of their first tokens, counted from the first of these tokens.
     pub fn images(&self) -> impl Iterator<Item = Placed> + '_ {
         self.images.iter().map(|placed| Placed { at: placed.at - self.from, ..*placed })
     }
 
-    /// The most of these tokens, of at most `room`, that cut no image in two and have only images that `takes` takes.
+    /// The largest number of these tokens, at most `room`, that splits no image and includes only images that `takes` accepts.
     pub fn fitting(&self, room: usize, grids: &Grids, mut takes: impl FnMut(Placed) -> bool) -> usize {
         let most = self.tokens.len().min(room);
         for placed in self.images().filter(|placed| placed.at < most) {
@@ -90,7 +90,7 @@ impl<'a> Rest<'a> {
         (Rest { tokens: now, images, ..*self }, Rest { tokens: later, images: more, from: self.from + count })
     }
 
-    /// Time, height and width of every token, where the first stands at `next`, and the position behind the last.
+    /// Time, height and width of every token if the first is at position `next`, and the position after the last.
     pub fn positions(&self, next: usize, grids: &Grids) -> (Vec<[i32; 3]>, usize) {
         let (mut stretches, mut end) = (vec![], 0);
         for Placed { at, picture } in self.images() {
@@ -100,7 +100,7 @@ impl<'a> Rest<'a> {
         stretches.push(Stretch::Text(self.tokens.len() - end));
         let (mut all, more) = positions(stretches, grids.merge);
         for Placed { at, picture } in self.images() {
-            // Of those of all blocks the ones that are shown; those of images before are gone already.
+            // Keeps only the visible blocks; earlier images were reduced already.
             let shown: Vec<[i32; 3]> = grids.blocks(picture).map(|block| all[at + block]).collect();
             all.splice(at..at + grids.all[picture].tokens(grids.merge), shown);
         }
@@ -138,7 +138,7 @@ mod tests {
         assert_eq!(later.fitting(5, &grids, |_| true), 0);
     }
 
-    /// Of six blocks two, in the second row and column: the text goes on where it does behind all of them.
+    /// Two of six blocks, in the second row and column: the text continues at the position after all six.
     #[test]
     fn an_image_that_is_not_shown_whole_keeps_its_places() {
         let (whole, mut grids) = prompt();
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_go_on_where_a_portion_ended() {
+    fn positions_continue_after_a_portion() {
         let (prompt, grids) = prompt();
         let whole = Rest::of(&prompt).positions(0, &grids);
         assert_eq!(whole.1, 10, "three, the longer side of three, two, one and one");

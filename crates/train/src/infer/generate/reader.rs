@@ -1,4 +1,4 @@
-//! The plans over the cache: tokens of some lanes go in, each behind those that its lane has seen, and logits come out, and the
+//! Runs the plans over the cache: reads tokens of some lanes, each after those the lane has read, and returns logits and the
 //! tokens that the device draws from them.
 
 use std::collections::BTreeMap;
@@ -18,40 +18,40 @@ pub(super) struct Reader {
     pub session: Session,
     /// The model's vocabulary, which may be larger than the tokeniser's.
     pub vocab: usize,
-    /// Tokens a lane holds at most.
+    /// The most tokens of a lane.
     pub capacity: usize,
-    /// Tokens that are read at once.
+    /// Tokens per run of the prefill plan.
     pub chunk: usize,
-    /// Positions of a token.
+    /// Axes of a token's position.
     pub position_axes: usize,
-    /// Tokens in the cache, by lane.
+    /// Number of tokens in the cache, by lane.
     seen: Vec<usize>,
     /// The position of the next token, by lane.
     next: Vec<usize>,
-    /// Of a model that is shown images.
+    /// Present for a model that reads images.
     pub tower: Option<Tower>,
 }
 
-/// One run of a plan.
-pub(super) struct Ran {
+/// A run of a plan.
+pub(super) struct PlanRun {
     pub role: Role,
     pub portions: Vec<Portion>,
 }
 
 /// The tokens of a lane that a run has read.
 pub(super) struct Portion {
-    /// The number of its lane among those that were to be read.
+    /// Index of its lane among the requested ones.
     pub index: usize,
     pub lane: usize,
-    /// The first of its rows among all rows of the run.
+    /// Its first row among all rows of the run.
     start: usize,
     pub count: usize,
-    /// All tokens that the lane was to read are read.
+    /// Whether all requested tokens of the lane have been read.
     pub is_last: bool,
 }
 
-impl Ran {
-    /// The row of a run's results that is of a token of a portion; only `Logits` has some of others than the last.
+impl PlanRun {
+    /// The row of a run's results for a token of a portion; only `Logits` has rows for tokens other than the last.
     fn row(&self, portion: &Portion, token: usize) -> usize {
         if self.role == Role::Logits { portion.start + token } else { portion.lane }
     }
@@ -73,7 +73,7 @@ impl Reader {
         self.seen.len()
     }
 
-    /// Forgets what a lane has read.
+    /// Clears a lane.
     pub fn clear(&mut self, lane: usize) {
         (self.seen[lane], self.next[lane]) = (0, 0);
     }
@@ -82,20 +82,20 @@ impl Reader {
         self.seen[lane] >= self.capacity
     }
 
-    /// Forgets pictures of a request.
+    /// Releases a request's hold on pictures.
     pub fn remove(&mut self, pictures: &[usize]) {
         if let Some(tower) = &mut self.tower {
             pictures.iter().for_each(|number| tower.pictures.remove(*number));
         }
     }
 
-    /// Bytes of the cache, of all lanes together.
+    /// Bytes of the cache, over all lanes.
     pub fn cache_bytes(&self) -> usize {
         let slots = self.session.plans().slots.iter().filter(|slot| slot.class == Class::Cache);
         slots.map(|slot| slot.view.dims.iter().product::<usize>() * slot.view.dtype.bytes()).sum()
     }
 
-    /// Whether tokens fit a lane behind those that it has seen.
+    /// Checks that tokens fit a lane after those it has read.
     pub fn check(&self, lane: usize, more: usize) -> Result<(), UserError> {
         let (seen, capacity) = (self.seen[lane], self.capacity);
         if more == 0 || seen + more > capacity {
@@ -106,21 +106,21 @@ impl Reader {
         Ok(())
     }
 
-    /// The plan that reads these tokens with the least work, where the logits behind the last of each lane are enough.
+    /// The plan that reads these tokens with the least work, if the logits after the last token of each lane suffice.
     pub fn plan_for(rests: &[(usize, Rest<'_>)]) -> Role {
         let is_single = |(_, rest): &(usize, Rest<'_>)| rest.tokens.len() <= 1 && !rest.has_images();
         if rests.iter().all(is_single) { Role::Decode } else { Role::Prefill }
     }
 
-    /// Reads as much of these tokens of some lanes as one run of a plan has room for, those of the first lanes first. `Decode`
-    /// reads one token of each, `Prefill` more, and `Logits` as many and gives the logits behind every one. The token that follows
-    /// a lane is drawn where `draws` has a way for it, out of the first `size` tokens.
+    /// Reads as many of these tokens as fit one run of a plan, giving priority to the first lanes. `Decode` reads one token per
+    /// lane, `Prefill` more, and `Logits` as many as `Prefill` with logits after every one. The token after a lane's last one is
+    /// drawn on the device if `draws` has an entry for the lane, among the first `size` tokens.
     pub fn run(
         &mut self,
         role: Role,
         rests: &mut [(usize, Rest<'_>)],
         (draws, size): (&BTreeMap<usize, Draw>, usize),
-    ) -> Result<Ran, Failure> {
+    ) -> Result<PlanRun, Failure> {
         let mut room = if role == Role::Decode { self.lanes() } else { self.chunk };
         let none = Grids::default();
         let (mut portions, mut parts, mut showing) = (vec![], vec![], Showing::default());
@@ -145,21 +145,26 @@ impl Reader {
             }
         }
         self.feed(role, &parts, showing)?;
-        let ran = Ran { role, portions };
+        let ran = PlanRun { role, portions };
         self.feed_draws(&ran, draws, size)?;
         self.session.run(role)?;
         Ok(ran)
     }
 
     /// The tokens that the last run drew, by lane.
-    pub fn drawn(&self, ran: &Ran) -> Result<BTreeMap<usize, u32>, Failure> {
+    pub fn drawn(&self, ran: &PlanRun) -> Result<BTreeMap<usize, u32>, Failure> {
         let rows = self.session.result(ran.role, "drawn")?;
         let last = ran.portions.iter().filter(|portion| portion.is_last);
         Ok(last.map(|portion| (portion.lane, rows[2 * ran.row(portion, portion.count - 1)] as u32)).collect())
     }
 
-    /// Writes how a plan draws what follows the lanes whose tokens it reads to the end; other rows draw nothing.
-    fn feed_draws(&mut self, ran: &Ran, draws: &BTreeMap<usize, Draw>, size: usize) -> Result<(), Failure> {
+    /// Writes the parameters of the draws after lanes whose tokens are all read in this run; other rows draw nothing.
+    fn feed_draws(
+        &mut self,
+        ran: &PlanRun,
+        draws: &BTreeMap<usize, Draw>,
+        size: usize,
+    ) -> Result<(), Failure> {
         let rows = if ran.role == Role::Logits { self.chunk } else { self.lanes() };
         let (mut numbers, mut shares) = (vec![0; rows * NUMBERS], vec![0.0; rows * SHARES]);
         for portion in ran.portions.iter().filter(|portion| portion.is_last) {
@@ -173,17 +178,17 @@ impl Reader {
     }
 
     /// All logits of the last run.
-    pub fn logits(&self, ran: &Ran) -> Result<Vec<f32>, Failure> {
+    pub fn logits(&self, ran: &PlanRun) -> Result<Vec<f32>, Failure> {
         Ok(self.session.result(ran.role, "logits")?)
     }
 
-    /// Of all logits of a run those behind a token of a portion.
-    pub fn row<'l>(&self, ran: &Ran, all: &'l [f32], portion: &Portion, token: usize) -> &'l [f32] {
+    /// The logits after a token of a portion, among all logits of a run.
+    pub fn row<'l>(&self, ran: &PlanRun, all: &'l [f32], portion: &Portion, token: usize) -> &'l [f32] {
         let row = ran.row(portion, token);
         &all[row * self.vocab..(row + 1) * self.vocab]
     }
 
-    /// Writes the inputs of a plan: the portions one after another, the rest of its tokens belonging to nobody.
+    /// Writes the inputs of a plan: the portions one after another; the remaining tokens are padding.
     fn feed(&mut self, role: Role, portions: &[(usize, Rest<'_>)], showing: Showing) -> Result<(), Failure> {
         let room = if role == Role::Decode { self.seen.len() } else { self.chunk };
         let lanes = self.seen.len();
@@ -229,7 +234,7 @@ impl Reader {
             {
                 let row = tower.row(&showing, placed.picture, lane);
                 for (i, block) in grids.blocks(placed.picture).enumerate() {
-                    // No row of the embedding stands there, but one of the features.
+                    // A row of the features stands there instead of one of the embedding.
                     set("tokens", at + placed.at + i, -1);
                     set("seen", at + placed.at + i, (row + block) as i32);
                 }

@@ -1,4 +1,4 @@
-//! A request for text, and what comes of it.
+//! A request for text, and its progress.
 
 use flatout_ir::Role;
 use flatout_ir::ops::sample::Draw;
@@ -8,22 +8,22 @@ use super::prompt::Prompt;
 use super::text::TextStream;
 use crate::infer::sampling::{Adjustments, Sampling};
 
-/// A prompt to be continued, and how.
+/// A prompt to be continued, with options.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     pub prompt: Prompt,
-    /// The images in the prompt, by the numbers that it names them with.
+    /// The images in the prompt, indexed by the numbers it uses for them.
     pub pictures: Vec<Picture>,
     pub how: Sampling,
-    /// Which of several continuations of the same prompt this is: each is drawn by itself.
+    /// Index among several continuations of the same prompt, each of which has its own random numbers.
     pub copy: u32,
-    /// Tokens that end the text, beside those of the model.
+    /// Tokens that end the text, in addition to the model's.
     pub stops: Vec<u32>,
-    /// Asks for text beside tokens. It ends before the first of these strings.
+    /// Requests text in addition to tokens. The text ends before the first of these strings.
     pub text: Option<Vec<String>>,
-    /// Asks for the log-probability of every token, and for those of this many of the likeliest in its place.
+    /// Requests the log-probability of every token, and those of this many most likely tokens at its position.
     pub top: Option<usize>,
-    /// Asks for the log-probabilities of the prompt's own tokens too.
+    /// Also requests the log-probabilities of the prompt's own tokens.
     pub echo: bool,
     pub adjustments: Adjustments,
 }
@@ -34,70 +34,71 @@ impl Request {
     }
 }
 
-/// A token with what was asked about it.
+/// A token with its requested log-probabilities.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Told {
     pub token: u32,
-    /// The log-probability that the model gave it, before temperature and adjustments; of the first token of a prompt there is none.
+    /// The log-probability that the model gave it, before temperature and adjustments; `None` for the first token of a prompt.
     pub logp: Option<f32>,
-    /// The likeliest tokens in its place, the likeliest first.
+    /// The most likely tokens at its position, in descending order.
     pub top: Vec<(u32, f32)>,
 }
 
-/// Why a text ended.
+/// The reason why a text ended.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finish {
-    /// With this token, which is no part of the text.
+    /// This token ended it, which is not part of the text.
     Token(Told),
-    /// Before a string that ends it.
+    /// The text reached a stop string, which is not part of it.
     Text,
-    /// With as many tokens as were asked for, or with a full context.
+    /// The text reached the requested number of tokens, or the context is full.
     Length,
 }
 
-/// News of a request after a step.
+/// Progress of a request in one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// The number that the request was given.
+    /// The id of the request.
     pub id: u64,
-    /// The prompt's own tokens, where they were asked for and are all read now.
+    /// The prompt's own tokens, once all of them are read, if they were requested.
     pub echoed: Vec<Told>,
-    /// The text of these tokens, as far as it was asked for and is settled: a character may take several tokens.
+    /// The text of these tokens, if it was requested, as far as it is settled: a character may take several tokens.
     pub text: String,
     pub tokens: Vec<Told>,
-    /// A token was drawn. It is among `tokens` now or later, or ended the text alone or as a part of a string.
+    /// Whether a token was drawn. It is among `tokens` now or later, or ended the text alone or as part of a stop string.
     pub is_drawn: bool,
     pub finish: Option<Finish>,
 }
 
-/// A request that is worked on.
+/// A request in progress.
 pub(super) struct Work {
     pub id: u64,
     pub request: Request,
     /// The tokens to be read next: at first the prompt, then the token that was drawn last.
     pub fresh: Prompt,
-    /// Of these, how many are read.
+    /// How many of them have been read.
     pub read: usize,
-    /// It is to be read in this round.
+    /// Whether it is to be read in this round.
     pub is_due: bool,
     pub made: Vec<u32>,
-    /// The numbers that its pictures have in the tower.
+    /// The numbers of its pictures in the tower.
     pub pictures: Vec<usize>,
-    /// The prompt's tokens that were scored so far.
+    /// The prompt's tokens that have been scored so far.
     pub echoed: Vec<Told>,
     pub text: Option<TextStream>,
 }
 
 impl Work {
-    /// How the device draws the next token; `None` where its logits are asked for or changed first, or where no token is wanted.
+    /// Parameters for drawing the next token on the device; `None` if its logits are requested or adjusted first, or if no token
+    /// is needed.
     pub fn draw_on_device(&self) -> Option<Draw> {
         let Request { how, copy, adjustments, top, .. } = &self.request;
         let is_plain = how.max_tokens > 0 && adjustments.is_none() && top.is_none();
         is_plain.then(|| how.at(*copy, self.made.len()))
     }
 
-    /// The plan that reads its next tokens, whoever else is there. Where the one for prompts has a tower, a prompt without images
-    /// goes by the other one, which has none.
+    /// The plan that reads its next tokens, whatever other requests there are. If the plan for prompts contains a tower, a prompt
+    /// without images uses the other one, which has none.
     pub fn plan(&self, has_tower: bool) -> Role {
         match (self.made.is_empty(), self.request.echo || has_tower && self.fresh.images.is_empty()) {
             (false, _) => Role::Decode,

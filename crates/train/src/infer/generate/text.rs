@@ -1,4 +1,4 @@
-//! Text out of tokens as they come, up to the first of some strings that end it.
+//! Decodes tokens to text as they arrive, up to the first stop string.
 
 use std::sync::Arc;
 
@@ -6,20 +6,20 @@ use flatout_data::Vocabulary;
 
 use super::request::Told;
 
-/// Tokens of the prompt that are decoded with the first ones behind it: whether a token begins with a space may depend on them.
+/// Tokens of the prompt that are decoded along with the first new ones: whether a token begins with a space may depend on them.
 const BEFORE: usize = 8;
-/// Tokens that a character takes at most, one a byte. Bytes that are no character after as many never become one.
+/// The most tokens of a character, one per byte. Bytes that form no character after this many tokens never will.
 const MOST_OF_A_CHARACTER: usize = 4;
-/// Tokens that are decoded together at most, where many of them have no text.
+/// The most tokens that are decoded together, where many of them have no text.
 const LONGEST_WINDOW: usize = 64;
 
-/// The text that follows a prompt, in whole characters. Every token is decoded with a few others and not with all, so a long text
-/// costs no more a token than a short one.
+/// The text after a prompt, in whole characters. Every token is decoded with a few others instead of all, so the cost per token
+/// does not depend on the length of the text.
 pub struct GrowingText {
     vocabulary: Arc<Vocabulary>,
-    /// The last tokens that are settled, and those behind them whose text is not settled yet.
+    /// The last settled tokens, followed by those whose text is not settled yet.
     window: Vec<u32>,
-    /// How many of the window are settled.
+    /// Number of settled tokens in the window.
     settled: usize,
 }
 
@@ -30,14 +30,15 @@ impl GrowingText {
         GrowingText { vocabulary, window, settled }
     }
 
-    /// Takes a token and gives the text that is settled now; none where the rest of a character is yet to come.
+    /// Adds a token and returns the text that is settled now; `None` if the rest of a character is missing.
     pub fn push(&mut self, token: u32) -> Option<String> {
         self.window.push(token);
         let more = self.more();
         if more.ends_with('\u{fffd}') && self.window.len() - self.settled < MOST_OF_A_CHARACTER {
             return None;
         }
-        // Tokens without text, such as special ones, hide whether a space stands before the next word: those before them stay.
+        // Tokens without text, such as special ones, hide whether a space comes before the next word, so the tokens before them
+        // are kept.
         if !more.is_empty() || self.window.len() > LONGEST_WINDOW {
             self.window.drain(..self.settled);
         }
@@ -45,7 +46,7 @@ impl GrowingText {
         Some(more)
     }
 
-    /// Gives the text that is left, where no more tokens come.
+    /// Returns the remaining text, once no more tokens come.
     pub fn finish(&mut self) -> String {
         let more = self.more();
         (self.window, self.settled) = (vec![], 0);
@@ -65,24 +66,24 @@ impl GrowingText {
     }
 }
 
-/// Such a text with its tokens, up to the first of some strings.
+/// A growing text with its tokens, up to the first of some stop strings.
 pub struct TextStream {
     text: GrowingText,
     stops: Vec<String>,
-    /// Text that may be the beginning of a string that ends it.
+    /// Text that may be the beginning of a stop string.
     held: String,
-    /// Tokens that were not given away, each with the place in all text at which it begins.
+    /// Tokens that were not returned yet, each with the position in the text at which it begins.
     waiting: Vec<(usize, Told)>,
-    /// Bytes of text given away.
+    /// Bytes of text returned so far.
     given: usize,
 }
 
-/// Text that is settled, with its tokens.
+/// Settled text with its tokens.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settled {
     pub text: String,
     pub tokens: Vec<Told>,
-    /// The text ended with a string that ends it.
+    /// Whether the text reached a stop string.
     pub is_end: bool,
 }
 
@@ -92,7 +93,7 @@ impl TextStream {
         TextStream { text, stops, held: String::new(), waiting: vec![], given: 0 }
     }
 
-    /// Takes a token and gives what is settled now.
+    /// Adds a token and returns what is settled now.
     pub fn push(&mut self, told: Told) -> Settled {
         let more = self.text.push(told.token);
         self.waiting.push((self.given + self.held.len(), told));
@@ -101,26 +102,27 @@ impl TextStream {
         self.release(false)
     }
 
-    /// Gives what is left, where no more tokens come.
+    /// Returns what is left, once no more tokens come.
     pub fn finish(&mut self) -> Settled {
         self.held += &self.text.finish();
         self.release(true)
     }
 
-    /// Gives the text that is held, up to a string that ends it, or but for what may be the beginning of one.
+    /// Returns the held text up to a stop string, or else without what may be the beginning of one.
     fn release(&mut self, all: bool) -> Settled {
         let found = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
         let end = match (found, all) {
             (Some(place), _) => place,
             (None, true) => self.held.len(),
             (None, false) => {
-                self.held.len() - self.stops.iter().map(|stop| begun(&self.held, stop)).max().unwrap_or(0)
+                self.held.len()
+                    - self.stops.iter().map(|stop| stop_overlap(&self.held, stop)).max().unwrap_or(0)
             }
         };
         let rest = self.held.split_off(end);
         let text = std::mem::replace(&mut self.held, rest);
         self.given += text.len();
-        // A token without any text belongs to what stands before it.
+        // A token without text belongs to the text before it.
         let is_given = |place: &usize| match found {
             Some(_) => *place < self.given,
             None => all || self.held.is_empty() || *place < self.given,
@@ -131,8 +133,8 @@ impl TextStream {
     }
 }
 
-/// The bytes at the end of a text that a string begins with.
-fn begun(text: &str, stop: &str) -> usize {
+/// Length of the longest end of a text that is a beginning of a stop string.
+fn stop_overlap(text: &str, stop: &str) -> usize {
     let most = text.len().min(stop.len().saturating_sub(1));
     let is_begun = |count: &usize| {
         text.as_bytes().ends_with(&stop.as_bytes()[..*count]) && text.is_char_boundary(text.len() - count)
@@ -150,7 +152,7 @@ mod tests {
         Vocabulary::train([TEXT, TEXT].into_iter(), 280).expect("a vocabulary")
     }
 
-    /// Pushes every token and gives the pieces with how many tokens came with each.
+    /// Pushes every token and returns the pieces with the number of tokens in each.
     fn pieces(stops: &[&str]) -> (Vec<(String, usize)>, bool) {
         let vocabulary = vocabulary();
         let tokens = vocabulary.encode(TEXT).expect("tokens");
@@ -170,16 +172,16 @@ mod tests {
         (pieces, settled.is_end)
     }
 
-    /// A text may end within a character: its bytes are shown as such, once.
+    /// A text may end within a character: its bytes are shown as replacement characters, once.
     #[test]
-    fn what_is_left_of_a_character_comes_at_the_end() {
+    fn an_incomplete_character_is_returned_at_the_end() {
         let vocabulary = Arc::new(Vocabulary::train([TEXT, TEXT].into_iter(), 262).expect("a vocabulary"));
         let fox = vocabulary.encode("🦊").expect("tokens");
         assert!(fox.len() > 1, "a character of several tokens");
         let mut text = GrowingText::new(vocabulary.clone(), &[]);
         assert!(fox[..fox.len() - 1].iter().all(|token| text.push(*token).is_none()));
         assert_eq!(text.finish(), "\u{fffd}");
-        assert_eq!(text.finish(), "", "and nothing is left behind it");
+        assert_eq!(text.finish(), "", "and nothing is left after it");
         let mut text = GrowingText::new(vocabulary, &fox[..1]);
         let rest: Vec<Option<String>> = fox[1..].iter().map(|token| text.push(*token)).collect();
         assert_eq!(rest.last(), Some(&Some("🦊".into())), "the first tokens complete the prompt's");
@@ -214,11 +216,11 @@ mod tests {
     }
 
     #[test]
-    fn what_may_be_the_beginning_of_an_end_is_held() {
-        assert_eq!(begun("a the", "the end"), 3);
-        assert_eq!(begun("a the end", "the end"), 0, "all of it is found and not begun");
-        assert_eq!(begun("ééx", "xé"), 1);
-        assert_eq!(begun("a", "b"), 0);
-        assert_eq!(begun("", "b"), 0);
+    fn possible_beginnings_of_stop_strings_are_held() {
+        assert_eq!(stop_overlap("a the", "the end"), 3);
+        assert_eq!(stop_overlap("a the end", "the end"), 0, "all of it is found and not begun");
+        assert_eq!(stop_overlap("ééx", "xé"), 1);
+        assert_eq!(stop_overlap("a", "b"), 0);
+        assert_eq!(stop_overlap("", "b"), 0);
     }
 }

@@ -12,28 +12,28 @@ use super::pictures::{Picture, PictureReader, Pictures};
 use super::prompt::Placed;
 use crate::Failure;
 
-/// Images that one run of the tower reads where they come later.
+/// The most images per run of the tower if images arrive with requests.
 const MOST_IMAGES: usize = 16;
 
-/// The tower of a prefill plan, with the pictures it may be shown.
+/// The tower of a prefill plan, with the pictures it may read.
 pub(super) struct Tower {
     pub pictures: Pictures,
     kind: TowerKind,
     /// Bytes of a patch or of a frame.
     bytes: usize,
-    /// The pictures that its inputs hold now.
+    /// The pictures that its inputs hold at present.
     shown: Option<Vec<usize>>,
 }
 
 enum TowerKind {
     Patches {
         seen: SeenPatches,
-        /// Learned positions a side.
+        /// Learned positions per side.
         positions: usize,
-        /// Patches of a token.
+        /// Patches per token.
         block: usize,
     },
-    /// Every sequence looks at one frame in a run, by the state behind what it read before.
+    /// Every sequence looks at one frame per run; its state after the tokens read so far is the query.
     Frames { seen: SeenFrames, look: Look },
 }
 
@@ -46,22 +46,22 @@ pub(super) struct Showing {
     looks: Vec<LookAt>,
 }
 
-/// A sequence that looks at a picture.
+/// A sequence's look at a picture.
 #[derive(Clone, Copy, Debug)]
 struct LookAt {
     picture: usize,
     lane: usize,
-    /// Nothing was read before it.
+    /// Whether the sequence has read nothing before it.
     is_first: bool,
 }
 
 impl Tower {
-    /// Of a plan that reads `tokens` at a time of `sequences` sequences.
+    /// For a plan that reads `tokens` tokens per run from `sequences` sequences.
     pub fn new(vision: &Vision, pictures: Pictures, tokens: usize, sequences: usize) -> Tower {
         let (kind, bytes) = match vision {
             Vision::Qwen3Vl(vision) => {
                 let all: usize = pictures.grids.all.iter().map(|grid| grid.patches()).sum();
-                // Tokens that are read at once are of images that have no more patches than these.
+                // Limits the images to those of the tokens in one run, and to the size of the largest one.
                 let largest = pictures.grids.all.iter().map(|grid| grid.patches()).max().unwrap_or(0);
                 let blocks = tokens * 100 / pictures.shown_percent.max(1);
                 let (patches, images) =
@@ -78,7 +78,7 @@ impl Tower {
         Tower { pictures, kind, bytes, shown: None }
     }
 
-    /// Of a plan that reads `tokens` at a time, for pictures that come later.
+    /// For a plan that reads `tokens` tokens per run, and pictures that arrive with requests.
     pub fn later(vision: &Qwen3VlConfig, reader: &PictureReader, tokens: usize) -> Tower {
         let largest = reader.most_tokens() * vision.block();
         let patches = tokens * 100 / reader.shown_percent().max(1) * vision.block();
@@ -88,20 +88,20 @@ impl Tower {
         Tower { pictures, kind, bytes: vision.patch_values(), shown: None }
     }
 
-    /// Takes a picture that is smaller than the largest for a request, and gives its number.
+    /// Adds a picture no larger than the largest for a request, and returns its number.
     pub fn add(&mut self, picture: Picture) -> usize {
         if let Some(number) = self.pictures.share(&picture) {
             return number;
         }
         let number = self.pictures.add(picture);
-        // The inputs may hold another one of this number.
+        // The inputs may hold another picture with this number.
         if self.shown.as_ref().is_some_and(|shown| shown.contains(&number)) {
             self.shown = None;
         }
         number
     }
 
-    /// Whether a picture may be shown.
+    /// Whether a picture fits the tower.
     pub fn fits(&self, picture: &Picture) -> bool {
         matches!(self.kind, TowerKind::Patches { seen, .. } if picture.patches() <= seen.largest)
     }
@@ -113,8 +113,8 @@ impl Tower {
         }
     }
 
-    /// Takes a picture of a sequence that has read `read` tokens among those that a run shows, where there is room for it. A
-    /// frame is looked at by the state behind what was read before, so it is the first that a run reads.
+    /// Adds a picture of a sequence that has read `read` tokens to those of a run, if there is room. The look at a frame depends
+    /// on the state after everything read before, so a frame can only be the first thing that a run reads.
     pub fn take(&self, showing: &mut Showing, placed: Placed, lane: usize, read: usize) -> bool {
         let Placed { at, picture } = placed;
         let is_shown = showing.pictures.contains(&picture);
@@ -137,7 +137,7 @@ impl Tower {
                     showing.looks.push(look);
                     return true;
                 }
-                // Those at one picture are neighbours.
+                // Looks at the same picture are neighbours.
                 let last = showing.looks.iter().rposition(|other| other.picture == picture);
                 showing.looks.insert(last.map_or(0, |last| last + 1), look);
                 true
@@ -145,7 +145,7 @@ impl Tower {
         }
     }
 
-    /// The first row of the features of a picture that a run shows a sequence.
+    /// The first row of the features that a run computes for a sequence's picture.
     pub fn row(&self, showing: &Showing, picture: usize, lane: usize) -> usize {
         let before = showing.pictures.iter().take_while(|other| **other != picture);
         match self.kind {
@@ -160,7 +160,7 @@ impl Tower {
         }
     }
 
-    /// Writes the inputs. Images of an earlier run stay where the same pictures are shown, or none are.
+    /// Writes the inputs. Images of an earlier run are kept if this run has the same pictures or none.
     pub fn feed(&mut self, session: &mut Session, role: Role, showing: Showing) -> Result<(), Failure> {
         if let TowerKind::Frames { seen, look: Look::Fine } = self.kind {
             for (name, values) in looks(&showing, seen) {
@@ -201,7 +201,7 @@ impl Tower {
     }
 }
 
-/// Where the looks at each picture lie, and whose state makes the query of each.
+/// The positions of the looks at each picture, and the state that is the query of each look.
 fn looks(showing: &Showing, seen: SeenFrames) -> [(&'static str, Vec<i32>); 3] {
     let (mut start, mut len) = (vec![0; seen.images], vec![0; seen.images]);
     let mut previous = vec![-1; seen.frames];
@@ -212,7 +212,7 @@ fn looks(showing: &Showing, seen: SeenFrames) -> [(&'static str, Vec<i32>); 3] {
             start[image] = row as i32;
         }
         len[image] += 1;
-        // The row behind the sequences' states is the query of a first frame.
+        // The row after the sequences' states is the query of a first frame.
         previous[row] = if look.is_first { seen.frames as i32 } else { look.lane as i32 };
     }
     [("look_start", start), ("look_len", len), ("previous", previous)]

@@ -1,19 +1,19 @@
-//! The cursor of a run's data out of the cursors of its ranks, each of which knows a part of it.
+//! Merges the data cursors of ranks, each of which knows a part of it.
 
 use serde_json::Value;
 
-/// The whole of what ranks know: null stands for what a rank does not. The error is the number of the first rank that knows
-/// something else than those before it, who cannot have read the same data.
+/// Merges cursors in which null stands for what a rank does not know. The error is the number of the first rank that contradicts
+/// those before it, and so cannot have read the same data.
 pub fn merged(known: &[Value]) -> Result<Value, usize> {
     let mut whole = Value::Null;
     for (rank, cursor) in known.iter().enumerate() {
-        learn(&mut whole, cursor).ok_or(rank)?;
+        merge(&mut whole, cursor).ok_or(rank)?;
     }
     Ok(whole)
 }
 
-/// Adds what another rank knows; `None` where it is something else.
-fn learn(whole: &mut Value, other: &Value) -> Option<()> {
+/// Merges another rank's cursor into `whole`; `None` if they contradict.
+fn merge(whole: &mut Value, other: &Value) -> Option<()> {
     match (whole, other) {
         (_, Value::Null) => Some(()),
         (whole @ Value::Null, other) => {
@@ -21,10 +21,10 @@ fn learn(whole: &mut Value, other: &Value) -> Option<()> {
             Some(())
         }
         (Value::Array(whole), Value::Array(other)) if whole.len() == other.len() => {
-            whole.iter_mut().zip(other).try_for_each(|(whole, other)| learn(whole, other))
+            whole.iter_mut().zip(other).try_for_each(|(whole, other)| merge(whole, other))
         }
         (Value::Object(whole), Value::Object(other)) if whole.keys().eq(other.keys()) => {
-            whole.values_mut().zip(other.values()).try_for_each(|(whole, other)| learn(whole, other))
+            whole.values_mut().zip(other.values()).try_for_each(|(whole, other)| merge(whole, other))
         }
         (whole, other) => (whole == other).then_some(()),
     }

@@ -1,30 +1,30 @@
-//! The version of a checkpoint's layout, and how records of older versions become records of this one.
+//! The format version of checkpoints, and converters from older versions.
 
 use serde_json::{Value, json};
 
-/// Version of the layout of a checkpoint and of what its files hold: the newest that is read.
+/// The newest format that is read: the layout of a checkpoint and the contents of its files.
 pub const FORMAT: u64 = IN_PARTS;
-/// The version of checkpoints whose tensors lie in one file. One rank writes it, and so do earlier versions of the program.
+/// The format whose tensors lie in one file, written by a single rank and by earlier versions of the program.
 pub const IN_ONE_FILE: u64 = 2;
-/// The version of checkpoints whose tensors lie in a file a rank, with an index of their parts.
+/// The format whose tensors lie in one file per rank, with an index of their parts.
 pub const IN_PARTS: u64 = 3;
 
-/// Changes `state.json` as it was read from one format to the next. A file whose hashes are right may still lack what
-/// its format promises: that is the sentence.
+/// Changes `state.json` from one format to the next. A file with valid hashes may still lack what its format promises; the error
+/// says what.
 type Converter = fn(&mut Value) -> Result<(), String>;
 
-/// The first is from format 1 to 2, and so on.
+/// The first converts format 1 to 2, and so on.
 const CONVERTERS: [Converter; FORMAT as usize - 1] = [count_skips, keep_one_file];
 
-/// A record that cannot become one of this format.
+/// A record that cannot be converted to this format.
 #[derive(Debug, PartialEq)]
 pub enum Unconverted {
-    /// It is not broken, only not for this program.
+    /// Intact, but written by a newer version of the program.
     Newer(u64),
     Broken(String),
 }
 
-/// Brings a record to this format, one version at a time.
+/// Converts a record to this format, one version at a time.
 pub fn convert(mut record: Value) -> Result<Value, Unconverted> {
     let given = match record["format"].as_u64() {
         Some(format) if format > FORMAT => return Err(Unconverted::Newer(format)),
@@ -38,8 +38,8 @@ pub fn convert(mut record: Value) -> Result<Value, Unconverted> {
     Ok(record)
 }
 
-/// Format 1 had no counts of updates that were left out. Those it made are in the tensor `optimizer.skipped`; the loop
-/// counts on from 0.
+/// Format 1 had no counts of updates that were left out; the tensor `optimizer.skipped` has them. The training loop counts from
+/// 0.
 fn count_skips(record: &mut Value) -> Result<(), String> {
     let counters = record["counters"].as_object_mut().ok_or("it has no counters")?;
     counters.insert("skipped".into(), json!(0));
@@ -47,7 +47,7 @@ fn count_skips(record: &mut Value) -> Result<(), String> {
     Ok(())
 }
 
-/// Format 2 has no index: the header of its file of tensors is one.
+/// Format 2 has no index: the header of its tensor file serves as one.
 fn keep_one_file(_: &mut Value) -> Result<(), String> {
     Ok(())
 }
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_converted_says_why() {
+    fn unconvertible_records_give_the_reason() {
         assert_eq!(convert(json!({ "format": 7 })), Err(Unconverted::Newer(7)));
         for (record, why) in [
             (json!({ "format": 1 }), "it has no counters"),

@@ -1,4 +1,4 @@
-//! Which checkpoints of a run are there, and whether they are what was saved.
+//! Finds the checkpoints of a run and verifies that they are intact.
 
 use std::fs;
 use std::io;
@@ -14,33 +14,33 @@ use crate::ranks::Ranks;
 use crate::refuse;
 use crate::{Failure, UserError};
 
-/// A checkpoint that was found whole.
+/// A checkpoint that was found to be complete.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Whole {
     pub step: u64,
     pub path: PathBuf,
 }
 
-/// The newest whole checkpoint, and the newer ones that are not, with the reason of each.
+/// The newest complete checkpoint, and the newer ones that are not, with the reason for each.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Latest {
     pub whole: Option<Whole>,
     pub skipped: Vec<(PathBuf, String)>,
 }
 
-/// Looks for the newest whole checkpoint, reading it through to check its hashes. One of a newer format is an
-/// error and not skipped: it is not broken, only not for this program. So is a run of which every checkpoint was
-/// finished and later damaged: what to lose is the user's choice.
+/// Finds the newest complete checkpoint and reads it through to verify its hashes. A checkpoint of a newer format is not skipped
+/// but an error: it is intact, only this program cannot read it. A run whose finished checkpoints are all damaged is an error,
+/// too: the user decides what to lose.
 pub fn latest(checkpoints: &Path) -> Result<Latest, UserError> {
     latest_where(checkpoints, |_| true)
 }
 
-/// As `latest`, of the checkpoints whose state is `wanted`.
+/// The same as [`latest`] among the checkpoints whose state is `wanted`.
 pub fn latest_where(checkpoints: &Path, wanted: impl Fn(&State) -> bool) -> Result<Latest, UserError> {
     search(checkpoints, wanted, |_, path, record| Ok(check_files(path, record, |_| true)))
 }
 
-/// The same by all ranks: rank 0 looks, every file of a checkpoint is read by one rank, and all come to the same end.
+/// The same on all ranks: rank 0 searches, each file of a checkpoint is read by one rank, and all get the same result.
 pub fn latest_among(
     ranks: &Ranks,
     checkpoints: &Path,
@@ -79,12 +79,12 @@ pub fn latest_among(
     }
 }
 
-/// Rank 0's word to the others.
+/// Rank 0's instruction to the others.
 #[derive(Serialize, Deserialize)]
 enum Order {
-    /// Read their files of the checkpoint of a step.
+    /// Verify their files of the checkpoint of a step.
     Check(u64),
-    /// Go on with the checkpoint of a step, or with none.
+    /// Continue with the checkpoint of a step, or with none.
     Take(Option<u64>),
 }
 
@@ -129,14 +129,14 @@ fn search<E: From<UserError>>(
     }
 }
 
-/// The step of the newest checkpoint that was finished. Nothing of it is read, because whoever asks is leaving.
+/// The step of the newest finished checkpoint. Nothing is verified, because the caller is about to exit.
 pub fn newest_finished(checkpoints: &Path) -> Option<u64> {
     let all = numbered(checkpoints).ok()?.into_iter();
     let is_finished = |(step, path): (u64, PathBuf)| path.join(MARKER).is_file().then_some(step);
     all.filter_map(is_finished).max()
 }
 
-/// The checkpoint of one step, which must be whole.
+/// The checkpoint of one step, which must be complete.
 pub fn at(checkpoints: &Path, step: u64) -> Result<Whole, UserError> {
     let path = folder_path(checkpoints, step);
     let kept = || -> Result<String, UserError> {
@@ -174,14 +174,14 @@ pub(super) fn numbered(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>, UserEr
 
 /// A checkpoint that cannot be used.
 pub(super) enum Unusable {
-    /// A save that was interrupted: nothing is lost with it.
+    /// A save was interrupted: nothing is lost by skipping it.
     Unfinished,
     Broken(String),
     Newer(u64),
 }
 
 impl Unusable {
-    /// The end of a sentence.
+    /// The reason as the end of a sentence.
     fn reason(self) -> String {
         match self {
             Unusable::Unfinished => "it was not finished".into(),
@@ -191,7 +191,7 @@ impl Unusable {
     }
 }
 
-/// Whether everything that was saved is there, to the bit.
+/// Verifies a checkpoint against its hashes.
 pub(super) fn verify(folder: &Path) -> Result<Record, Unusable> {
     let record = marked(folder)?;
     check_files(folder, &record, |_| true)?;
@@ -202,7 +202,7 @@ pub(super) fn verify(folder: &Path) -> Result<Record, Unusable> {
 fn marked(folder: &Path) -> Result<Record, Unusable> {
     let broken = |reason: String| Unusable::Broken(reason);
     let marker = fs::read(folder.join(MARKER)).map_err(|_| Unusable::Unfinished)?;
-    // The marker is made, written and flushed: a crash may leave it empty or short.
+    // The marker is created, written and flushed: a crash may leave it empty or short.
     if marker.len() < MARKER_BYTES {
         return Err(Unusable::Unfinished);
     }
@@ -231,7 +231,7 @@ fn marked(folder: &Path) -> Result<Record, Unusable> {
     Ok(record)
 }
 
-/// Whether the files of a checkpoint, those whose number is wanted, are what was saved.
+/// Verifies the files of a checkpoint whose number is wanted.
 fn check_files(folder: &Path, record: &Record, wanted: impl Fn(usize) -> bool) -> Result<(), Unusable> {
     let broken = |reason: String| Unusable::Broken(reason);
     for (_, (name, sum)) in record.files.iter().enumerate().filter(|(number, _)| wanted(*number)) {

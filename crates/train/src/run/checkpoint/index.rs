@@ -1,6 +1,6 @@
-//! The index of a checkpoint in parts: which file has which elements of every tensor.
+//! The index of a checkpoint in parts: the elements of every tensor that each file holds.
 //!
-//! Names, types and shapes are those of whole tensors, so whoever reads a checkpoint does not see how many ranks wrote it.
+//! Names, types and shapes are those of whole tensors, so a reader does not see how many ranks wrote the checkpoint.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
@@ -15,7 +15,7 @@ use super::Dtype;
 pub struct Parted {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// In the order of elements, each element once.
+    /// In order of elements; each element is in exactly one part.
     pub parts: Vec<CheckpointPart>,
 }
 
@@ -23,12 +23,12 @@ pub struct Parted {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CheckpointPart {
     pub file: String,
-    /// The first of them, counted in row-major order.
+    /// Its first element, counted in row-major order.
     pub start: usize,
     pub len: usize,
 }
 
-/// The tensors of a checkpoint by name, every part of them in its place.
+/// The tensors of a checkpoint by name, with the file and position of every part.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Index {
     tensors: BTreeMap<String, Parted>,
@@ -41,7 +41,7 @@ pub fn part_name(rank: usize, ranks: usize) -> String {
 }
 
 impl Index {
-    /// Checks what a record says: parts follow one another and are the whole tensor, and files lie beside the record.
+    /// Validates a record: the parts follow one another and cover the whole tensor, and the files lie beside the record.
     pub fn of(tensors: BTreeMap<String, Parted>) -> Result<Index, String> {
         let mut files = BTreeSet::new();
         for (name, tensor) in &tensors {
@@ -53,7 +53,10 @@ impl Index {
                     [Component::Normal(file)] if file == part.file.as_str()
                 );
                 if !is_beside {
-                    return Err(format!("`{name}` would lie in {:?}, which is no file beside it", part.file));
+                    return Err(format!(
+                        "`{name}` would lie in {:?}, which is not a file beside it",
+                        part.file
+                    ));
                 }
                 let next = end.checked_add(part.len).filter(|_| part.start == end);
                 end = next.ok_or_else(|| format!("the parts of `{name}` do not follow one another"))?;
@@ -66,7 +69,7 @@ impl Index {
         Ok(Index { tensors, files: files.into_iter().collect() })
     }
 
-    /// The index of what ranks write.
+    /// The index of the pieces that each rank writes.
     pub fn of_owners(owners: &[Vec<TensorRange>], dtype: impl Fn(&TensorRange) -> Dtype) -> Index {
         let mut tensors: BTreeMap<String, Parted> = BTreeMap::new();
         for (rank, pieces) in owners.iter().enumerate() {
@@ -93,7 +96,7 @@ impl Index {
         &self.files
     }
 
-    /// The place of a file among them.
+    /// The number of a file in this order.
     pub fn file(&self, name: &str) -> Option<usize> {
         self.files.binary_search_by(|file| file.as_str().cmp(name)).ok()
     }
@@ -155,10 +158,10 @@ mod tests {
         }
         assert!(whole.read_range("b", 5..7, &mut [0; 4]).is_err());
 
-        let broken = |parts: &[Tensor], said: &str| {
+        let broken = |parts: &[Tensor], expected: &str| {
             file(folder.path(), &names[1], parts);
             let error = open().unwrap_err().to_string();
-            assert!(error.contains(&names[1]) && error.contains(said), "{error}");
+            assert!(error.contains(&names[1]) && error.contains(expected), "{error}");
         };
         broken(&rest[..1], "it has no `a`");
         broken(
@@ -179,13 +182,13 @@ mod tests {
             ("/b/parts/1/len", json!(usize::MAX), "do not follow one another"),
             ("/b/shape", json!([usize::MAX, 2]), "are not the whole of"),
             ("/b/parts", json!([]), "are not the whole of [2, 3]"),
-            ("/b/parts/0/file", json!("../state"), "is no file beside it"),
+            ("/b/parts/0/file", json!("../state"), "is not a file beside it"),
         ];
-        for (at, value, said) in cases {
+        for (at, value, expected) in cases {
             let mut tensors = two_files();
             *tensors.pointer_mut(at).unwrap() = value;
-            let told = index(tensors).unwrap_err();
-            assert!(told.contains("`b`") && told.contains(said), "{at}: {told}");
+            let error = index(tensors).unwrap_err();
+            assert!(error.contains("`b`") && error.contains(expected), "{at}: {error}");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! A checkpoint that several ranks write, a file each, and that is whole at once.
+//! Saves one checkpoint from several ranks: each writes a file, and the checkpoint becomes complete at once.
 //!
-//! Rank 0 makes the folder and says go. Every rank writes and flushes its part and says its size and hash; when all have, rank
-//! 0 writes the index, gives the folder its name and marks it. Each rank also says how far it is in the data it reads, and rank 0
-//! keeps all of that as one cursor. Whatever fails anywhere fails the save on all ranks alike, and
-//! rank 0 removes its remains. The writers' threads do this by calls of their own, beside the loop.
+//! Rank 0 creates the folder and lets the others begin. Every rank writes and flushes its part and reports its size and hash;
+//! when all have reported, rank 0 writes the index, renames the folder and writes the marker. Each rank also reports its position
+//! in the data it reads, and rank 0 merges these into one cursor. A failure on any rank fails the save on all ranks, and rank 0
+//! removes its remains. The writer threads make collective calls of their own, separate from those of the training loop.
 //!
-//! State that ranks have alike must be the same bits on all of them. With every save a rank also hashes what another one is
-//! about to write, another one each time, and rank 0 compares: every copy has been compared with the one that is written after
-//! as many saves as there are other ranks. That copies and hashes as many bytes as a rank writes; hashing all of its state with
-//! every save would be as many times that as there are ranks.
+//! State that is replicated must have the same bits on all ranks. With every save a rank also hashes what another rank is about
+//! to write, a different rank each time, and rank 0 compares the hashes: every replica is checked once in as many saves as there
+//! are other ranks. Each check copies and hashes as many bytes as a rank writes; hashing all replicas with every save would cost
+//! that times the number of ranks.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -31,66 +31,66 @@ use super::{
 use crate::Failure;
 use crate::ranks::{Ranks, message};
 
-/// The line of calls that writers of checkpoints make.
-const LINE: &str = "checkpoints";
+/// The channel for the calls of writer threads.
+const CHANNEL: &str = "checkpoints";
 
-/// A save that did not end in a whole checkpoint.
+/// The reason why a save failed.
 #[derive(Debug)]
 pub enum Unsaved {
-    /// It could not be written; the next save may be.
+    /// It could not be written; the next save may succeed.
     Failed(io::Error),
-    /// Ranks have unequal copies of the state: no save can be right.
+    /// Replicas of the state differ between ranks: no save can be correct.
     Unequal(String),
 }
 
-/// How a save ended.
-pub type Written = Result<Saved, Unsaved>;
+/// The result of a save.
+pub type SaveResult = Result<Saved, Unsaved>;
 
 /// The writers of all ranks, seen from one of them.
 pub struct Together {
     calls: Calls,
     rank: usize,
-    /// All ranks, as sentences name them.
+    /// Names of all ranks for messages.
     names: Vec<String>,
 }
 
 /// A rank's share of a save.
 pub struct Share<'a> {
     pub state: &'a State,
-    /// The tensors of its part, or why they cannot be had.
+    /// The tensors of its part, or the reason why the copy failed.
     pub own: Result<Vec<Tensor<'a>>, String>,
-    /// The rank whose tensors it looks at, and these.
+    /// The rank whose tensors it compares, and its own replicas of them.
     pub seen: (usize, Vec<Tensor<'a>>),
-    /// Of rank 0.
+    /// Present on rank 0.
     pub index: Option<&'a Index>,
 }
 
-/// Rank 0's word at the beginning of a save.
+/// Rank 0's message at the beginning of a save.
 #[derive(Serialize, Deserialize)]
-enum Begun {
+enum BeginMessage {
     Write,
-    /// The step is whole on disk already.
+    /// The step is complete on disk already.
     Whole,
     Failed(String),
 }
 
-/// A rank's word when its part is written.
+/// A rank's message once its part is written.
 #[derive(Serialize, Deserialize)]
-struct Told {
+struct PartReport {
     written: Result<Sum, String>,
     own: Hashes,
-    /// Of the tensors of another rank as they are here.
+    /// Hashes of this rank's replicas of another rank's tensors.
     seen: (usize, Hashes),
-    /// As far as it knows it.
+    /// The data cursor, as far as this rank knows it.
     cursor: Value,
 }
 
 type Hashes = Vec<(String, u64)>;
 
-/// Rank 0's word at the end.
+/// Rank 0's message at the end.
 #[derive(Clone, Serialize, Deserialize)]
-enum Ended {
-    /// It is whole; where other checkpoints are not in order, why.
+enum EndMessage {
+    /// The checkpoint is complete; the text is the error if older checkpoints could not be tidied.
     Saved(Option<String>),
     Failed(String),
     Unequal(String),
@@ -99,35 +99,35 @@ enum Ended {
 impl Together {
     /// The writers of a run of several ranks.
     pub fn of(ranks: &Ranks) -> Option<Together> {
-        ranks.are_many().then(|| Together::over(ranks.calls(LINE), ranks.rank(), ranks.names()))
+        ranks.are_many().then(|| Together::over(ranks.calls(CHANNEL), ranks.rank(), ranks.names()))
     }
 
     fn over(calls: Calls, rank: usize, names: Vec<String>) -> Together {
         Together { calls, rank, names }
     }
 
-    /// Saves a checkpoint, of which this rank writes a share. Every rank calls it with the same step.
-    pub fn save(&self, checkpoints: &Path, share: &Share, kept: &Retention, watch: Watch) -> Written {
+    /// Saves a checkpoint of which this rank writes a share. Every rank calls this with the same step.
+    pub fn save(&self, checkpoints: &Path, share: &Share, kept: &Retention, watch: Watch) -> SaveResult {
         let step = share.state.step;
         let ended = match self.of_first(|| begin(checkpoints, step, watch))? {
-            Begun::Failed(why) => Ended::Failed(self.said(0, &why)),
-            Begun::Whole => self.of_first(|| self.tidy(checkpoints, step, kept, watch))?,
-            Begun::Write => {
-                let told = self.gather(&self.write(checkpoints, share, watch))?;
-                self.of_first(|| self.end(checkpoints, share, told, kept, watch))?
+            BeginMessage::Failed(why) => EndMessage::Failed(self.of_rank(0, &why)),
+            BeginMessage::Whole => self.of_first(|| self.tidy(checkpoints, step, kept, watch))?,
+            BeginMessage::Write => {
+                let reports = self.gather(&self.write(checkpoints, share, watch))?;
+                self.of_first(|| self.end(checkpoints, share, reports, kept, watch))?
             }
         };
         match ended {
-            Ended::Saved(untidy) => {
+            EndMessage::Saved(untidy) => {
                 Ok(Saved { path: folder_path(checkpoints, step), untidy: untidy.map(io::Error::other) })
             }
-            Ended::Failed(why) => Err(Unsaved::Failed(io::Error::other(why))),
-            Ended::Unequal(why) => Err(Unsaved::Unequal(why)),
+            EndMessage::Failed(why) => Err(Unsaved::Failed(io::Error::other(why))),
+            EndMessage::Unequal(why) => Err(Unsaved::Unequal(why)),
         }
     }
 
     /// Writes this rank's part.
-    fn write(&self, checkpoints: &Path, share: &Share, watch: Watch) -> Told {
+    fn write(&self, checkpoints: &Path, share: &Share, watch: Watch) -> PartReport {
         let name = part_name(self.rank, self.names.len());
         let path = partial_path(checkpoints, share.state.step).join(name);
         let written = share
@@ -137,23 +137,23 @@ impl Together {
             .and_then(|tensors| write_tensors(&path, tensors, watch).map_err(|error| error.to_string()));
         let own = share.own.as_deref().map_or(vec![], hashes);
         let cursor = share.state.cursor.clone();
-        Told { written, own, seen: (share.seen.0, hashes(&share.seen.1)), cursor }
+        PartReport { written, own, seen: (share.seen.0, hashes(&share.seen.1)), cursor }
     }
 
-    /// Ends a save whose parts are all written, or failed.
+    /// Ends a save once every part is written or has failed.
     fn end(
         &self,
         checkpoints: &Path,
         share: &Share,
-        told: Vec<Told>,
+        reports: Vec<PartReport>,
         kept: &Retention,
         watch: Watch,
-    ) -> Ended {
-        let ended = match self.unequal(&told).map_or_else(|| self.whole_cursor(&told), Err) {
-            Err(why) => Ended::Unequal(why),
-            Ok(cursor) => match self.commit(checkpoints, share, cursor, told, watch) {
+    ) -> EndMessage {
+        let ended = match self.unequal(&reports).map_or_else(|| self.whole_cursor(&reports), Err) {
+            Err(why) => EndMessage::Unequal(why),
+            Ok(cursor) => match self.commit(checkpoints, share, cursor, reports, watch) {
                 Ok(()) => return self.tidy(checkpoints, share.state.step, kept, watch),
-                Err(why) => Ended::Failed(why),
+                Err(why) => EndMessage::Failed(why),
             },
         };
         discard(checkpoints, share.state.step);
@@ -165,18 +165,18 @@ impl Together {
         checkpoints: &Path,
         share: &Share,
         cursor: Value,
-        told: Vec<Told>,
+        reports: Vec<PartReport>,
         watch: Watch,
     ) -> Result<(), String> {
         let ranks = self.names.len();
         let mut files = BTreeMap::new();
-        for (rank, told) in told.into_iter().enumerate() {
-            let sum = told.written.map_err(|why| self.said(rank, &why))?;
+        for (rank, report) in reports.into_iter().enumerate() {
+            let sum = report.written.map_err(|why| self.of_rank(rank, &why))?;
             let name = part_name(rank, ranks);
-            // A file that a rank wrote elsewhere is not in this checkpoint.
+            // Detects a rank that wrote its file to another folder.
             let path = partial_path(checkpoints, share.state.step).join(&name);
             let found =
-                fs::metadata(&path).map_err(|error| self.said(0, &about(&path)(error).to_string()))?;
+                fs::metadata(&path).map_err(|error| self.of_rank(0, &about(&path)(error).to_string()))?;
             if found.len() != sum.bytes {
                 return Err(format!(
                     "{} has {} bytes for rank 0, and {} wrote {}",
@@ -192,19 +192,21 @@ impl Together {
         let tensors = Some(index.tensors().clone());
         let state = State { cursor, ..share.state.clone() };
         let record = Record { format: IN_PARTS, state, files, tensors };
-        commit(checkpoints, &record, watch).map(drop).map_err(|error| self.said(0, &error.to_string()))
+        commit(checkpoints, &record, watch).map(drop).map_err(|error| self.of_rank(0, &error.to_string()))
     }
 
-    /// Lets other checkpoints stay or go, once one is whole.
-    fn tidy(&self, checkpoints: &Path, step: u64, kept: &Retention, watch: Watch) -> Ended {
-        Ended::Saved(retention::apply(checkpoints, step, kept, watch).err().map(|error| error.to_string()))
+    /// Removes the checkpoints that need not stay, once one is complete.
+    fn tidy(&self, checkpoints: &Path, step: u64, kept: &Retention, watch: Watch) -> EndMessage {
+        EndMessage::Saved(
+            retention::apply(checkpoints, step, kept, watch).err().map(|error| error.to_string()),
+        )
     }
 
-    /// A tensor that ranks should have alike and have not.
-    fn unequal(&self, told: &[Told]) -> Option<String> {
-        for (rank, Told { seen: (owner, seen), .. }) in told.iter().enumerate() {
+    /// Describes a tensor that differs between its replicas, if there is one.
+    fn unequal(&self, reports: &[PartReport]) -> Option<String> {
+        for (rank, PartReport { seen: (owner, seen), .. }) in reports.iter().enumerate() {
             let own: HashMap<&str, u64> =
-                told[*owner].own.iter().map(|(name, hash)| (name.as_str(), *hash)).collect();
+                reports[*owner].own.iter().map(|(name, hash)| (name.as_str(), *hash)).collect();
             let other =
                 seen.iter().find(|(name, hash)| own.get(name.as_str()).is_some_and(|own| own != hash));
             if let Some((name, _)) = other {
@@ -219,42 +221,43 @@ impl Together {
         None
     }
 
-    /// Where the data goes on, of what all ranks know of it.
-    fn whole_cursor(&self, told: &[Told]) -> Result<Value, String> {
-        let known: Vec<Value> = told.iter().map(|told| told.cursor.clone()).collect();
+    /// Merges the data cursors of all ranks.
+    fn whole_cursor(&self, reports: &[PartReport]) -> Result<Value, String> {
+        let known: Vec<Value> = reports.iter().map(|report| report.cursor.clone()).collect();
         merged(&known).map_err(|rank| {
             format!(
-                "{} is at another place in the data than the ranks before it, and all ranks must be at one: the memory of one of \
+                "{} is at another position in the data than the ranks before it, and all must be at the same one: the memory of one of \
                  them was corrupted",
                 self.names[rank]
             )
         })
     }
 
-    fn said(&self, rank: usize, why: &str) -> String {
+    fn of_rank(&self, rank: usize, why: &str) -> String {
         format!("{}: {why}", self.names[rank])
     }
 
-    /// Rank 0's word, on every rank.
+    /// Sends rank 0's message to every rank.
     fn of_first<T: Serialize + DeserializeOwned>(&self, make: impl FnOnce() -> T) -> Result<T, Unsaved> {
         let bytes = if self.rank == 0 { message::write(&make()) } else { vec![] };
-        message::read(&self.calls.broadcast(LINE, &bytes).map_err(gone)?).map_err(unread)
+        message::read(&self.calls.broadcast(CHANNEL, &bytes).map_err(disconnected)?).map_err(unreadable)
     }
 
-    /// Every rank's word, in order of ranks.
+    /// Every rank's message, in order of ranks.
     fn gather<T: Serialize + DeserializeOwned>(&self, own: &T) -> Result<Vec<T>, Unsaved> {
-        message::read_all(&self.calls.gather(LINE, &message::write(own)).map_err(gone)?).map_err(unread)
+        message::read_all(&self.calls.gather(CHANNEL, &message::write(own)).map_err(disconnected)?)
+            .map_err(unreadable)
     }
 }
 
-/// Makes the folder of a save.
-fn begin(checkpoints: &Path, step: u64, watch: Watch) -> Begun {
+/// Creates the folder of a save.
+fn begin(checkpoints: &Path, step: u64, watch: Watch) -> BeginMessage {
     if verify(&folder_path(checkpoints, step)).is_ok() {
-        return Begun::Whole;
+        return BeginMessage::Whole;
     }
     match make_partial(checkpoints, step, watch) {
-        Ok(_) => Begun::Write,
-        Err(error) => Begun::Failed(error.to_string()),
+        Ok(_) => BeginMessage::Write,
+        Err(error) => BeginMessage::Failed(error.to_string()),
     }
 }
 
@@ -262,12 +265,12 @@ fn hashes(tensors: &[Tensor]) -> Hashes {
     tensors.iter().map(|tensor| (tensor.name.to_string(), xxh3_64(tensor.bytes))).collect()
 }
 
-fn unread(failure: Failure) -> Unsaved {
+fn unreadable(failure: Failure) -> Unsaved {
     Unsaved::Failed(io::Error::other(failure))
 }
 
 /// The run has failed, and this process is about to end.
-fn gone(failure: flatout_world::Failure) -> Unsaved {
+fn disconnected(failure: flatout_world::Failure) -> Unsaved {
     Unsaved::Failed(io::Error::other(failure.sentence))
 }
 
@@ -279,7 +282,7 @@ mod tests {
     use std::net::TcpListener;
     use std::sync::Arc;
 
-    /// Runs a function on every rank of a world of threads.
+    /// Runs a closure on every rank of a world of threads.
     fn with_ranks<T: Send>(ranks: usize, run: impl Fn(Together) -> T + Sync) -> Vec<T> {
         let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let meeting = Meeting::Address { host: "127.0.0.1".into(), ports: free..free + 1, label: "".into() };
@@ -300,7 +303,7 @@ mod tests {
             };
             let world = World::join(&place, joining).expect("it joins");
             let names = (0..ranks).map(|rank| format!("rank {rank}")).collect();
-            let result = run(Together::over(world.calls(LINE), rank, names));
+            let result = run(Together::over(world.calls(CHANNEL), rank, names));
             world.finish().expect("all come to the end");
             result
         };
@@ -313,7 +316,7 @@ mod tests {
 
     const KEPT: Retention = Retention { keep: 2, keep_every: 0, best: None, prune: true };
 
-    /// A tensor of eight bytes, two of each of four ranks.
+    /// The index of an eight-byte tensor: two bytes on each of four ranks.
     fn index() -> Index {
         let part = |rank| crate::run::checkpoint::index::CheckpointPart {
             file: part_name(rank, 4),
@@ -328,12 +331,12 @@ mod tests {
         State { step, cursor: serde_json::Value::Null, counters: BTreeMap::new() }
     }
 
-    /// Saves bytes of which each rank has a copy; it looks at those of the next rank.
+    /// Saves bytes that every rank has a replica of; each rank compares those of the next one.
     fn saved(checkpoints: &Path, step: u64, copies: impl Fn(usize) -> Vec<u8> + Sync) -> Vec<String> {
         saved_at(checkpoints, step, copies, |_| Value::Null)
     }
 
-    /// The same of ranks that know some of where the data goes on.
+    /// The same with ranks that each know a part of the data cursor.
     fn saved_at(
         checkpoints: &Path,
         step: u64,
@@ -376,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_write_one_checkpoint_and_end_alike() {
+    fn ranks_write_one_checkpoint_and_get_the_same_result() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let copy = |_| (10..18).collect::<Vec<u8>>();
@@ -387,12 +390,12 @@ mod tests {
         assert_eq!(file.entries()["w"].shape, [2, 4]);
         assert_eq!(saved(dir, 5, copy), vec!["saved step-5"; 4], "it is there already");
 
-        // One of them cannot: no rank has saved, and nothing is left.
+        // One of them fails: no rank has saved, and nothing is left.
         assert_eq!(saved(dir, 66, copy), vec!["failed: rank 2: the copy was lost"; 4]);
         fs::write(dir.join("step-7"), "in the way").unwrap();
         let failed = saved(dir, 7, copy);
         assert!(
-            failed.iter().all(|said| *said == failed[0] && said.starts_with("failed: rank 0: ")),
+            failed.iter().all(|outcome| *outcome == failed[0] && outcome.starts_with("failed: rank 0: ")),
             "{failed:?}"
         );
         fs::remove_file(dir.join("step-7")).unwrap();
@@ -400,14 +403,14 @@ mod tests {
         assert_eq!(names, ["step-5"]);
     }
 
-    /// Each rank knows a position of its own and the row.
+    /// Each rank knows the row, and the position of one stream.
     fn known_by(rank: usize, row: u64) -> Value {
         let streams: Vec<_> = (0..4).map(|other| (other == rank).then_some(10 * other)).collect();
         serde_json::json!({ "row": row, "streams": streams })
     }
 
     #[test]
-    fn a_cursor_is_kept_of_what_all_ranks_know() {
+    fn the_cursors_of_all_ranks_are_merged() {
         let folder = tempfile::tempdir().unwrap();
         let dir = folder.path();
         let copy = |_| (10..18).collect::<Vec<u8>>();
@@ -415,24 +418,27 @@ mod tests {
         let found = latest(dir).unwrap().whole.unwrap();
         let whole = serde_json::json!({ "row": 40, "streams": [0, 10, 20, 30] });
         assert_eq!(open(&found.path).unwrap().0.cursor, whole);
-        let told = saved_at(dir, 6, copy, |rank| known_by(rank, if rank == 2 { 41 } else { 40 }));
-        assert!(told.iter().all(|said| *said == told[0]), "{told:?}");
-        assert!(told[0].starts_with("unequal: rank 2 is at another place in the data than"), "{told:?}");
+        let outcomes = saved_at(dir, 6, copy, |rank| known_by(rank, if rank == 2 { 41 } else { 40 }));
+        assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "{outcomes:?}");
+        assert!(
+            outcomes[0].starts_with("unequal: rank 2 is at another position in the data than"),
+            "{outcomes:?}"
+        );
         assert_eq!(latest(dir).unwrap().whole, Some(found));
     }
 
     #[test]
-    fn unequal_copies_are_said_by_rank_and_not_saved() {
+    fn unequal_replicas_are_reported_by_rank_and_not_saved() {
         let folder = tempfile::tempdir().unwrap();
         let flipped = |rank: usize| {
             let mut copy: Vec<u8> = (10..18).collect();
             copy[5] ^= u8::from(rank == 1);
             copy
         };
-        let said = saved(folder.path(), 5, flipped);
+        let outcomes = saved(folder.path(), 5, flipped);
         let sentence = "unequal: `w` is not the same on rank 1 and on rank 2, and all ranks must have it alike: the memory of one \
                         of them was corrupted";
-        assert_eq!(said, vec![sentence; 4]);
+        assert_eq!(outcomes, vec![sentence; 4]);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 }

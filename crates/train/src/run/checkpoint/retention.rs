@@ -1,4 +1,4 @@
-//! Which checkpoints stay: the newest, every K-th, and the one whose evaluation was best.
+//! Retention of checkpoints: the newest ones, every K-th one, and the best one stay.
 
 use std::fs;
 use std::io;
@@ -12,43 +12,43 @@ use crate::config::{Checkpoint, Config};
 use crate::metrics::goal::Metric;
 use flatout_data::durable::{self, about};
 
-/// Beside the checkpoints: the step of the best one and its loss.
+/// The file beside the checkpoints with the step of the best one and its loss.
 const BEST: &str = "best.json";
 
-/// The checkpoints that are kept once one is whole. The one just saved always is.
+/// Decides which checkpoints are kept once a new one is complete. The new one always is.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Retention {
-    /// This many of the newest, the one just saved among them.
+    /// Number of the newest checkpoints to keep, including the new one.
     pub keep: usize,
-    /// And those whose step is a multiple of this; 0 for none.
+    /// Checkpoints whose step is a multiple of this are also kept; 0 disables this.
     pub keep_every: u64,
-    /// And this one.
+    /// The best checkpoint is also kept.
     pub best: Option<Best>,
-    /// Whether others are removed at all. A state saved while updates are being left out may be one to go back from.
+    /// Whether any are removed. They are not while updates are being left out: the run may have to roll back to one of them.
     pub prune: bool,
 }
 
 impl Retention {
-    /// The retention that a config asks for, with `skipped` updates in a row left out before the state that was saved.
+    /// The retention that a config asks for, where `skipped` consecutive updates before the saved state were left out.
     pub fn of(config: &Config, best: Option<Best>, skipped: u64) -> Retention {
         let Checkpoint { keep, keep_every, .. } = config.checkpoint;
         Retention { keep, keep_every, best, prune: skipped == 0 }
     }
 }
 
-/// The checkpoint whose evaluation was best.
+/// The checkpoint with the best evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     pub step: u64,
     /// Its held-out loss.
     pub loss: f32,
-    /// The metric it was best in, where that is not the loss.
+    /// The metric it was best in, if that is not the loss.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub score: Option<(Metric, f64)>,
 }
 
 impl Best {
-    /// By a metric: its value here, where this was judged by it.
+    /// Its value of a metric, if it was judged by that metric.
     pub fn value(&self, metric: Metric) -> Option<f64> {
         match self.score {
             None => (metric == Metric::Loss).then_some(self.loss as f64),
@@ -57,15 +57,15 @@ impl Best {
     }
 }
 
-/// The best checkpoint so far, where one is named and there.
+/// The best checkpoint so far, if one is recorded and still there.
 pub fn best(checkpoints: &Path) -> Option<Best> {
     let text = fs::read(checkpoints.join(BEST)).ok()?;
     let best: Best = serde_json::from_slice(&text).ok()?;
     super::folder_path(checkpoints, best.step).join(MARKER).exists().then_some(best)
 }
 
-/// Names the best checkpoint and removes those that need not stay, older than the one just saved. Newer ones belong to
-/// a future that was found broken; they are replaced when it is reached again.
+/// Records the best checkpoint and removes those older than `saved` that need not stay. Newer ones belong to a history that a
+/// rollback discarded; they are replaced when their steps are reached again.
 pub(super) fn apply(checkpoints: &Path, saved: u64, kept: &Retention, watch: Watch) -> io::Result<()> {
     if let Some(named) = kept.best.filter(|named| best(checkpoints) != Some(*named)) {
         let path = checkpoints.join(BEST);
@@ -91,12 +91,13 @@ pub(super) fn apply(checkpoints: &Path, saved: u64, kept: &Retention, watch: Wat
     Ok(())
 }
 
-/// Removes what need not stay beside the whole checkpoint of a step: a process that was killed after saving it did not.
+/// Removes checkpoints other than the complete one of a step that need not stay, if a process was killed between saving and
+/// pruning.
 pub fn prune(checkpoints: &Path, step: u64, kept: &Retention) -> io::Result<()> {
     if step > 0 { apply(checkpoints, step, kept, &mut |_| Ok(())) } else { Ok(()) }
 }
 
-/// Removes the checkpoints after a step: the run went back to it, and what follows will be another future.
+/// Removes the checkpoints after a step that the run was rolled back to.
 pub fn forget_after(checkpoints: &Path, step: u64) -> io::Result<()> {
     let all = numbered(checkpoints).map_err(|error| io::Error::other(error.0))?;
     for (later, path) in all.into_iter().filter(|(later, _)| *later > step) {
@@ -105,7 +106,7 @@ pub fn forget_after(checkpoints: &Path, step: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Renamed first, so that a crash in the middle leaves nothing that looks like a checkpoint.
+/// Renames first, so that a crash in the middle leaves nothing that looks like a checkpoint.
 fn remove(checkpoints: &Path, step: u64, path: &PathBuf, watch: Watch) -> io::Result<()> {
     let removed = checkpoints.join(format!(".step-{step}.removed"));
     watch("take an old checkpoint away")?;

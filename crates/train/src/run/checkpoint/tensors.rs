@@ -1,6 +1,6 @@
-//! The tensor files of a checkpoint, in safetensors' format: a header of names, types, shapes and offsets in JSON,
-//! then the bytes. Written as a stream and read tensor by tensor, so neither way needs a second copy in memory. Tensors that
-//! lie in several files are read as if they lay in one.
+//! The tensor files of a checkpoint, in safetensors format: a header of names, types, shapes and offsets in JSON, then the bytes.
+//! They are written as a stream and read tensor by tensor, so neither direction needs a second copy in memory. Tensors in several
+//! files are read as if they were in one.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::index::Index;
 
 choice! {
-    /// Types of saved elements, by the format's names. Ours are the first three; others' files may have any.
+    /// Element types by the format's names. Checkpoints use the first three; files of other programs may use any.
     pub enum Dtype {
         F32 = "F32",
         Bf16 = "BF16",
@@ -46,7 +46,7 @@ impl Dtype {
     }
 }
 
-/// A tensor to save: little-endian bytes in row-major order, borrowed from wherever they lie.
+/// A tensor to save: borrowed little-endian bytes in row-major order.
 #[derive(Clone, Copy, Debug)]
 pub struct Tensor<'a> {
     pub name: &'a str,
@@ -55,18 +55,18 @@ pub struct Tensor<'a> {
     pub bytes: &'a [u8],
 }
 
-/// A tensor that can be read.
+/// The type, shape and position of a tensor that can be read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Entry {
     pub dtype: Dtype,
     pub shape: Vec<usize>,
-    /// Where its bytes lie, in their order.
-    stretches: Vec<Stretch>,
+    /// Positions of its bytes, in order.
+    extents: Vec<Extent>,
 }
 
-/// Bytes of a tensor that follow one another in a file.
+/// Consecutive bytes of a tensor in a file.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Stretch {
+struct Extent {
     /// The number of the file.
     file: usize,
     offset: u64,
@@ -75,37 +75,37 @@ struct Stretch {
 
 impl Entry {
     pub fn bytes(&self) -> usize {
-        self.stretches.iter().map(|stretch| stretch.bytes as usize).sum()
+        self.extents.iter().map(|extent| extent.bytes as usize).sum()
     }
 }
 
 /// A tensor as the header describes it.
 #[derive(Serialize, Deserialize)]
-struct Described {
+struct HeaderEntry {
     dtype: Dtype,
     shape: Vec<usize>,
-    /// First byte and the one after the last, counted from the end of the header.
+    /// Offset of its first byte and of the byte after its last, from the end of the header.
     data_offsets: [u64; 2],
 }
 
-/// The format's own name for what is not a tensor.
+/// A key of the header that is reserved by the format and names no tensor.
 const METADATA: &str = "__metadata__";
-/// The format's bound on the header.
+/// The format's limit on the header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// The beginning of a file of these tensors, whose bytes follow in this order and without gaps: the length of the header
-/// and the header. Panics where two have one name.
+/// The beginning of a file: the length of the header and the header. The bytes of the tensors must follow in this order and
+/// without gaps. Panics if two tensors have the same name.
 pub fn header(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) -> io::Result<Vec<u8>> {
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
-        let said: BTreeMap<_, _> = metadata.iter().copied().collect();
-        header.insert(METADATA.into(), serde_json::to_value(said)?);
+        let fields: BTreeMap<_, _> = metadata.iter().copied().collect();
+        header.insert(METADATA.into(), serde_json::to_value(fields)?);
     }
     let mut end = 0;
     for (name, dtype, shape) in tensors {
         let start = end;
         end += (shape.iter().product::<usize>() * dtype.bytes()) as u64;
-        let entry = Described { dtype: *dtype, shape: shape.to_vec(), data_offsets: [start, end] };
+        let entry = HeaderEntry { dtype: *dtype, shape: shape.to_vec(), data_offsets: [start, end] };
         let twin = header.insert(name.to_string(), serde_json::to_value(entry)?);
         assert!(twin.is_none() && *name != METADATA, "{name} is a tensor's own name");
     }
@@ -116,8 +116,8 @@ pub fn header(tensors: &[(&str, Dtype, &[usize])], metadata: &[(&str, &str)]) ->
     Ok([&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat())
 }
 
-/// Writes the file. Wider types come first, so that every tensor is aligned to its type. Panics where a tensor's
-/// bytes are not its shape's, or two have one name.
+/// Writes the file. Wider types come first, so that every tensor is aligned to its type. Panics if a tensor's bytes do not match
+/// its shape, or two tensors have the same name.
 pub fn write(out: &mut impl Write, tensors: &[Tensor]) -> io::Result<()> {
     let mut ordered: Vec<&Tensor> = tensors.iter().collect();
     ordered.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype.bytes()));
@@ -133,23 +133,23 @@ pub fn write(out: &mut impl Write, tensors: &[Tensor]) -> io::Result<()> {
     Ok(())
 }
 
-/// The header's names and values in the order they stand, so that a name that stands twice is noticed.
-struct Named(Vec<(String, serde_json::Value)>);
+/// The header's names and values in file order, so that duplicates are noticed.
+struct OrderedHeader(Vec<(String, serde_json::Value)>);
 
-impl<'de> Deserialize<'de> for Named {
+impl<'de> Deserialize<'de> for OrderedHeader {
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Visitor;
         impl<'de> serde::de::Visitor<'de> for Visitor {
-            type Value = Named;
+            type Value = OrderedHeader;
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("an object of tensors")
             }
-            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<Named, A::Error> {
+            fn visit_map<A: serde::de::MapAccess<'de>>(self, mut map: A) -> Result<OrderedHeader, A::Error> {
                 let mut named = vec![];
                 while let Some(pair) = map.next_entry()? {
                     named.push(pair);
                 }
-                Ok(Named(named))
+                Ok(OrderedHeader(named))
             }
         }
         deserializer.deserialize_map(Visitor)
@@ -158,9 +158,9 @@ impl<'de> Deserialize<'de> for Named {
 
 /// Two tensors of one file that share bytes.
 fn overlapping(entries: &BTreeMap<String, Entry>) -> Option<(&str, &str)> {
-    let placed = entries.iter().flat_map(|(name, entry)| entry.stretches.iter().map(move |s| (s, name)));
-    let mut placed: Vec<(&Stretch, &String)> = placed.filter(|(stretch, _)| stretch.bytes > 0).collect();
-    placed.sort_by_key(|(stretch, _)| stretch.offset);
+    let placed = entries.iter().flat_map(|(name, entry)| entry.extents.iter().map(move |s| (s, name)));
+    let mut placed: Vec<(&Extent, &String)> = placed.filter(|(extent, _)| extent.bytes > 0).collect();
+    placed.sort_by_key(|(extent, _)| extent.offset);
     let both = placed.windows(2).find(|pair| pair[1].0.offset < pair[0].0.offset + pair[0].0.bytes)?;
     Some((both[0].1, both[1].1))
 }
@@ -173,7 +173,7 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads the header and checks that every tensor it promises is there.
+    /// Reads the header and checks that every tensor in it lies within the file.
     pub fn open(path: &Path) -> io::Result<TensorFile> {
         let broken = |what: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{} is broken: {what}", path.display()))
@@ -188,12 +188,12 @@ impl TensorFile {
         }
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header)?;
-        let Named(parsed) = serde_json::from_slice(&header)
+        let OrderedHeader(parsed) = serde_json::from_slice(&header)
             .map_err(|error| broken(format!("its header is not the format's JSON: {error}")))?;
         let data = 8 + header_bytes;
         let mut entries = BTreeMap::new();
         for (name, value) in parsed.into_iter().filter(|(name, _)| name != METADATA) {
-            let Described { dtype, shape, data_offsets: [start, end] } =
+            let HeaderEntry { dtype, shape, data_offsets: [start, end] } =
                 serde_json::from_value(value).map_err(|error| broken(format!("`{name}`: {error}")))?;
             let bytes = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent));
             let right_size =
@@ -201,8 +201,8 @@ impl TensorFile {
             if !right_size || end > length - data {
                 return Err(broken(format!("`{name}` is not where the header says")));
             }
-            let stretch = Stretch { file: 0, offset: data + start, bytes: end - start };
-            let entry = Entry { dtype, shape, stretches: vec![stretch] };
+            let extent = Extent { file: 0, offset: data + start, bytes: end - start };
+            let entry = Entry { dtype, shape, extents: vec![extent] };
             if entries.insert(name.clone(), entry).is_some() {
                 return Err(broken(format!("its header has `{name}` twice")));
             }
@@ -228,7 +228,7 @@ impl TensorFile {
         }
         let mut entries = BTreeMap::new();
         for (name, tensor) in index.tensors() {
-            let mut stretches = vec![];
+            let mut extents = vec![];
             for part in &tensor.parts {
                 let file = index.file(&part.file).expect("an index knows its files");
                 let (path, _) = &parts[file].files[0];
@@ -243,15 +243,14 @@ impl TensorFile {
                         format!("its `{name}` is {dtype} {shape:?} and the index says {wanted}"),
                     ));
                 }
-                stretches.extend(entry.stretches.iter().map(|stretch| Stretch { file, ..*stretch }));
+                extents.extend(entry.extents.iter().map(|extent| Extent { file, ..*extent }));
             }
-            entries
-                .insert(name.clone(), Entry { dtype: tensor.dtype, shape: tensor.shape.clone(), stretches });
+            entries.insert(name.clone(), Entry { dtype: tensor.dtype, shape: tensor.shape.clone(), extents });
         }
         Ok(TensorFile { files: parts.into_iter().flat_map(|part| part.files).collect(), entries })
     }
 
-    /// Names with types and shapes, in order of name.
+    /// Types and shapes by name, in order of name.
     pub fn entries(&self) -> &BTreeMap<String, Entry> {
         &self.entries
     }
@@ -261,7 +260,7 @@ impl TensorFile {
         self.entries.get(name).ok_or_else(absent)
     }
 
-    /// Reads a tensor's bytes to where they belong, which must be exactly as many.
+    /// Reads a tensor's bytes into `place`, which must have exactly its size.
     pub fn read_into(&self, name: &str, place: &mut [u8]) -> io::Result<()> {
         let entry = self.entry(name)?;
         if entry.bytes() != place.len() {
@@ -271,7 +270,7 @@ impl TensorFile {
         self.read_part(name, 0, place)
     }
 
-    /// Reads some of a tensor's bytes, from one of them on.
+    /// Reads the bytes of a tensor from offset `from`.
     pub fn read_part(&self, name: &str, from: u64, place: &mut [u8]) -> io::Result<()> {
         let entry = self.entries.get(name).filter(|entry| from + place.len() as u64 <= entry.bytes() as u64);
         let entry = entry.ok_or_else(|| {
@@ -281,21 +280,21 @@ impl TensorFile {
             )
         })?;
         let (mut skipped, mut left) = (from, place);
-        for stretch in &entry.stretches {
-            let here = stretch.bytes.saturating_sub(skipped).min(left.len() as u64);
+        for extent in &entry.extents {
+            let here = extent.bytes.saturating_sub(skipped).min(left.len() as u64);
             let (now, later) = left.split_at_mut(here as usize);
-            let (path, file) = &self.files[stretch.file];
-            file.read_exact_at(now, stretch.offset + skipped.min(stretch.bytes)).map_err(|error| {
-                // Whoever reads a single file says which it is.
+            let (path, file) = &self.files[extent.file];
+            file.read_exact_at(now, extent.offset + skipped.min(extent.bytes)).map_err(|error| {
+                // The caller names the file where there is only one.
                 if self.files.len() > 1 { flatout_data::durable::about(path)(error) } else { error }
             })?;
-            skipped = skipped.saturating_sub(stretch.bytes);
+            skipped = skipped.saturating_sub(extent.bytes);
             left = later;
         }
         Ok(())
     }
 
-    /// Reads some of a tensor's elements, counted in row-major order.
+    /// Reads a range of a tensor's elements, counted in row-major order.
     pub fn read_range(&self, name: &str, range: Range<usize>, place: &mut [u8]) -> io::Result<()> {
         let size = self.entry(name)?.dtype.bytes();
         assert_eq!(place.len(), range.len() * size, "room for the elements of `{name}`");
@@ -329,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_here_and_in_the_reference_library() {
+    fn files_read_back_here_and_in_the_reference_library() {
         let (_folder, path) = saved(&examples());
         let file = TensorFile::open(&path).unwrap();
         assert_eq!(file.entries().len(), 4);
@@ -338,7 +337,7 @@ mod tests {
         for tensor in examples() {
             let entry = file.entries()[tensor.name].clone();
             assert_eq!((entry.dtype, entry.shape.as_slice()), (tensor.dtype, tensor.shape));
-            assert_eq!(entry.stretches[0].offset % tensor.dtype.bytes() as u64, 0, "aligned");
+            assert_eq!(entry.extents[0].offset % tensor.dtype.bytes() as u64, 0, "aligned");
             let mut place = vec![0; entry.bytes()];
             file.read_into(tensor.name, &mut place).unwrap();
             assert_eq!(place, tensor.bytes);

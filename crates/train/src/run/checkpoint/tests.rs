@@ -8,7 +8,7 @@ fn state(step: u64) -> State {
     State { step, cursor, counters: BTreeMap::from([("applied".into(), step), ("skipped".into(), u64::MAX)]) }
 }
 
-/// Bytes that tell the step they belong to.
+/// Bytes that depend on the step.
 fn weights(step: u64) -> Vec<u8> {
     (0..4 * ELEMENTS).map(|i| (i as u64).wrapping_mul(step + 1) as u8).collect()
 }
@@ -61,7 +61,7 @@ fn a_run_without_checkpoints_has_none() {
 }
 
 #[test]
-fn what_is_saved_comes_back_and_the_newest_are_kept() {
+fn saved_state_reads_back_and_the_newest_are_kept() {
     let folder = tempfile::tempdir().unwrap();
     for step in [5, 9, 10, 100] {
         assert_eq!(save_whole(folder.path(), step, 2), folder.path().join(format!("step-{step}")));
@@ -73,8 +73,8 @@ fn what_is_saved_comes_back_and_the_newest_are_kept() {
     assert_eq!(names(folder.path()), ["step-101"]);
 }
 
-/// Stops a save before each of its operations in turn. Until the marker is written the older checkpoint is the
-/// one that counts; afterwards the new one is; and the next save of that step always succeeds.
+/// Stops a save before each of its operations in turn. Until the marker is written the older checkpoint counts, afterwards the
+/// new one; the next save of that step always succeeds.
 #[test]
 fn a_save_that_stops_anywhere_leaves_a_whole_checkpoint() {
     for keep in [1, 2] {
@@ -185,7 +185,7 @@ fn another_format_is_an_error_and_not_skipped() {
 }
 
 #[test]
-fn a_failed_save_says_which_file_and_leaves_no_partial_folder() {
+fn a_failed_save_names_the_file_and_removes_the_partial_folder() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs::write(&file, "").unwrap();
@@ -237,9 +237,9 @@ fn only_wanted_states_are_found() {
     assert_eq!(latest_where(folder.path(), |_| false).unwrap(), Latest::default());
 }
 
-/// A damaged checkpoint with no whole one behind it is not silently begun anew; one that was never finished is.
+/// A run whose finished checkpoints are all damaged is refused; one that never finished a checkpoint begins anew.
 #[test]
-fn a_run_of_damaged_checkpoints_is_refused() {
+fn a_run_whose_checkpoints_are_damaged_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = save_whole(folder.path(), 10, 2);
     fs::remove_file(path.join(TENSORS)).unwrap();

@@ -1,4 +1,5 @@
-//! The beginning of a run, or of its next part: data, plans, ranks that agree, the newest checkpoint, and the loop over them.
+//! Starts or continues a run: opens the data, compiles plans, checks that ranks agree, loads the newest checkpoint, and enters
+//! the loop.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -37,8 +38,8 @@ use crate::training::watch::Watch;
 use crate::weights::pretrained;
 use crate::{Failure, UserError};
 
-/// Trains a run from its beginning or its last checkpoint to its end, a signal or a failure. `early` are plans that were
-/// made of the config already.
+/// Trains a run from its beginning or its last checkpoint until it is done, is stopped by a signal, or fails. `early` holds plans
+/// that were compiled from the config already.
 pub fn train(
     asked: &Config,
     early: Option<Compiled>,
@@ -51,14 +52,14 @@ pub fn train(
     train_among(&Worker { ranks: &Ranks::alone(), run, device }, asked, early, stop, sinks, notice)
 }
 
-/// One process of a run: its rank, the run's directory and what it computes on.
+/// One process of a run: its rank, the run's directory and its device.
 pub struct Worker<'a> {
     pub ranks: &'a Ranks,
     pub run: &'a Run,
     pub device: &'a Device,
 }
 
-/// The same as one of several ranks, each of which calls this.
+/// The same as [`train`], as one of several ranks, each of which calls this.
 pub fn train_among(
     worker: &Worker<'_>,
     asked: &Config,
@@ -70,7 +71,7 @@ pub fn train_among(
     let Worker { ranks, run, device } = *worker;
     let mut laps = device.laps();
     let mut resolved = run.resolved()?;
-    // A branch of a data set may move while the run lasts, or between two ranks that ask.
+    // A branch of a data set may move while the run lasts, or between the queries of two ranks.
     if resolved.leaves_sets_open(asked) {
         if ranks.is_first() {
             resolved.pin_sets(asked)?;
@@ -78,22 +79,22 @@ pub fn train_among(
         resolved = ranks.of_first(resolved)?;
     }
     let config = &resolved.over(asked);
-    // A config that cannot run is refused before data is opened.
+    // A config that cannot run is refused before any data is opened.
     let early = match early {
         Some(compiled) => compiled,
         None => compile::compile(config, &ranks.target(device.target(&config.switches)))?,
     };
     laps.lap("plans");
     let (mut left_out, mut notes) = (Vec::new(), 0);
-    // Rank 0 opens the data first: the others find the tokenisers and caches that it made.
+    // Rank 0 opens the data first, so that the others find the tokenisers and caches it made.
     let data = ranks.in_turn(|| {
-        tasks::open(config, Some(run.dir()), &mut |said| match said {
-            OpenEvent::Note(said) => {
+        tasks::open(config, Some(run.dir()), &mut |event| match event {
+            OpenEvent::Note(note) => {
                 notes += 1;
                 ranks.at(0, "opening the data", notes);
-                notice(Notice::Data(said));
+                notice(Notice::Data(note));
             }
-            OpenEvent::LeftOut(said) => left_out.push(said),
+            OpenEvent::LeftOut(note) => left_out.push(note),
         })
     })?;
     laps.lap("data");
@@ -108,7 +109,7 @@ pub fn train_among(
     if ranks.are_many() {
         let own = compiled.pinned_over(&measured, &resolved);
         let of_first = ranks.of_first(own.clone())?;
-        // `auto` may have come to something else here: rank 0's choices hold.
+        // `auto` may have been resolved differently here: rank 0's choices hold.
         if of_first != own {
             compiled = compile::compile(&of_first.over(asked), &target())?;
         }
@@ -121,19 +122,19 @@ pub fn train_among(
     train_on_among(worker, asked, opened, stop, sinks, notice)
 }
 
-/// The parts that are open before a run's state is.
+/// Data, config and plans, which are ready before the run's state is loaded.
 pub struct Opened {
     pub data: Box<dyn Dataset>,
-    /// The resolved config so far.
+    /// The config as resolved so far.
     pub resolved: Resolved,
     pub compiled: Compiled,
-    /// The parts of the data that were left out, in words.
+    /// Sentences about parts of the data that were left out.
     pub left_out: Vec<String>,
-    /// Where time went until now.
+    /// Time spent on each part of the start so far.
     pub laps: Laps,
 }
 
-/// As [`train`], on data that is open and plans that were made for it.
+/// The same as [`train`], with open data and the plans that were made for it.
 pub fn train_on(
     asked: &Config,
     opened: Opened,
@@ -146,8 +147,8 @@ pub fn train_on(
     train_on_among(&Worker { ranks: &Ranks::alone(), run, device }, asked, opened, stop, sinks, notice)
 }
 
-/// The same as one of several ranks. Between GPUs others may wait for this rank inside an exchange, and a session that is dropped
-/// waits for them: a failure is told while the session is alive.
+/// The same as [`train_on`], as one of several ranks. On GPUs, other ranks may wait for this one inside an exchange, and dropping
+/// a session waits for them: a failure is sent to them while the session is still alive.
 fn train_on_among(
     worker: &Worker<'_>,
     asked: &Config,
@@ -167,7 +168,7 @@ fn train_on_among(
     outcome
 }
 
-/// Trains in a session that is kept in `kept`, for who calls this.
+/// Trains in a session that is stored in `kept`, so that it outlives this call.
 fn train_in(
     kept: &mut Option<Session>,
     worker: &Worker<'_>,
@@ -182,7 +183,7 @@ fn train_in(
     let config = &resolved.over(asked);
     if ranks.are_many() && config.data.vision_cache.is_some() {
         return Err(Failure::User(UserError(
-            "`data.vision_cache` is filled by one process so far: leave it out, or train with one rank"
+            "`data.vision_cache` can only be filled by a single process: leave it out, or train with one rank"
                 .into(),
         )));
     }
@@ -191,7 +192,7 @@ fn train_in(
         if divides || config.train.ema > 0.0 {
             let what = if divides { "parameters (switches.shard)" } else { "averages (train.ema)" };
             return Err(Failure::User(UserError(format!(
-                "`samples.prompts` wants a rank that has the whole model, and these ranks divide {what}: leave one of them out"
+                "`samples.prompts` needs a rank with the whole model, and these ranks shard {what}: leave one of them out"
             ))));
         }
     }
@@ -203,7 +204,8 @@ fn train_in(
     let horizon = config.schedule.horizon_steps.unwrap_or(steps);
     resolved.horizon_steps = Some(horizon);
     resolved.warmup_steps = config.schedule.resolved_warmup(horizon).or(resolved.warmup_steps);
-    // Where ranks cannot share out the run's lanes, bits are not promised, and what the run began with stays written down.
+    // Where the ranks cannot divide the run's lanes among them, the same bits are not promised, and the record keeps the lanes
+    // the run began with.
     let is_begun = !resolved.capacities.is_empty();
     let (began_lanes, lanes) = (config.train.lanes.given(), compiled.settled.options.lanes);
     let began_lanes = began_lanes.unwrap_or(if is_begun { 1 } else { lanes });
@@ -213,7 +215,7 @@ fn train_in(
     if has_its_lanes && is_begun && resolved.capacities != compiled.capacities {
         return Err(Failure::User(UserError(
             "the plans of this run have other capacities than those it began with (resolved.toml): the version that began \
-             it lays examples out otherwise; go on with that one"
+             it lays examples out differently; continue with that version"
                 .into(),
         )));
     }
@@ -227,10 +229,10 @@ fn train_in(
     ranks.check_equal(
         "the plans",
         || compiled.plans.to_string(),
-        "start the same program with the same settings on like hosts",
+        "start the same program with the same settings on hosts of the same kind",
     )?;
     let config = &resolved.over(asked);
-    let say = &mut |said| notice(Notice::Data(said));
+    let say = &mut |note| notice(Notice::Data(note));
     let tower = vision_cache::prepare(config, &mut *data, Some(run.dir()), device, say)?;
     if tower.is_some() {
         laps.lap("features");
@@ -249,8 +251,9 @@ fn train_in(
         let (_, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         check_schema(&compiled.plans, &file)?;
     }
-    let say = &mut |said: String| notice(Notice::Data(said));
-    let scores = reference::by_another(ranks, config, data, run.dir(), layout.as_ref(), device, say)?;
+    let say = &mut |note: String| notice(Notice::Data(note));
+    let scores =
+        reference::score_by_named_model(ranks, config, data, run.dir(), layout.as_ref(), device, say)?;
     laps.lap("data");
     let session = kept.insert(device.session_among(compiled.plans.clone(), &compiled.settled, ranks)?);
     match session.as_cuda() {
@@ -271,7 +274,7 @@ fn train_in(
         }
         None => {
             origin = pretrained::begin(config, session)?;
-            // The run depends on its tower although no plan has it.
+            // The run depends on its tower although no plan contains it.
             if let (Some(origin), Some(tower)) = (&mut origin, tower) {
                 origin.frozen.extend(tower.hashes);
             }
@@ -291,7 +294,7 @@ fn train_in(
             progress.step
         ))));
     }
-    // First of all, so that whatever is written after it lies in a run that can be continued.
+    // The config is saved first, so that anything written later lies in a run that can be resumed.
     if ranks.is_first() {
         run.save_config(asked, &resolved)?;
     }
@@ -325,16 +328,16 @@ fn train_in(
         origin.map_or(Ok(()), |origin| origin.keep(run.dir()))?;
     }
     let shown = held_out.as_deref().map(|set| (set, compiled.eval_batch));
-    // The files beside a model, among them its chat template, are there once the first rank has kept them.
+    // The files beside a model, among them its chat template, exist once the first rank has stored them.
     let samples = ranks.in_turn(|| Samples::open(config, data, shown, run.dir(), ranks.is_first()))?;
     let mut scored = 0;
-    let say = &mut |said: String| {
+    let say = &mut |note: String| {
         scored += 1;
         ranks.at(progress.step, "scoring answers by the reference", scored);
-        notice(Notice::Data(said));
+        notice(Notice::Data(note));
     };
     let scoring = (&mut *session, layout.as_ref());
-    reference::give((ranks, run.dir()), config, data, scoring, scores, !is_resumed, say)?;
+    reference::set_scores((ranks, run.dir()), config, data, scoring, scores, !is_resumed, say)?;
     if config.has_reference() {
         laps.lap("reference");
     }
@@ -385,28 +388,28 @@ fn train_in(
         began: Instant::now(),
         began_tokens: progress.tokens,
     };
-    // Before ranks meet for the last time: who is still asked to leave at once knows that nobody has begun.
+    // Set before the last meeting of the ranks: a rank that is asked to leave immediately then knows that no rank has begun.
     stop.begin_steps();
     ranks.begin_steps()?;
     for (path, why) in found.skipped {
-        trainer.say(Event::Warning { message: format!("{} is not used: {why}", path.display()) })?;
+        trainer.emit(Event::Warning { message: format!("{} is not used: {why}", path.display()) })?;
     }
     (trainer.notice)(Notice::Ready(&ready));
     trainer.start(is_resumed, &laps)?;
     for message in left_out {
-        trainer.say(Event::Warning { message })?;
+        trainer.emit(Event::Warning { message })?;
     }
-    // The time before the first step belongs to the start.
+    // The time before the first step counts as start time.
     trainer.began = Instant::now();
     let outcome = trainer.run();
     if outcome.is_err() {
-        // The caller is told the failure itself; events that can still be written down are.
+        // The caller receives the failure itself; events that can still be written are written.
         let _ = trainer.collect_saved(true).and_then(|()| trainer.end(Status::Failed));
     }
     outcome
 }
 
-/// A log that is damaged is the user's to judge: the run itself does not need it.
+/// Only the user can judge a damaged log: the run itself does not need it.
 fn unreadable_log(error: std::io::Error) -> Failure {
     match error.kind() {
         std::io::ErrorKind::InvalidData => {
@@ -417,9 +420,9 @@ fn unreadable_log(error: std::io::Error) -> Failure {
     }
 }
 
-type Begun = (Progress, serde_json::Value, Skips, Patience);
+type ResumedState = (Progress, serde_json::Value, Skips, Patience);
 
-fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<Begun, Failure> {
+fn resume(config: &Config, session: &mut Session, run: &Path, path: &Path) -> Result<ResumedState, Failure> {
     let (state, file) = checkpoint::open(path).map_err(Failure::io(path.display()))?;
     pretrained::resume(config, session, run)?;
     load(session, &file, Class::is_saved)?;

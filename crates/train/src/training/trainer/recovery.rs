@@ -1,4 +1,4 @@
-//! Updates that are not finite: counted, explained, and too many in a row answered by going back or stopping.
+//! Non-finite updates: counts and explains them, and after too many in a row rolls back to a checkpoint or stops.
 
 use flatout_ir::Class;
 
@@ -11,23 +11,23 @@ use crate::run::state::load;
 use crate::tasks::batch::{Batch, Draw};
 use crate::training::diagnosis::{diagnose, is_all_finite};
 
-/// Updates that were left out.
+/// Counts of updates that were left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Skips {
-    /// Since the run began.
+    /// Total since the run began.
     pub total: u64,
-    /// Up to the last update that was reported.
+    /// Consecutive updates, up to the last one that was reported.
     pub in_a_row: u64,
-    /// How often the run went back since it last saved.
+    /// Rollbacks since the run last saved.
     pub rollbacks: u32,
 }
 
-/// Going back to one checkpoint more often than this changes nothing.
+/// Rolling back to the same checkpoint more often than this is pointless.
 const MAX_ROLLBACKS: u32 = 3;
 
 impl Trainer<'_, '_, '_> {
-    /// Counts an update that was left out. The first of a row is looked into, which computes its rows again; later ones
-    /// are told at every doubling.
+    /// Counts an update that was left out. The first of a row is diagnosed, which computes its rows again; later ones are
+    /// reported whenever their number is a power of two.
     pub(super) fn left_out(&mut self, step: u64, parts: &[Batch]) -> Result<(), Failure> {
         self.skips.total += 1;
         self.skips.in_a_row += 1;
@@ -36,26 +36,27 @@ impl Trainer<'_, '_, '_> {
             let draw = Draw { step: step - 1, ..self.draw };
             let found = diagnose(self.session, parts, draw)?;
             let all = self.ranks.gather(&found)?;
-            // Of the first rank whose rows are not finite.
+            // Reports the diagnosis of the first rank whose rows are not finite.
             let found = all.iter().find(|found| !is_all_finite(found)).unwrap_or(&all[0]);
             let message = format!("step {step} is not finite, so its update was left out: {found}");
-            return self.say(Event::Warning { message });
+            return self.emit(Event::Warning { message });
         }
         if count.is_power_of_two() {
             let message = format!("step {step} is not finite: {count} updates in a row were left out");
-            return self.say(Event::Warning { message });
+            return self.emit(Event::Warning { message });
         }
         Ok(())
     }
 
-    /// After too many updates in a row that were left out, does what the config says. `true` where the run went back.
+    /// After too many consecutive updates that were left out, does what the config says. Returns `true` if the run was rolled
+    /// back.
     pub(super) fn recover(&mut self) -> Result<bool, Failure> {
         let recovered = self.go_back_or_stop();
-        self.alike(recovered)
+        self.same_on_every_rank(recovered)
     }
 
-    /// A result that is the same on every rank. Where it is a failure, rank 0 says it, which ends the others here.
-    pub(super) fn alike<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
+    /// Returns a result that is the same on every rank. If it is a failure, only rank 0 returns it; the others end in `meet`.
+    pub(super) fn same_on_every_rank<T>(&self, result: Result<T, Failure>) -> Result<T, Failure> {
         if result.is_err() && !self.ranks.is_first() {
             self.ranks.meet()?;
         }
@@ -67,7 +68,7 @@ impl Trainer<'_, '_, '_> {
         if self.skips.in_a_row < most || how == OnNonfinite::Skip {
             return Ok(false);
         }
-        // The update that is still on its way may be well.
+        // The update that is still in flight may be finite.
         self.flush()?;
         let skipped = self.skips.in_a_row;
         if skipped < most {
@@ -97,8 +98,8 @@ impl Trainer<'_, '_, '_> {
         Ok(true)
     }
 
-    /// Takes up the state of a checkpoint. The data goes on where it is: rows between the checkpoint and here, the
-    /// offending ones among them, are not read again.
+    /// Restores the state of a checkpoint. The data continues from where it is now: the rows since the checkpoint, among them the
+    /// offending ones, are not read again.
     fn go_back(&mut self, whole: checkpoint::Whole, what: &str) -> Result<(), Failure> {
         let (state, file) = checkpoint::open(&whole.path).map_err(Failure::io(whole.path.display()))?;
         load(self.session, &file, Class::is_saved)?;
@@ -111,14 +112,14 @@ impl Trainer<'_, '_, '_> {
         }
         let row = self.source.sample();
         let message = format!("{what}: going back to step {} and on with row {row}", whole.step);
-        self.say(Event::Warning { message })?;
-        self.say(Event::Resume { step: whole.step })?;
+        self.emit(Event::Warning { message })?;
+        self.emit(Event::Resume { step: whole.step })?;
         self.progress = Progress::of(&state)?;
         self.patience = patience(&state);
         self.skips.in_a_row = 0;
         self.skips.rollbacks += 1;
         self.evaluated = self.evaluated.filter(|(step, _)| *step <= whole.step);
-        // Rank 0 has just removed what was newer.
+        // Rank 0 has just removed the newer checkpoints.
         self.saving.best = self.ranks.of_first(checkpoint::best(&folder))?;
         self.saving.newest = Some((whole.step, whole.path));
         self.saving.is_due = false;

@@ -1,4 +1,4 @@
-//! Checkpoints of a run: taken between steps, written beside them, and what happens when that fails.
+//! Checkpoints of a run: copies the state between steps, writes it in the background, and handles failures to write.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -13,25 +13,25 @@ use crate::run::events::{Event, Status};
 use crate::run::state::Snapshot;
 use crate::run::writer::Writer;
 
-/// The checkpoints that a run has saved, and is saving.
+/// Checkpoints that a run has saved or is saving.
 pub(super) struct Saving {
     writer: Writer,
-    /// Of the state of all ranks.
+    /// Bytes of the state of all ranks.
     pub bytes: u64,
     /// The newest whole checkpoint.
     pub newest: Option<(u64, PathBuf)>,
-    /// The whole checkpoint whose evaluation was best, where that is kept.
+    /// The whole checkpoint with the best evaluation, where that one is kept.
     pub best: Option<Best>,
-    /// A checkpoint that is due waits for an update that is not left out.
+    /// A checkpoint is due, and waits for an update that is not left out.
     pub is_due: bool,
     /// Why the newest attempt failed, if it did.
     pub trouble: Option<String>,
-    /// The longest a save took, its copy and its writing together.
+    /// The longest time a save took, copying and writing together.
     pub slowest_seconds: Option<f64>,
     copy_seconds: f64,
-    /// Saves that this process began: the same on every rank.
+    /// Saves begun by this process: the same number on every rank.
     begun: u64,
-    /// It was said that a save waited for the one before it.
+    /// The warning that a save waited for the one before it was given.
     is_slow: bool,
 }
 
@@ -52,12 +52,12 @@ impl Saving {
     }
 }
 
-/// The shortest wait for an earlier save that is worth a warning, once a run.
+/// The shortest wait for an earlier save that gives a warning, once per run.
 const LONG_WAIT_SECONDS: f64 = 1.0;
 
 impl Trainer<'_, '_, '_> {
-    /// Saves where the config says so or the evaluation has never been better. A state whose last update was left out
-    /// is not saved on the way: it may be one to go back from.
+    /// Saves if the config says so or the evaluation is the best so far. A state whose last update was left out is not saved
+    /// during training, because a run may have to roll back from it.
     pub(super) fn save_if_due(&mut self) -> Result<(), Failure> {
         let (step, every) = (self.progress.step, self.config.checkpoint.every);
         self.saving.is_due |= every > 0 && step.is_multiple_of(every);
@@ -72,7 +72,7 @@ impl Trainer<'_, '_, '_> {
         self.begin_save()
     }
 
-    /// Saves the state as it is and waits until it is on disk.
+    /// Saves the present state and waits until it is on disk.
     pub(super) fn save_now(&mut self) -> Result<(), Failure> {
         self.begin_save()?;
         self.collect_saved(true)?;
@@ -81,19 +81,19 @@ impl Trainer<'_, '_, '_> {
             Some((saved, _)) if *saved == step => Ok(()),
             newest => {
                 let newest = match newest {
-                    // The failure of a rank is told with the newest whole checkpoint.
+                    // A rank's failure is reported together with the newest whole checkpoint.
                     _ if self.ranks.are_many() => String::new(),
                     Some((saved, _)) => format!("; the newest whole checkpoint is that of step {saved}"),
                     None => "; there is no checkpoint".into(),
                 };
                 let why = self.saving.trouble.clone().unwrap_or_default();
                 let sentence = format!("step {step} could not be saved: {why}{newest}");
-                self.alike(Err(Failure::Environment(sentence)))
+                self.same_on_every_rank(Err(Failure::Environment(sentence)))
             }
         }
     }
 
-    /// Copies the state and hands it to the writer, unless it is saved already. Waits for an earlier save first.
+    /// Copies the state and hands it to the writer, unless it was saved already. Waits for the previous save first.
     fn begin_save(&mut self) -> Result<(), Failure> {
         self.flush()?;
         self.saving.is_due = false;
@@ -105,7 +105,7 @@ impl Trainer<'_, '_, '_> {
                 "step {step} waited {waited:.1} s for the checkpoint before it: the disk is slower than \
                  checkpoint.every asks for"
             );
-            self.say(Event::Warning { message })?;
+            self.emit(Event::Warning { message })?;
         }
         let best = self.best_now();
         if self.saving.newest.as_ref().is_some_and(|(saved, _)| *saved == step) && best == self.saving.best {
@@ -134,8 +134,8 @@ impl Trainer<'_, '_, '_> {
         Snapshot::begin(self.session, State { step, cursor, counters }, self.saving.begun)
     }
 
-    /// Whether the state as it is was evaluated and never better. The result of the save before it is known when that save
-    /// has ended, which ranks learn at different steps: rank 0's word holds.
+    /// Whether the present state was evaluated and is the best so far. Ranks learn at different steps how the previous save
+    /// ended, so rank 0's answer holds for all.
     fn is_best_so_far(&mut self) -> Result<bool, Failure> {
         let is_best = self.best_now() != self.saving.best;
         let is_evaluated = self.evaluated.is_some_and(|(step, _)| step == self.progress.step);
@@ -145,7 +145,7 @@ impl Trainer<'_, '_, '_> {
         }
     }
 
-    /// The best checkpoint once the state as it is has been saved.
+    /// The best checkpoint, assuming that the present state is saved.
     fn best_now(&self) -> Option<Best> {
         let best = self.saving.best;
         if !self.config.keeps_best() {
@@ -160,8 +160,8 @@ impl Trainer<'_, '_, '_> {
         }
     }
 
-    /// Takes in how a save ended, if one has, or waits for the one under way. A failure to write is a warning: the
-    /// run goes on, and the next save tries again.
+    /// Processes the result of a finished save; with `wait`, waits for the one under way. A failure to write is only a warning:
+    /// the run continues, and the next save tries again.
     pub(super) fn collect_saved(&mut self, wait: bool) -> Result<(), Failure> {
         let (saving, ranks, step) = (&mut self.saving, self.ranks, self.progress.step);
         let written = match wait {
@@ -182,30 +182,35 @@ impl Trainer<'_, '_, '_> {
                 saving.best = written.kept.best;
                 saving.trouble = None;
                 self.skips.rollbacks = 0;
-                self.say(Event::Saved { step, path })?;
+                self.emit(Event::Saved { step, path })?;
                 if let Some(error) = saved.untidy {
-                    let message =
-                        format!("step {step} is saved, but older checkpoints are not in order: {error}");
-                    self.say(Event::Warning { message })?;
+                    let message = format!(
+                        "step {step} is saved, but older checkpoints could not be tidied up: {error}"
+                    );
+                    self.emit(Event::Warning { message })?;
                 }
             }
             Err(Unsaved::Unequal(why)) => {
                 let failure = Failure::Environment(format!("step {step} is not saved: {why}"));
-                // Ranks learn of it at different steps, and rank 0 ends the run when it does.
-                return if wait || self.ranks.is_first() { self.alike(Err(failure)) } else { Ok(()) };
+                // Ranks learn of this at different steps; rank 0 ends the run when it does.
+                return if wait || self.ranks.is_first() {
+                    self.same_on_every_rank(Err(failure))
+                } else {
+                    Ok(())
+                };
             }
             Err(Unsaved::Failed(error)) => {
                 saving.trouble = Some(error.to_string());
                 let message = format!(
                     "step {step} could not be saved: {error}; the run goes on, and the next save tries again"
                 );
-                self.say(Event::Warning { message })?;
+                self.emit(Event::Warning { message })?;
             }
         }
         Ok(())
     }
 
-    /// Ends the run early, with its state saved where there is any beyond its beginning.
+    /// Ends the run early and saves its state if any update was made.
     pub(super) fn stopped(&mut self, reason: &'static str) -> Result<Outcome, Failure> {
         self.flush()?;
         if self.progress.step == 0 {

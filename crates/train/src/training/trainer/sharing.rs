@@ -1,5 +1,5 @@
-//! The words of ranks about updates. A steady update has none that anyone waits for: why a rank is asked to stop goes with the sums of
-//! the update, tokens of all ranks are known to each of them, and times and warnings reach rank 0 late, some steps at a time.
+//! Reports of ranks about updates. No steady update waits for one: the reason to stop travels with the sums of the update, every
+//! rank computes the token counts of all ranks itself, and times and warnings reach rank 0 later, several steps at a time.
 
 use std::time::{Duration, Instant};
 
@@ -11,61 +11,61 @@ use crate::run::events::{Event, GpuSample, RankTimes};
 use crate::training::stragglers::{StepTimes, Stragglers};
 use crate::training::update::ask_to_stop;
 
-/// Samples of which nothing is learned that are warned of, at most.
-const WARNED: u64 = 20;
+/// The most warnings about samples that contribute nothing to training.
+const MAX_WARNINGS: u64 = 20;
 
-/// Between two messages of a rank to rank 0; the first comes after the first step.
-const TELL_EVERY: Duration = Duration::from_millis(500);
+/// Interval between two reports of a rank to rank 0; the first one is sent after the first step.
+const REPORT_EVERY: Duration = Duration::from_millis(500);
 
-/// A rank's words about its updates.
+/// A rank's report about its updates.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct Told {
+struct RankReport {
     times: Vec<StepTimes>,
-    /// The newest sample of its GPU, where it has one.
+    /// The newest sample of its GPU, if it has one.
     gpu: Option<GpuSample>,
     /// Sentences about samples that could not be used.
     left_out: Vec<String>,
 }
 
-/// The words of ranks, as this one has them.
+/// Reports of ranks, sent and received by this rank.
 pub(super) struct Sharing {
-    /// Not told yet.
-    own: Told,
-    told_at: Option<Instant>,
-    /// Of rank 0.
+    /// What this rank has not sent yet.
+    unsent: RankReport,
+    reported_at: Option<Instant>,
+    /// Used on rank 0.
     stragglers: Stragglers,
-    /// The newest samples of GPUs that ranks have told of, by rank.
+    /// The newest GPU samples received, by rank.
     gpus: Vec<Option<GpuSample>>,
-    /// Of the newest step that all ranks have told of.
+    /// Times of the newest step that all ranks have reported.
     newest: Option<RankTimes>,
 }
 
 impl Sharing {
     pub fn new(ranks: usize) -> Sharing {
         Sharing {
-            own: Told::default(),
-            told_at: None,
+            unsent: RankReport::default(),
+            reported_at: None,
             stragglers: Stragglers::new(ranks),
             gpus: vec![None; ranks],
             newest: None,
         }
     }
 
-    /// Takes up the times of an update of this rank, which are told with the next.
+    /// Adds the times of an update of this rank to the next report.
     pub fn take(&mut self, times: StepTimes) {
-        self.own.times.push(times);
+        self.unsent.times.push(times);
     }
 
-    /// Takes up a sample of this rank's GPU.
+    /// Adds a sample of this rank's GPU to the next report.
     pub fn see(&mut self, gpu: Option<&GpuSample>) {
         if gpu.is_some() {
-            self.own.gpu = gpu.cloned();
+            self.unsent.gpu = gpu.cloned();
         }
     }
 }
 
 impl Trainer<'_, '_, '_> {
-    /// Passes on with the next update why this rank is asked to stop, where there are others.
+    /// Sends the reason to stop, if this rank has one, along with the next update, where there are other ranks.
     pub(super) fn pass_on_stop(&mut self) -> Result<(), Failure> {
         if self.ranks.are_many() {
             let asked = self.stop.asked(self.time_to_stop());
@@ -76,78 +76,80 @@ impl Trainer<'_, '_, '_> {
         Ok(())
     }
 
-    /// Takes up an update that was made: its times on this rank, where the host knows them, and sentences about its samples.
+    /// Adds an update to the next report: its times on this rank, where the host knows them, and sentences about its samples.
     pub(super) fn share(&mut self, times: Option<StepTimes>, left_out: Vec<String>) -> Result<(), Failure> {
         if !self.ranks.are_many() {
-            return self.tell_left_out(&left_out);
+            return self.warn_of_left_out(&left_out);
         }
-        self.sharing.own.times.extend(times);
-        self.sharing.own.left_out.extend(left_out);
-        let is_due = self.sharing.told_at.is_none_or(|at| at.elapsed() >= TELL_EVERY);
+        self.sharing.unsent.times.extend(times);
+        self.sharing.unsent.left_out.extend(left_out);
+        let is_due = self.sharing.reported_at.is_none_or(|at| at.elapsed() >= REPORT_EVERY);
         match self.ranks.is_first() {
             true => {
-                let told = self.ranks.posts()?;
-                let own = std::mem::take(&mut self.sharing.own);
-                self.hear([(0, own)].into_iter().chain(told))?;
+                let reports = self.ranks.posts()?;
+                let unsent = std::mem::take(&mut self.sharing.unsent);
+                self.receive([(0, unsent)].into_iter().chain(reports))?;
             }
             false if is_due => {
-                self.ranks.post(&std::mem::take(&mut self.sharing.own));
-                self.sharing.told_at = Some(Instant::now());
+                self.ranks.post(&std::mem::take(&mut self.sharing.unsent));
+                self.sharing.reported_at = Some(Instant::now());
             }
             false => {}
         }
         Ok(())
     }
 
-    /// The times of the newest step that all ranks have told of.
+    /// The times of the newest step that all ranks have reported.
     pub(super) fn rank_times(&self) -> Option<RankTimes> {
         self.sharing.newest.clone()
     }
 
-    /// Hears what is left untold at the end of a run. Every rank calls this.
-    pub(super) fn hear_the_rest(&mut self) -> Result<(), Failure> {
+    /// Receives the remaining reports at the end of a run. Every rank calls this.
+    pub(super) fn receive_remaining_reports(&mut self) -> Result<(), Failure> {
         if !self.ranks.are_many() {
             return Ok(());
         }
-        let own = std::mem::take(&mut self.sharing.own);
-        let rest = self.ranks.gather(&own)?;
-        // Posts of a rank come before its part of a call.
-        let told = self.ranks.posts()?;
-        self.hear(told.into_iter().chain(rest.into_iter().enumerate()))
+        let unsent = std::mem::take(&mut self.sharing.unsent);
+        let rest = self.ranks.gather(&unsent)?;
+        // A rank's posts arrive before its part of a collective call.
+        let reports = self.ranks.posts()?;
+        self.receive(reports.into_iter().chain(rest.into_iter().enumerate()))
     }
 
-    /// Takes in what ranks told, on rank 0.
-    fn hear(&mut self, told: impl Iterator<Item = (usize, Told)>) -> Result<(), Failure> {
-        for (rank, Told { times, gpu, left_out }) in told {
+    /// Processes reports on rank 0.
+    fn receive(&mut self, reports: impl Iterator<Item = (usize, RankReport)>) -> Result<(), Failure> {
+        for (rank, RankReport { times, gpu, left_out }) in reports {
             self.sharing.stragglers.take(rank, &times);
             if gpu.is_some() {
                 self.sharing.gpus[rank] = gpu;
             }
-            self.tell_left_out(&left_out)?;
+            self.warn_of_left_out(&left_out)?;
         }
         while let Some((times, slow)) = self.sharing.stragglers.next() {
             self.sharing.newest = Some(times);
             for slow in slow {
                 let gpu = self.sharing.gpus[slow.rank].as_ref();
                 let message = slow.sentence(&self.ranks.named(slow.rank), gpu);
-                self.say(Event::Warning { message })?;
+                self.emit(Event::Warning { message })?;
             }
         }
         Ok(())
     }
 
-    /// Warns of samples of which nothing is learned, the first ones by name.
-    fn tell_left_out(&mut self, left_out: &[String]) -> Result<(), Failure> {
+    /// Warns of samples that contribute nothing to training, the first ones by name.
+    fn warn_of_left_out(&mut self, left_out: &[String]) -> Result<(), Failure> {
         for words in left_out {
             self.samples_left_out += 1;
             let message = match self.samples_left_out {
-                1..WARNED => format!("nothing is learned from a sample: {words}"),
-                WARNED => {
-                    format!("nothing is learned from {WARNED} samples so far, and no more of them are named")
+                1..MAX_WARNINGS => format!("nothing is learned from a sample: {words}"),
+                MAX_WARNINGS => {
+                    format!(
+                        "nothing is learned from {MAX_WARNINGS} samples so far, and no more of them are named"
+                    )
                 }
                 _ => continue,
             };
-            self.say(Event::Warning { message })?;
+            self.emit(Event::Warning { message })?;
         }
         Ok(())
     }

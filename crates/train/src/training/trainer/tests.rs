@@ -1,5 +1,5 @@
-//! Faults in the middle of a run: rows that make a step's loss infinite or its targets senseless, put in on their way to
-//! the device. The loop's reactions are those that users would see.
+//! Faults injected in the middle of a run: rows that make a step's loss infinite or its targets useless, changed on their way to
+//! the device. The tests see the reactions that users would see.
 
 use std::cell::RefCell;
 use std::fs;
@@ -18,7 +18,7 @@ thread_local! {
     static DISTURB: RefCell<Option<Disturb>> = const { RefCell::new(None) };
 }
 
-/// Called by the loop on every micro-batch.
+/// Called by the training loop on every micro-batch.
 pub(super) fn disturbed(mut batch: Batch) -> Batch {
     DISTURB.with_borrow(|disturb| disturb.iter().for_each(|disturb| disturb(&mut batch)));
     batch
@@ -27,7 +27,7 @@ pub(super) fn disturbed(mut batch: Batch) -> Batch {
 const STEPS: u64 = 24;
 const BATCH: u64 = 4;
 
-/// The rows of steps `steps`, counted from 1 as long as no rows were left behind, get an infinite weight.
+/// Gives the rows of steps `steps` an infinite weight; steps count from 1, as long as no rows were left behind.
 fn poison(steps: Range<u64>) {
     let samples = (steps.start - 1) * BATCH..steps.end.saturating_sub(1).saturating_mul(BATCH);
     let disturb = move |batch: &mut Batch| {
@@ -40,7 +40,7 @@ fn poison(steps: Range<u64>) {
     DISTURB.set(Some(Box::new(disturb)));
 }
 
-/// The rows of steps `steps` all want a word that is in no text.
+/// Gives the rows of steps `steps` a target that occurs in no text.
 fn mislead(steps: Range<u64>) {
     let samples = (steps.start - 1) * BATCH..(steps.end - 1) * BATCH;
     let disturb = move |batch: &mut Batch| {
@@ -93,7 +93,7 @@ fn trained(overrides: &[&str]) -> Trained {
 }
 
 impl Trained {
-    /// Without those about a slow disk, which tests share with everything else on the machine.
+    /// Warnings, except those about a slow disk, which tests share with everything else on the machine.
     fn warnings(&self) -> Vec<&str> {
         let warnings = self.events.iter().filter_map(|event| match event {
             Event::Warning { message } if !message.contains("the disk is slower than") => {
@@ -153,10 +153,10 @@ fn a_scheduled_checkpoint_waits_for_an_update_that_is_made() {
     let run = trained(&[]);
     assert_eq!(run.saved(), [5, 12, 15, 20, 24]);
     assert_eq!(run.end().skipped, 3);
-    let said = run.warnings();
+    let warnings = run.warnings();
     assert!(
-        said.len() == 2 && said[1] == "step 10 is not finite: 2 updates in a row were left out",
-        "{said:?}"
+        warnings.len() == 2 && warnings[1] == "step 10 is not finite: 2 updates in a row were left out",
+        "{warnings:?}"
     );
 }
 
@@ -173,16 +173,16 @@ fn too_many_go_back_to_the_checkpoint_and_past_the_rows() {
     });
     assert_eq!(run.outcome.as_ref().unwrap().steps, STEPS);
     assert_eq!((run.end().status, run.end().skipped), (Status::Done, 3));
-    let said = run.warnings();
+    let warnings = run.warnings();
     let back = "step 14: 3 updates in a row were not finite: going back to step 10 and on with row 56";
-    assert!(said.len() == 3 && said[2] == back, "{said:?}");
+    assert!(warnings.len() == 3 && warnings[2] == back, "{warnings:?}");
     assert!(run.events.contains(&Event::Resume { step: 10 }));
     let steps = events::steps(&run.events);
     assert_eq!(steps.iter().map(|s| s.step).collect::<Vec<_>>(), (1..=STEPS).collect::<Vec<_>>());
     assert!(steps.iter().all(|s| s.loss.is_finite()), "the steps that count were all made");
     assert_eq!(steps.last().unwrap().samples, STEPS * BATCH);
 
-    // Killed before or after it went back, a run goes back again and ends in the same bits.
+    // A run that is killed before or after it rolled back rolls back again and ends with the same bits.
     let again = run_in(&broken, &overrides, |_| {});
     assert_eq!(again.outcome.as_ref().unwrap().steps, STEPS);
     for file in ["state.safetensors", "state.json"] {
@@ -214,7 +214,7 @@ fn a_run_that_does_not_recover_ends() {
 }
 
 #[test]
-fn updates_are_left_out_for_ever_where_that_is_asked_for() {
+fn updates_are_skipped_indefinitely_if_configured() {
     poison(12..1000);
     let run = trained(&["train.max_skipped=3", "train.on_nonfinite=skip"]);
     assert_eq!((run.end().status, run.end().skipped), (Status::Done, 13));
@@ -231,10 +231,10 @@ fn the_last_updates_of_a_run_count_too() {
     assert!(events::steps(&run.events).iter().all(|s| s.loss.is_finite()));
 }
 
-/// Saved on schedule at 5, 10, 15, 20 and the end, and whenever the held-out loss is the lowest so far.
+/// Checkpoints are saved at 5, 10, 15, 20 and the end, and whenever the held-out loss is the lowest so far.
 #[test]
 fn the_best_and_every_tenth_checkpoint_stay() {
-    // From step 13 on it learns nonsense, and what is held out shows it.
+    // From step 13 on it learns nonsense, and the held-out loss shows it.
     mislead(13..1000);
     let folder = tempfile::tempdir().unwrap();
     let dir = folder.path().join("run");

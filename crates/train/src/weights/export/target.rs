@@ -1,5 +1,4 @@
-//! The folder an export is written to: filled under another name, then put in its place at once. Only an earlier export
-//! is ever replaced.
+//! The folder of an export: written under another name, then renamed at once. Only an earlier export is ever replaced.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -16,13 +15,13 @@ use crate::weights::pretrained::folder::{INDEX, SINGLE};
 use crate::weights::pretrained::hub::SMALL;
 use flatout_data::durable::{self, about};
 
-/// The metadata of every tensor file of an export. Other tools read the first; the second is how an export is known again.
+/// Metadata of every tensor file of an export. Other tools read the first entry; the second identifies an export.
 pub const METADATA: [(&str, &str); 2] = [("format", "pt"), WRITTEN_BY];
 const WRITTEN_BY: (&str, &str) = ("written_by", "flatout");
-/// The longest header of a tensor file that is looked into.
+/// The longest header of a tensor file that is read.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 
-/// The folder that is made.
+/// The folder to be created.
 pub struct Target {
     to: PathBuf,
     partial: PathBuf,
@@ -30,9 +29,9 @@ pub struct Target {
 }
 
 impl Target {
-    /// Refuses what may not be written to. `sources` are the folders that the export is made from.
+    /// Refuses a path that may not be written. `sources` are the folders that the export is made from.
     pub fn new(to: &Path, force: bool, sources: &[&Path]) -> Result<Target, UserError> {
-        // A link to a folder stays one.
+        // A symbolic link to a folder is kept.
         let to = if to.is_symlink() { to.canonicalize().unwrap_or(to.into()) } else { to.to_path_buf() };
         let Some(name) = to.file_name().map(|name| name.to_string_lossy().into_owned()) else {
             refuse!("--to {} names no folder that could be made", to.display());
@@ -54,7 +53,7 @@ impl Target {
         Ok(Target { to, partial, force })
     }
 
-    /// Fills the folder under another name and puts it in its place; removes it where that fails.
+    /// Fills the folder under another name and renames it; removes it on failure.
     pub fn fill<T>(&self, fill: impl FnOnce(&Path) -> Result<T, Failure>) -> Result<T, Failure> {
         let made = fs::create_dir_all(&self.partial).map_err(about(&self.partial));
         let filled =
@@ -66,7 +65,8 @@ impl Target {
         placed
     }
 
-    /// A folder takes a name only where nothing or an empty folder has it, so of several processes one is first.
+    /// Renames the folder, which fails unless the name is free or an empty folder, so that only one of several processes
+    /// succeeds.
     fn place(&self) -> Result<(), Failure> {
         let failed = |error: io::Error| Failure::Environment(about(&self.to)(error).to_string());
         durable::sync_folder(&self.partial).map_err(failed)?;
@@ -80,7 +80,7 @@ impl Target {
                 ))));
             }
             Err(_) => {
-                // It may be another folder by now.
+                // It may have become another folder meanwhile.
                 check_earlier(&self.to)?;
                 durable::exchange(&self.partial, &self.to).map_err(failed)?;
                 fs::remove_dir_all(&self.partial).map_err(failed)?;
@@ -90,14 +90,14 @@ impl Target {
     }
 }
 
-/// Whether a folder is another one or lies in it, whatever they are called.
+/// Whether a folder equals another one or lies within it, after resolving links.
 fn is_within(inner: &Path, outer: &Path) -> bool {
     let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
     real(inner).starts_with(real(outer))
 }
 
-/// Refuses to replace a folder that is not an export and nothing but that. Another process may replace it meanwhile and remove what
-/// was being looked at: then what is there now is looked at.
+/// Refuses to replace a folder that contains anything but an export. Another process may replace it during the check and remove
+/// what is being checked: then the check is repeated.
 fn check_earlier(folder: &Path) -> Result<(), UserError> {
     let which = || fs::metadata(folder).ok().map(|found| (found.dev(), found.ino()));
     loop {
@@ -130,7 +130,7 @@ fn check_once(folder: &Path) -> Result<(), UserError> {
     Ok(())
 }
 
-/// The first entry that no export has; the tensor files on the way. Adapters have folders of their names.
+/// The first entry that does not belong to an export; also collects the tensor files. Adapters are in subfolders of their names.
 fn foreign_entry(
     folder: &Path,
     has_folders: bool,
@@ -162,7 +162,7 @@ fn is_tensor_file(name: &str) -> bool {
     [SINGLE, peft::TENSORS].contains(&name) || is_shard() == Some(true)
 }
 
-/// Whether a tensor file says that it was written here.
+/// Whether a tensor file is marked as written by flatout.
 fn is_ours(path: &Path) -> bool {
     let header = || {
         let mut file = File::open(path).ok()?;

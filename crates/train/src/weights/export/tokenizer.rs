@@ -1,5 +1,5 @@
-//! The tokeniser's files of an export: those that the run kept of the model it began from, with the tokens that were added to
-//! them, or ones made for a tokeniser of ours.
+//! The tokeniser files of an export: those that the run stored from its source model, with added tokens, or new ones for a
+//! tokeniser of flatout's own.
 
 use std::fs;
 use std::path::PathBuf;
@@ -18,14 +18,14 @@ const SPECIAL: &str = "special_tokens_map.json";
 /// The tokeniser of a run.
 pub struct Tokenizer {
     pub vocabulary: Option<Vocabulary>,
-    /// The folder with the tokeniser's own files, where the run has kept them and they are this one's.
+    /// The folder with the tokeniser's original files, if the run stored them and they belong to this tokeniser.
     pub beside: Option<PathBuf>,
-    /// Tokens that were added to those.
+    /// Tokens added to those files.
     pub added: Vec<String>,
 }
 
 impl Tokenizer {
-    /// Takes the vocabulary of a run, or of a folder in the Hugging Face layout, whose files are its own.
+    /// Takes the vocabulary of a run, or of a folder in the Hugging Face layout.
     pub fn of(loaded: &mut Loaded) -> Tokenizer {
         let vocabulary = loaded.vocabulary.take();
         let kept = if loaded.is_run { loaded.dir.join(BESIDE) } else { loaded.dir.clone() };
@@ -38,12 +38,12 @@ impl Tokenizer {
         Tokenizer { vocabulary, beside, added: added.unwrap_or_default() }
     }
 
-    /// A file that the run kept.
+    /// The contents of a file that the run stored.
     pub fn kept(&self, name: &str) -> Option<Vec<u8>> {
         self.beside.as_ref().and_then(|beside| fs::read(beside.join(name)).ok())
     }
 
-    /// The names and the bytes of its files.
+    /// The names and contents of its files.
     pub fn files(&self, positions: usize) -> Vec<(&'static str, Vec<u8>)> {
         let text = |value: &Value| serde_json::to_vec_pretty(value).expect("JSON has a text");
         let mut files = vec![];
@@ -72,7 +72,7 @@ impl Tokenizer {
         files
     }
 
-    /// A file that was kept, with the tokens that were added; byte for byte where none was.
+    /// A stored file with the added tokens; unchanged if there are none.
     fn with_added(&self, kept: Vec<u8>, add: fn(&mut Value, u32, Map<String, Value>)) -> Vec<u8> {
         let Some(vocabulary) = self.vocabulary.as_ref().filter(|_| !self.added.is_empty()) else {
             return kept;
@@ -80,17 +80,17 @@ impl Tokenizer {
         let Ok(mut file) = serde_json::from_slice::<Value>(&kept) else { return kept };
         for token in &self.added {
             let Some(id) = vocabulary.id(token) else { continue };
-            let said = json!({
+            let entry = json!({
                 "content": token, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
                 "special": false,
             });
-            add(&mut file, id, said.as_object().expect("an object").clone());
+            add(&mut file, id, entry.as_object().expect("an object").clone());
         }
         serde_json::to_vec_pretty(&file).expect("JSON has a text")
     }
 }
 
-/// `tokenizer.json` lists tokens with their numbers.
+/// In `tokenizer.json` tokens are listed with their numbers.
 fn add_tokens(file: &mut Value, id: u32, mut token: Map<String, Value>) {
     token.insert("id".into(), json!(id));
     if let Some(list) = file["added_tokens"].as_array_mut() {
@@ -100,14 +100,14 @@ fn add_tokens(file: &mut Value, id: u32, mut token: Map<String, Value>) {
     }
 }
 
-/// `tokenizer_config.json` has them by number, where it has them.
+/// In `tokenizer_config.json` tokens are keyed by number, if it lists them.
 fn add_to_decoder(file: &mut Value, id: u32, token: Map<String, Value>) {
     if let Some(by_number) = file.get_mut("added_tokens_decoder").and_then(Value::as_object_mut) {
         by_number.insert(id.to_string(), Value::Object(token));
     }
 }
 
-/// A `tokenizer.json` that begins a text as documents began in training, where it says nothing of that itself.
+/// A `tokenizer.json` that begins a text as documents began in training, if the vocabulary does not do that itself.
 fn framed(vocabulary: &Vocabulary) -> Value {
     let mut tokenizer: Value =
         serde_json::from_str(&vocabulary.to_json()).expect("a tokeniser's text is JSON");

@@ -1,4 +1,4 @@
-//! Elements of tensors as GGUF files hold them: f32, f16, bf16, and blocks of 8-bit integers with a scale.
+//! Element types in GGUF files: f32, f16, bf16, and blocks of 8-bit integers with a scale.
 
 use flatout_ir::types::bf16_from_f32;
 
@@ -11,11 +11,11 @@ pub enum Elements {
     Q8_0,
 }
 
-/// Values of a block of `Q8_0`, which share a scale.
+/// Values per `Q8_0` block, which share a scale.
 pub const BLOCK: usize = 32;
 
 impl Elements {
-    /// The number of the type in a tensor's entry.
+    /// The type's number in a tensor's entry.
     pub fn code(self) -> u32 {
         match self {
             Elements::F32 => 0,
@@ -25,7 +25,7 @@ impl Elements {
         }
     }
 
-    /// The number that says of a whole file which type most of it has.
+    /// The number by which a file states the type of most of its tensors.
     pub fn file_code(self) -> u32 {
         match self {
             Elements::F32 => 0,
@@ -35,7 +35,7 @@ impl Elements {
         }
     }
 
-    /// The bytes of as many values; of blocks, they fill them.
+    /// The bytes of this many values, which must fill whole blocks.
     pub fn bytes(self, values: usize) -> usize {
         match self {
             Elements::F32 => 4 * values,
@@ -44,8 +44,8 @@ impl Elements {
         }
     }
 
-    /// The bytes of values, or the first that the type cannot hold: f16 ends at 65,504, and a block has an f16 for a scale and no way to
-    /// say that a value is not finite.
+    /// The bytes of values, or the first value that the type cannot hold: f16 ends at 65,504, and a block has an f16 scale and no
+    /// representation of non-finite values.
     pub fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
         let mut bytes = Vec::with_capacity(self.bytes(values.len()));
         match self {
@@ -66,7 +66,7 @@ impl Elements {
     }
 }
 
-/// An f16 of a finite value within its range, or the value.
+/// Rounds a finite value in range to f16; the error is the value.
 fn f16(x: f32) -> Result<u16, f32> {
     match f16_from_f32(x) {
         half if x.is_finite() && half & 0x7fff == 0x7c00 => Err(x),
@@ -74,25 +74,25 @@ fn f16(x: f32) -> Result<u16, f32> {
     }
 }
 
-/// IEEE half precision, to nearest even.
+/// IEEE half precision, rounded to nearest even.
 fn f16_from_f32(x: f32) -> u16 {
     let bits = x.to_bits();
     let sign = (bits >> 16 & 0x8000) as u16;
     let magnitude = bits & 0x7fff_ffff;
     let half = match magnitude {
-        // Not a number stays none.
+        // NaN stays NaN.
         0x7f80_0001.. => 0x7e00,
-        // From halfway between the largest and the power of two behind it on it is infinite.
+        // Values from halfway between the largest f16 and the next power of two on become infinite.
         0x477f_f000.. => 0x7c00,
         // Normal: the exponent's bias changes by 112, and 13 bits are rounded off.
         0x3880_0000.. => ((magnitude - 0x3800_0000 + 0xfff + (magnitude >> 13 & 1)) >> 13) as u16,
-        // Subnormal: a multiple of 2^-24, which the sum rounds to because it has as many digits behind the point.
+        // Subnormal: a multiple of 2^-24, to which the sum rounds because it has as many fractional digits.
         _ => (f32::from_bits(magnitude) + 0.5).to_bits().wrapping_sub(0.5f32.to_bits()) as u16,
     };
     sign | half
 }
 
-/// A block: the scale as f16, then the values over the scale, rounded half away from zero.
+/// A block: the scale as f16, then the values divided by the scale, rounded half away from zero.
 fn q8_0(block: &[f32; BLOCK]) -> Result<[u8; 2 + BLOCK], f32> {
     if let Some(x) = block.iter().find(|x| !x.is_finite()) {
         return Err(*x);
@@ -121,7 +121,7 @@ mod tests {
         if half & 0x8000 == 0 { magnitude } else { -magnitude }
     }
 
-    /// Every half is itself; between two neighbours the nearer one is taken, and in the middle the even one.
+    /// Every f16 value converts to itself; between two neighbours the nearer one is taken, and in the middle the even one.
     #[test]
     fn halves_are_the_nearest() {
         for half in 0..0x7bff_u16 {
@@ -150,7 +150,7 @@ mod tests {
         }
     }
 
-    /// By the definition: each value is within half a step of itself, and the largest is 127 steps.
+    /// By definition each value is within half a step of itself, and the largest one is 127 steps.
     #[test]
     fn blocks_hold_values_within_half_a_step() {
         let values: Vec<f32> = (0..4 * BLOCK).map(|i| ((i * 37 % 101) as f32 - 50.0) * 1e-3).collect();
@@ -161,7 +161,7 @@ mod tests {
             let steps: Vec<i8> = block[2..].iter().map(|byte| *byte as i8).collect();
             assert_eq!(steps.iter().map(|step| step.unsigned_abs()).max(), Some(127));
             for (step, value) in steps.iter().zip(values) {
-                // Half a step, and as much as the scale was rounded by.
+                // Half a step, plus the rounding error of the scale.
                 assert!(
                     (f32::from(*step) * scale - value).abs() <= scale * (0.5 + 127.0 / 2048.0),
                     "{value}"
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(Elements::Q8_0.encode(&[0.0; BLOCK]).unwrap(), [0; 34], "a block of zeros has no scale");
     }
 
-    /// The bytes of llama.cpp's own package: `golden/make_golden.py` writes them.
+    /// The bytes that llama.cpp's own package writes, generated by `golden/make_golden.py`.
     #[test]
     fn bytes_are_those_of_llama_cpps_package() {
         let golden = include_bytes!("golden/elements.bin");

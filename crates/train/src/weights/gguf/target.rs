@@ -1,5 +1,4 @@
-//! The file an export is written to: filled under another name, then put in its place at once. Only an earlier export is ever
-//! replaced.
+//! The file of an export: written under another name, then renamed at once. Only an earlier export is ever replaced.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,10 +12,10 @@ use crate::Failure;
 use crate::UserError;
 use crate::refuse;
 
-/// The first metadata of every file, by which an export is known again.
+/// The first metadata entry of every file, which identifies an export.
 pub const WRITTEN_BY: (&str, &str) = ("general.written_by", "flatout");
 
-/// The file that is made.
+/// The file to be created.
 pub struct Target {
     to: PathBuf,
     partial: PathBuf,
@@ -24,7 +23,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Refuses what may not be written to.
+    /// Refuses a path that may not be written.
     pub fn new(to: &Path, force: bool) -> Result<Target, UserError> {
         let Some(name) = to.file_name().map(|name| name.to_string_lossy().into_owned()) else {
             refuse!("--to {} names no file that could be made", to.display());
@@ -42,7 +41,7 @@ impl Target {
         Ok(Target { to: to.to_path_buf(), partial, force })
     }
 
-    /// Fills the file under another name and puts it in its place; removes it where that fails.
+    /// Writes the file under another name and renames it; removes it on failure.
     pub fn fill(&self, fill: impl FnOnce(&Path) -> Result<(), Failure>) -> Result<(), Failure> {
         let failed = |path: &Path, error: io::Error| Failure::Environment(about(path)(error).to_string());
         if let Some(folder) = self.to.parent().filter(|folder| !folder.as_os_str().is_empty()) {
@@ -58,7 +57,7 @@ impl Target {
         })
     }
 
-    /// A link takes a name only where nothing has it, so of several processes one is first.
+    /// Links the file to its name, which fails if the name exists, so that only one of several processes succeeds.
     fn place(&self) -> Result<(), Failure> {
         let failed = |error: io::Error| Failure::Environment(about(&self.to)(error).to_string());
         match fs::hard_link(&self.partial, &self.to) {
@@ -69,7 +68,7 @@ impl Target {
                     self.to.display()
                 ))));
             }
-            // Also where the file system has no links.
+            // Also taken if the file system has no links.
             Err(_) => {
                 if self.to.exists() {
                     check_earlier(&self.to)?;
@@ -81,7 +80,7 @@ impl Target {
     }
 }
 
-/// Refuses to replace a file that does not say that it was written here.
+/// Refuses to replace a file that is not marked as an export of flatout.
 fn check_earlier(path: &Path) -> Result<(), UserError> {
     let (key, value) = WRITTEN_BY;
     let [before, behind] = beginning(key, &Value::String(value.into()));

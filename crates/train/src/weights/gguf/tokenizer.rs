@@ -1,28 +1,28 @@
-//! The tokeniser of a model as GGUF files hold it, from its `tokenizer.json`.
+//! Converts a `tokenizer.json` to the tokeniser metadata of GGUF files.
 //!
-//! llama.cpp has tokenisers of its own, chosen by name, and splits texts by rules that are known by name too. A tokeniser that none of them
-//! equals is refused: its texts would become other tokens than the model learned.
+//! llama.cpp has built-in tokenisers that are selected by name, and splits texts by rules that are also selected by name. A
+//! tokeniser that equals none of them is refused: it would produce other tokens than those the model learned.
 
 use std::collections::{HashMap, HashSet};
 
 use flatout_models::library::gguf::{Metadata, Value};
 use serde_json::Value as Json;
 
-/// The facts about tokens that a file has beside the list of them.
-pub struct Frame {
-    /// Rows of the embedding, which may be more than the tokeniser has tokens.
+/// Facts about tokens that a file has in addition to their list.
+pub struct TokenFacts {
+    /// Rows of the embedding, which may exceed the tokeniser's number of tokens.
     pub rows: usize,
     pub bos: u32,
     pub eos: u32,
-    /// Another token that ends an answer.
+    /// A further token that ends an answer.
     pub end_of_turn: Option<u32>,
-    /// The tokens of unknown letters and of places without a text, where the tokeniser has them.
+    /// The unknown and the padding token, if the tokeniser has them.
     pub unknown: Option<u32>,
     pub padding: Option<u32>,
     pub chat_template: Option<String>,
 }
 
-/// The kinds of a token.
+/// Token types.
 const NORMAL: i32 = 1;
 const UNKNOWN: i32 = 2;
 const CONTROL: i32 = 3;
@@ -30,10 +30,10 @@ const USER_DEFINED: i32 = 4;
 const UNUSED: i32 = 5;
 const BYTE: i32 = 6;
 
-/// The metadata of a tokeniser, or a sentence that says why llama.cpp has none that equals it.
-pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
+/// The metadata of a tokeniser, or the reason why llama.cpp has no equal one.
+pub fn describe(file: &Json, facts: &TokenFacts) -> Result<Metadata, String> {
     let model = &file["model"];
-    // Files before the field had a name had BPE alone.
+    // Files from before the field existed contain only BPE.
     let kind = model["type"].as_str().or(model["merges"].is_array().then_some("BPE"));
     if kind != Some("BPE") {
         return Err(format!(
@@ -47,7 +47,7 @@ pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     }
     let merges = merges(model)?;
     let is_sentence_piece = model["byte_fallback"].as_bool() == Some(true);
-    let (tokens, types) = tokens(file, frame.rows, is_sentence_piece)?;
+    let (tokens, types) = tokens(file, facts.rows, is_sentence_piece)?;
     let text = |text: &str| Value::String(text.into());
     let mut all: Vec<(&str, Value)> = vec![];
     match is_sentence_piece {
@@ -68,19 +68,19 @@ pub fn describe(file: &Json, frame: &Frame) -> Result<Metadata, String> {
     }
     all.push(("ggml.tokens", Value::Strings(tokens)));
     all.push(("ggml.token_type", Value::I32s(types)));
-    all.push(("ggml.bos_token_id", Value::U32(frame.bos)));
-    all.push(("ggml.eos_token_id", Value::U32(frame.eos)));
-    all.extend(frame.end_of_turn.map(|token| ("ggml.eot_token_id", Value::U32(token))));
-    all.extend(frame.unknown.map(|token| ("ggml.unknown_token_id", Value::U32(token))));
-    all.extend(frame.padding.map(|token| ("ggml.padding_token_id", Value::U32(token))));
+    all.push(("ggml.bos_token_id", Value::U32(facts.bos)));
+    all.push(("ggml.eos_token_id", Value::U32(facts.eos)));
+    all.extend(facts.end_of_turn.map(|token| ("ggml.eot_token_id", Value::U32(token))));
+    all.extend(facts.unknown.map(|token| ("ggml.unknown_token_id", Value::U32(token))));
+    all.extend(facts.padding.map(|token| ("ggml.padding_token_id", Value::U32(token))));
     let [first, last] = around(&file["post_processor"]);
-    all.push(("ggml.add_bos_token", Value::Bool(first == Some(frame.bos))));
-    all.push(("ggml.add_eos_token", Value::Bool(last == Some(frame.eos))));
-    all.extend(frame.chat_template.as_ref().map(|template| ("chat_template", text(template))));
+    all.push(("ggml.add_bos_token", Value::Bool(first == Some(facts.bos))));
+    all.push(("ggml.add_eos_token", Value::Bool(last == Some(facts.eos))));
+    all.extend(facts.chat_template.as_ref().map(|template| ("chat_template", text(template))));
     Ok(all.into_iter().map(|(key, value)| (format!("tokenizer.{key}"), value)).collect())
 }
 
-/// Every row's token and its kind; rows behind the tokeniser's last token are named and never read.
+/// Every row's token and its type; rows after the tokeniser's last token get placeholder names and are never read.
 fn tokens(file: &Json, rows: usize, is_sentence_piece: bool) -> Result<(Vec<String>, Vec<i32>), String> {
     let mut tokens: Vec<String> = (0..rows).map(|row| format!("[PAD{row}]")).collect();
     let mut types = vec![UNUSED; rows];
@@ -108,14 +108,14 @@ fn tokens(file: &Json, rows: usize, is_sentence_piece: bool) -> Result<(Vec<Stri
         }
         match added["special"].as_bool() {
             Some(true) => put(added["id"].as_u64(), token, CONTROL)?,
-            // They are looked for in the text itself, where spaces are spaces.
+            // They are searched in the text itself, where spaces are plain spaces.
             _ if is_sentence_piece => {
                 put(added["id"].as_u64(), &token.replace('\u{2581}', " "), USER_DEFINED)?
             }
             _ => put(added["id"].as_u64(), token, USER_DEFINED)?,
         }
     }
-    // A file in which two rows have one spelling does not load.
+    // A file in which two rows have the same text does not load.
     let mut seen: HashMap<&str, usize> = HashMap::new();
     for (row, token) in tokens.iter().enumerate() {
         if let Some(other) = seen.insert(token, row) {
@@ -125,13 +125,13 @@ fn tokens(file: &Json, rows: usize, is_sentence_piece: bool) -> Result<(Vec<Stri
     Ok((tokens, types))
 }
 
-/// A byte as SentencePiece spells it: `<0x0A>`.
+/// Whether a token is a byte in SentencePiece's notation: `<0x0A>`.
 fn is_byte(token: &str) -> bool {
     let digits = token.strip_prefix("<0x").and_then(|rest| rest.strip_suffix('>'));
     digits.is_some_and(|digits| digits.len() == 2 && u8::from_str_radix(digits, 16).is_ok())
 }
 
-/// Merges, in both forms that files have.
+/// Merges, in either of the two forms that files have.
 fn merges(model: &Json) -> Result<Vec<[String; 2]>, String> {
     let pair = |merge: &Json| match merge {
         Json::String(both) => both.split_once(' ').map(|(left, right)| [left.to_string(), right.to_string()]),
@@ -145,25 +145,25 @@ fn merges(model: &Json) -> Result<Vec<[String; 2]>, String> {
     all.iter()
         .map(pair)
         .collect::<Option<_>>()
-        .ok_or_else(|| "its tokeniser has a merge that is no pair".into())
+        .ok_or_else(|| "its tokeniser has a merge that is not a pair".into())
 }
 
-/// A rule by which llama.cpp splits texts before it merges, and how a `tokenizer.json` says the same.
+/// A pre-tokenisation rule of llama.cpp, and its form in a `tokenizer.json`.
 struct Splitting {
     name: &'static str,
-    /// The pre-tokeniser's parts in order, without those that only spell bytes.
+    /// The pre-tokeniser's parts in order, without those that only encode bytes.
     parts: &'static [PreTokenizer],
-    /// Words that are tokens are taken whole, without regard to merges.
+    /// Whether words that are tokens are taken whole, without regard to merges.
     ignores_merges: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 enum PreTokenizer {
-    /// The regular expression of byte-level pre-tokenisers, GPT-2's.
+    /// The regular expression of GPT-2's byte-level pre-tokeniser.
     Gpt2,
-    /// Every digit alone.
+    /// Splits off every digit.
     Digits,
-    /// Words are what an expression finds.
+    /// Words are the matches of a regular expression.
     Expression(&'static str),
 }
 
@@ -190,7 +190,7 @@ fn splitting(file: &Json) -> Result<&'static str, String> {
             && known.ignores_merges == ignores_merges
     };
     let found = SPLITTINGS.iter().find(fits);
-    // Texts are nearly always composed already; Qwen's files ask for it and llama.cpp's Qwen does not.
+    // Texts are nearly always in NFC already; Qwen's files ask for it and llama.cpp's Qwen tokeniser does not.
     let is_composed = normalizer["type"] == "NFC" && found.is_some_and(|found| found.name == "qwen2");
     let spells_bytes = bytes(&file["pre_tokenizer"]).is_some_and(|part| part["add_prefix_space"] != true);
     match found {
@@ -212,7 +212,7 @@ fn parts(pre_tokenizer: &Json) -> Vec<&Json> {
     all.into_iter().filter(|part| !(part["type"] == "ByteLevel" && part["use_regex"] == false)).collect()
 }
 
-/// The part that spells bytes.
+/// The part that encodes bytes.
 fn bytes(pre_tokenizer: &Json) -> Option<&Json> {
     let all = pre_tokenizer["pretokenizers"].as_array();
     let mut all = all.into_iter().flatten().chain([pre_tokenizer]);
@@ -234,11 +234,12 @@ impl PreTokenizer {
     }
 }
 
-/// Scores by which SentencePiece's tokeniser merges: a token's is the place of the first merge that makes it. It merges any two tokens whose
-/// spelling is a token, so the file's merges must be all of these, in the order of the tokens they make.
+/// Merge scores of SentencePiece's tokeniser: a token's score is the position of the first merge that produces it. SentencePiece
+/// merges any two tokens whose concatenation is a token, so the file must contain exactly these merges, in the order of the
+/// tokens they produce.
 fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<f32>, String> {
     let vocabulary = file["model"]["vocab"].as_object().ok_or("its tokeniser has no list of tokens")?;
-    // The pairs of tokens that spell a token.
+    // The pairs of tokens whose concatenation is a given token.
     let pairs = |token: &str| {
         let cuts = token.char_indices().skip(1).map(|(at, _)| token.split_at(at));
         cuts.filter(|(left, right)| vocabulary.contains_key(*left) && vocabulary.contains_key(*right)).count()
@@ -255,7 +256,7 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
         let token = pair.concat();
         let first = *made.entry(token.clone()).or_insert(place);
         if first < last {
-            return Err(unequal(format!("{token:?} is made by merges that are apart")));
+            return Err(unequal(format!("{token:?} is made by merges that are not consecutive")));
         }
         last = first;
         *count.entry(token).or_default() += 1;
@@ -263,9 +264,9 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
     let incomplete =
         count.iter().filter(|(token, listed)| pairs(token) != **listed).map(|(token, _)| token).min();
     if let Some(token) = incomplete {
-        return Err(unequal(format!("{token:?} could be made of others as well")));
+        return Err(unequal(format!("{token:?} can be merged from other tokens as well")));
     }
-    // Added tokens are found before anything is merged.
+    // Added tokens are matched before anything is merged.
     let added =
         file["added_tokens"].as_array().into_iter().flatten().filter_map(|added| added["content"].as_str());
     let added: HashSet<&str> = added.collect();
@@ -273,13 +274,13 @@ fn scores(file: &Json, merges: &[[String; 2]], tokens: &[String]) -> Result<Vec<
         |token: &&String| !made.contains_key(*token) && !added.contains(token.as_str()) && pairs(token) > 0;
     let unmade = vocabulary.keys().find(is_unmade);
     if let Some(token) = unmade {
-        return Err(unequal(format!("{token:?} is made by none")));
+        return Err(unequal(format!("{token:?} is made by no merge")));
     }
     let score = |token: &String| made.get(token).map_or(0.0, |place| -(*place as f32));
     Ok(tokens.iter().map(score).collect())
 }
 
-/// Whether a space is put before texts, of a tokeniser that spells spaces as SentencePiece does.
+/// Whether a space is put before texts, for a tokeniser that encodes spaces as SentencePiece does.
 fn space_prefix(file: &Json) -> Result<bool, String> {
     let normalizers = match file["normalizer"]["normalizers"].as_array() {
         Some(all) => all.iter().collect(),
@@ -299,26 +300,26 @@ fn space_prefix(file: &Json) -> Result<bool, String> {
     let splitter = &file["pre_tokenizer"];
     match splitter["type"].as_str() {
         None => {}
-        // Where the file is silent, the library splits, and puts a space before every part.
+        // By the library's defaults, it splits and puts a space before every part.
         Some("Metaspace") if splitter["replacement"] == "\u{2581}" && splitter["split"] == false => {
             replaces = true;
             prepends = splitter["prepend_scheme"] != "never";
         }
         Some("Metaspace") => other = Some("Metaspace that splits"),
-        // There is no space left to split at where all were replaced.
+        // No space is left to split at once all were replaced.
         Some("Split") if splitter["pattern"]["String"] == " " && replaces => {}
         kind => other = kind,
     }
     match other {
         Some(kind) => {
-            Err(format!("its tokeniser has a {kind}, which SentencePiece's tokeniser in llama.cpp has not"))
+            Err(format!("its tokeniser has a {kind}, which SentencePiece's tokeniser in llama.cpp lacks"))
         }
         None if !replaces => Err("its tokeniser does not spell spaces as SentencePiece does".into()),
         None => Ok(prepends),
     }
 }
 
-/// The tokens that the tokeniser's own file puts before and behind a text.
+/// The tokens that the tokeniser's own file puts before and after a text.
 fn around(processor: &Json) -> [Option<u32>; 2] {
     let parts = processor["processors"].as_array();
     let template =
@@ -337,8 +338,8 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn frame() -> Frame {
-        Frame {
+    fn facts() -> TokenFacts {
+        TokenFacts {
             rows: 8,
             bos: 0,
             eos: 1,
@@ -387,18 +388,18 @@ mod tests {
 
     #[test]
     fn every_row_of_the_embedding_has_a_token() {
-        let described = describe(&byte_level(gpt2()), &frame()).unwrap();
+        let described = describe(&byte_level(gpt2()), &facts()).unwrap();
         let tokens = ["<bos>", "<eos>", "a", "b", "ab", "Ġ", "<turn>", "[PAD7]"].map(String::from).to_vec();
         assert_eq!(value(&described, "ggml.tokens"), Some(Value::Strings(tokens)));
         let types = vec![CONTROL, CONTROL, NORMAL, NORMAL, NORMAL, NORMAL, USER_DEFINED, UNUSED];
         assert_eq!(value(&described, "ggml.token_type"), Some(Value::I32s(types)));
         assert_eq!(value(&described, "ggml.merges"), Some(Value::Strings(vec!["a b".into()])));
         assert_eq!(value(&described, "ggml.add_bos_token"), Some(Value::Bool(false)));
-        let few = describe(&byte_level(gpt2()), &Frame { rows: 5, ..frame() }).unwrap_err();
+        let few = describe(&byte_level(gpt2()), &TokenFacts { rows: 5, ..facts() }).unwrap_err();
         assert!(few.contains("has no row among 5"), "{few}");
         let mut twice = byte_level(gpt2());
         twice["model"]["vocab"] = json!({ "<bos>": 0, "<eos>": 1, "a": 2, "b": 3, "ab": 4, "[PAD7]": 5 });
-        assert!(describe(&twice, &frame()).unwrap_err().contains("are both spelled \"[PAD7]\""));
+        assert!(describe(&twice, &facts()).unwrap_err().contains("are both spelled \"[PAD7]\""));
     }
 
     #[test]
@@ -406,7 +407,7 @@ mod tests {
         let digits = json!({ "type": "Digits", "individual_digits": true });
         let smollm = json!({ "type": "Sequence", "pretokenizers": [digits, gpt2()] });
         let name =
-            |file: &Json| describe(file, &frame()).map(|described| value(&described, "ggml.pre").unwrap());
+            |file: &Json| describe(file, &facts()).map(|described| value(&described, "ggml.pre").unwrap());
         let text = |text: &str| Ok(Value::String(text.into()));
         assert_eq!(name(&byte_level(gpt2())), text("gpt-2"));
         assert_eq!(name(&byte_level(smollm)), text("smollm"));
@@ -435,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_begin_as_the_tokenisers_file_says() {
+    fn texts_begin_with_the_tokenisers_bos() {
         let mut file = byte_level(gpt2());
         let piece = |name: &str| json!({ "SpecialToken": { "id": name, "type_id": 0 } });
         let template = json!({
@@ -445,19 +446,19 @@ mod tests {
         });
         file["post_processor"] =
             json!({ "type": "Sequence", "processors": [{ "type": "ByteLevel" }, template] });
-        let described = describe(&file, &frame()).unwrap();
+        let described = describe(&file, &facts()).unwrap();
         assert_eq!(value(&described, "ggml.add_bos_token"), Some(Value::Bool(true)));
         assert_eq!(value(&described, "ggml.add_eos_token"), Some(Value::Bool(false)));
-        let plain = describe(&byte_level(gpt2()), &frame()).unwrap();
+        let plain = describe(&byte_level(gpt2()), &facts()).unwrap();
         assert_eq!(value(&plain, "ggml.add_bos_token"), Some(Value::Bool(false)));
     }
 
     #[test]
     fn unknown_and_padding_tokens_are_written_where_there_are_some() {
         let keys = ["ggml.unknown_token_id", "ggml.padding_token_id"];
-        let none = describe(&byte_level(gpt2()), &frame()).unwrap();
+        let none = describe(&byte_level(gpt2()), &facts()).unwrap();
         assert_eq!(keys.map(|key| value(&none, key)), [None, None]);
-        let both = Frame { unknown: Some(0), padding: Some(6), ..frame() };
+        let both = TokenFacts { unknown: Some(0), padding: Some(6), ..facts() };
         let both = describe(&byte_level(gpt2()), &both).unwrap();
         assert_eq!(keys.map(|key| value(&both, key)), [Some(Value::U32(0)), Some(Value::U32(6))]);
     }
@@ -477,8 +478,8 @@ mod tests {
 
     #[test]
     fn sentence_pieces_are_merged_by_score() {
-        let frame = Frame { rows: 9, ..frame() };
-        let described = describe(&sentence_piece(), &frame).unwrap();
+        let facts = TokenFacts { rows: 9, ..facts() };
+        let described = describe(&sentence_piece(), &facts).unwrap();
         assert_eq!(value(&described, "ggml.model"), Some(Value::String("llama".into())));
         let scores = vec![0.0, 0.0, 0.0, 0.0, -2.0, 0.0, 0.0, 0.0, -1.0];
         assert_eq!(value(&described, "ggml.scores"), Some(Value::F32s(scores)));
@@ -491,7 +492,7 @@ mod tests {
             let mut file = sentence_piece();
             file["normalizer"] = json!(null);
             file["pre_tokenizer"] = metaspace;
-            describe(&file, &frame).map(|described| value(&described, "ggml.add_space_prefix").unwrap())
+            describe(&file, &facts).map(|described| value(&described, "ggml.add_space_prefix").unwrap())
         };
         let metaspace = |more: Json| {
             let mut all = json!({ "type": "Metaspace", "replacement": "▁" });
@@ -513,14 +514,20 @@ mod tests {
         let mut incomplete = sentence_piece();
         incomplete["model"]["merges"] = json!(["a b", "b b", "ab b"]);
         assert!(
-            describe(&incomplete, &frame).unwrap_err().contains("\"abb\" could be made of others as well")
+            describe(&incomplete, &facts)
+                .unwrap_err()
+                .contains("\"abb\" can be merged from other tokens as well")
         );
         let mut apart = sentence_piece();
         apart["model"]["merges"] = json!(["ab b", "a b", "b b", "a bb"]);
-        assert!(describe(&apart, &frame).unwrap_err().contains("\"abb\" is made by merges that are apart"));
+        assert!(
+            describe(&apart, &facts)
+                .unwrap_err()
+                .contains("\"abb\" is made by merges that are not consecutive")
+        );
         let mut spaceless = sentence_piece();
         spaceless["normalizer"] = json!(null);
         spaceless["pre_tokenizer"] = json!(null);
-        assert!(describe(&spaceless, &frame).unwrap_err().contains("does not spell spaces"));
+        assert!(describe(&spaceless, &facts).unwrap_err().contains("does not spell spaces"));
     }
 }

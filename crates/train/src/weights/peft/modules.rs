@@ -1,12 +1,11 @@
-//! The library's modules that can have an adapter, and which of our weights each is.
+//! The library's modules that can have adapters, and the weights of our model in each.
 //!
-//! A module is one of our weights, or holds several one after another in its rows: Phi-3's q, k and v. An adapter beside such a
-//! module is one beside each part, with the same A and the part's rows of B. The other way round, adapters beside the parts
-//! become one whose A has theirs below one another and whose B has each in its own rows and columns, zeros elsewhere: of the
-//! sum of their ranks.
+//! A module holds one of our weights, or several concatenated by rows, as q, k and v in Phi-3. An adapter of such a module
+//! becomes one adapter per part, with the same A and the part's rows of B. Conversely, adapters of the parts become a single one
+//! whose rank is the sum of theirs: its A stacks theirs, and its B has each in its own rows and columns and zeros elsewhere.
 //!
-//! Of the table of tokens the library looks up columns of `lora_embedding_A` and multiplies them with `lora_embedding_B`: our B
-//! and A, both turned.
+//! For the token embedding the library looks up columns of `lora_embedding_A` and multiplies them by `lora_embedding_B`: these
+//! are our B and A, both transposed.
 
 use std::collections::BTreeSet;
 
@@ -24,34 +23,34 @@ use crate::weights::pretrained::parameters;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Module {
     pub name: String,
-    /// [out, in] of the whole.
+    /// Shape [out, in] of the whole module.
     pub dims: [usize; 2],
     pub parts: Vec<WeightRows>,
 }
 
-/// Ends of the names of A, B and DoRA's magnitudes, behind the name of a module.
+/// Suffixes of A, B and DoRA's magnitudes after the name of a module.
 const LINEAR: [&str; 3] = ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"];
-/// The same of the table of tokens, where the first is looked up: B of ours.
+/// Suffixes for the token embedding, whose first tensor is looked up: our B.
 const TABLE: [&str; 2] = ["lora_embedding_A", "lora_embedding_B"];
 
-/// A tensor of an adapter in a file.
-pub(crate) struct InFile {
-    /// Behind the name of the module.
+/// A tensor of an adapter as stored in a file.
+pub(crate) struct FileTensor {
+    /// Suffix after the name of the module.
     pub name: &'static str,
     pub dims: Vec<usize>,
-    /// Whether ours is [columns, rows] of it.
+    /// Whether our tensor, [columns, rows], is the transpose.
     pub turned: bool,
 }
 
-impl InFile {
-    /// Where a tensor of ours lies in it, if it is not the whole as it stands.
+impl FileTensor {
+    /// The location of our tensor in it, unless it is the whole tensor unchanged.
     fn place(&self, ours: &str, theirs: &str) -> Option<Stored> {
         let within = || Within::Columns { transposed: true, columns: 0..self.dims[1] };
         let (ours, theirs, dims) = (ours.to_string(), theirs.to_string(), self.dims.clone());
         self.turned.then(|| Stored { ours, theirs, dims, within: within() })
     }
 
-    /// The values of the file, of ours.
+    /// Converts our values to those of the file.
     pub fn of_ours(&self, values: Vec<f32>) -> Vec<f32> {
         let Some(place) = self.place("", "") else { return values };
         let mut theirs = vec![0.0; values.len()];
@@ -60,7 +59,7 @@ impl InFile {
     }
 }
 
-/// One of our weights, at these rows of a module.
+/// One of our weights and its rows in a module.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct WeightRows {
     pub weight: String,
@@ -68,7 +67,7 @@ pub(crate) struct WeightRows {
     pub rows: usize,
 }
 
-/// The modules of every weight that can have an adapter, in the order of the model.
+/// The modules of all weights that can have adapters, in the order of the model.
 pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
     let shapes = parameters(&model.clone().into());
     let graph = model.build(model.least());
@@ -81,14 +80,11 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
         }
         let rows = match &stored.within {
             _ if stored.is_whole() => 0..stored.dims[0],
-            // Of a tower q, k and v are parts of one tensor; its other weights can have adapters there.
+            // In a tower q, k and v are parts of one tensor; its other weights can have adapters.
             _ if is_of_tower(&stored.ours) => continue,
             Within::Rows(rows) => rows.clone(),
             _ => {
-                return Err(format!(
-                    "`{}` is part of `{}` there, or lies the other way round",
-                    stored.ours, stored.theirs
-                ));
+                return Err(format!("`{}` is part of `{}` there, or transposed", stored.ours, stored.theirs));
             }
         };
         let name = stored.theirs.strip_suffix(".weight").unwrap_or(&stored.theirs).to_string();
@@ -104,7 +100,7 @@ pub(crate) fn modules(model: &DecoderConfig) -> Result<Vec<Module>, String> {
     Ok(modules)
 }
 
-/// The head of a model whose embedding it is: the library has a module for it all the same.
+/// The tied head of a model: the library has a module for it nevertheless.
 fn tied_head(model: &DecoderConfig, shape: &dyn Fn(&str) -> Vec<usize>) -> Option<Stored> {
     let apart = DecoderConfig { tied: false, ..model.clone() };
     let shape = |path: &str| shape(if path == HEAD { EMBED } else { path });
@@ -117,40 +113,52 @@ fn is_of_tower(weight: &str) -> bool {
 }
 
 impl Module {
-    /// Whether it is the table of tokens.
+    /// Whether it is the token embedding.
     pub fn is_table(&self) -> bool {
         self.parts[0].weight == EMBED
     }
 
-    /// The tensor of a file by which an adapter of this module is known: its first extent is the rank.
+    /// The tensor whose presence identifies an adapter of this module: its first dimension is the rank.
     pub fn first_tensor(&self) -> &'static str {
         if self.is_table() { TABLE[0] } else { LINEAR[0] }
     }
 
-    /// The tensors of an adapter in a file, in the order of ours.
-    pub fn tensors(&self, rank: usize, dora: bool) -> Vec<InFile> {
+    /// The tensors of an adapter as stored in a file, in our order.
+    pub fn tensors(&self, rank: usize, dora: bool) -> Vec<FileTensor> {
         let [out, inner] = self.dims;
-        let in_file =
-            |name: &'static str, dims: &[usize], turned: bool| InFile { name, dims: dims.to_vec(), turned };
+        let file_tensor = |name: &'static str, dims: &[usize], turned: bool| FileTensor {
+            name,
+            dims: dims.to_vec(),
+            turned,
+        };
         if self.is_table() {
-            return vec![in_file(TABLE[1], &[inner, rank], true), in_file(TABLE[0], &[rank, out], true)];
+            return vec![
+                file_tensor(TABLE[1], &[inner, rank], true),
+                file_tensor(TABLE[0], &[rank, out], true),
+            ];
         }
         let mut all =
-            vec![in_file(LINEAR[0], &[rank, inner], false), in_file(LINEAR[1], &[out, rank], false)];
-        all.extend(dora.then(|| in_file(LINEAR[2], &[out], false)));
+            vec![file_tensor(LINEAR[0], &[rank, inner], false), file_tensor(LINEAR[1], &[out, rank], false)];
+        all.extend(dora.then(|| file_tensor(LINEAR[2], &[out], false)));
         all
     }
 
-    /// Where a part's own of a tensor lies in it; `None` where it is the whole as it stands.
-    pub fn place(&self, part: &WeightRows, in_file: &InFile, ours: &str, theirs: &str) -> Option<Stored> {
-        // A is that of the whole module; of the others a part has its rows.
-        match self.is_joint() && in_file.name != LINEAR[0] {
+    /// The location of a part in a tensor; `None` if it is the whole tensor unchanged.
+    pub fn place(
+        &self,
+        part: &WeightRows,
+        file_tensor: &FileTensor,
+        ours: &str,
+        theirs: &str,
+    ) -> Option<Stored> {
+        // All parts share A; of the other tensors each part has its own rows.
+        match self.is_joint() && file_tensor.name != LINEAR[0] {
             true => {
                 let within = Within::Rows(part.first..part.first + part.rows);
                 let (ours, theirs) = (ours.to_string(), theirs.to_string());
-                Some(Stored { ours, theirs, dims: in_file.dims.clone(), within })
+                Some(Stored { ours, theirs, dims: file_tensor.dims.clone(), within })
             }
-            false => in_file.place(ours, theirs),
+            false => file_tensor.place(ours, theirs),
         }
     }
 
@@ -159,15 +167,15 @@ impl Module {
     }
 }
 
-/// Adapters beside the parts of one module, as the library has one beside it.
-pub(crate) struct Beside<'a> {
+/// The adapters of the parts of one module, which the library has as a single adapter.
+pub(crate) struct ModuleAdapters<'a> {
     pub module: &'a Module,
     pub adapters: Vec<&'a Adapter>,
 }
 
-impl<'a> Beside<'a> {
-    /// One for each module that has adapters; a weight that belongs to none is given back.
-    pub fn of(modules: &'a [Module], adapters: &'a [Adapter]) -> Result<Vec<Beside<'a>>, String> {
+impl<'a> ModuleAdapters<'a> {
+    /// One entry for each module with adapters. The error names a weight that belongs to no module.
+    pub fn of(modules: &'a [Module], adapters: &'a [Adapter]) -> Result<Vec<ModuleAdapters<'a>>, String> {
         let has =
             |module: &Module, adapter: &Adapter| module.parts.iter().any(|p| p.weight == adapter.weight);
         if let Some(other) = adapters.iter().find(|a| !modules.iter().any(|module| has(module, a))) {
@@ -188,7 +196,7 @@ impl<'a> Beside<'a> {
                     missing, module.name
                 ));
             }
-            all.push(Beside { module, adapters });
+            all.push(ModuleAdapters { module, adapters });
         }
         Ok(all)
     }
@@ -197,7 +205,7 @@ impl<'a> Beside<'a> {
         self.adapters.iter().map(|adapter| adapter.rank).sum()
     }
 
-    /// The factor on the product, that of the first; others' are in their part of B.
+    /// The scale of the joined product: that of the first adapter. The ratios of the others are multiplied into their parts of B.
     pub fn scale(&self) -> f64 {
         self.adapters[0].scale
     }
@@ -210,12 +218,12 @@ impl<'a> Beside<'a> {
         self.module.parts.iter().find(|part| part.weight == adapter.weight).expect("an adapter of the module")
     }
 
-    /// A [rank, in] of the A of each.
+    /// Joins the A of each adapter to A [rank, in].
     pub fn join_a(&self, each: &[Vec<f32>]) -> Vec<f32> {
         each.concat()
     }
 
-    /// B [out, rank] of the B of each.
+    /// Joins the B of each adapter to B [out, rank].
     pub fn join_b(&self, each: &[Vec<f32>]) -> Vec<f32> {
         let rank = self.rank();
         let mut joined = vec![0.0; self.module.dims[0] * rank];
@@ -234,7 +242,7 @@ impl<'a> Beside<'a> {
         joined
     }
 
-    /// The magnitudes [out] of those of each.
+    /// Joins the magnitudes of each adapter to [out].
     pub fn join_magnitudes(&self, each: &[Vec<f32>]) -> Vec<f32> {
         let mut joined = vec![0.0; self.module.dims[0]];
         for (adapter, magnitudes) in self.adapters.iter().zip(each) {
@@ -275,7 +283,7 @@ mod tests {
         assert!(gate_up.is_joint() && !down.is_joint());
     }
 
-    /// A tied head has the name that it would have apart.
+    /// A tied head has the name that it would have if it were not tied.
     #[test]
     fn both_ends_are_modules() {
         for tied in [true, false] {
@@ -294,7 +302,7 @@ mod tests {
         }
     }
 
-    /// The joint product is the sum of the parts': s B A of the whole has each part's s B A in its rows.
+    /// The joint product equals those of the parts: s B A of the whole has each part's s B A in its rows.
     #[test]
     fn joined_adapters_multiply_out_to_the_parts() {
         let all = modules(&phi3()).expect("modules");
@@ -307,7 +315,7 @@ mod tests {
             dora: false,
         };
         let adapters = [adapter("wq", 2, 0.5), adapter("wv", 1, 2.0)];
-        let beside = Beside::of(&all, &adapters).expect("adapters").remove(0);
+        let beside = ModuleAdapters::of(&all, &adapters).expect("adapters").remove(0);
         let drawn =
             |n: usize, seed: usize| (0..n).map(|i| ((i * 7 + seed) % 11) as f32 - 5.0).collect::<Vec<_>>();
         let a = [drawn(2 * 8, 1), drawn(8, 2)];
@@ -330,7 +338,7 @@ mod tests {
             }
         }
         let dora = [Adapter { dora: true, ..adapter("wq", 2, 0.5) }];
-        let refused = Beside::of(&all, &dora).err().expect("k and v have no magnitudes");
+        let refused = ModuleAdapters::of(&all, &dora).err().expect("k and v have no magnitudes");
         assert!(refused.contains("`layers.0.attn.wk` has no adapter"), "{refused}");
     }
 }

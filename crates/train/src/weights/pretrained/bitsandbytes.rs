@@ -1,6 +1,6 @@
-//! Weights that bitsandbytes quantised in four bits: what a `config.json` says of them, where their parts lie among the tensors of
-//! a folder, and their codes and magnitudes, which are read as they are. Beside the codes `X.weight` a file has `X.weight.absmax`,
-//! `X.weight.quant_map`, a description in JSON and, where magnitudes are quantised in turn, the largest of them and their map.
+//! Weights that bitsandbytes quantised to four bits: their settings in `config.json`, the locations of their parts in a folder,
+//! and their codes and magnitudes, which are read unchanged. Beside the codes `X.weight` a file has `X.weight.absmax`,
+//! `X.weight.quant_map`, a description in JSON and, if magnitudes are quantised too, their magnitudes and map.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -18,10 +18,10 @@ use crate::refuse;
 use crate::run::checkpoint::Dtype;
 use crate::weights::quantized;
 
-/// The field of a `config.json` that says how its weights are quantised.
+/// The field of a `config.json` with the quantisation settings.
 pub const FIELD: &str = "quantization_config";
 
-/// The ends of the names of a weight's parts.
+/// Suffixes of the names of a weight's parts.
 const ABSMAX: &str = ".absmax";
 const QUANT_MAP: &str = ".quant_map";
 const NESTED_ABSMAX: &str = ".nested_absmax";
@@ -29,23 +29,23 @@ const NESTED_MAP: &str = ".nested_quant_map";
 const STATE: &str = ".quant_state.bitsandbytes__nf4";
 const FP4_STATE: &str = ".quant_state.bitsandbytes__fp4";
 
-/// A description of a weight is a line of JSON.
+/// The description of a weight is one line of JSON.
 const MAX_STATE_BYTES: usize = 4096;
 
-/// How the weights of a folder are quantised.
+/// Quantisation settings of a folder's weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Whether magnitudes are quantised in turn.
+    /// Whether magnitudes are quantised too (double quantisation).
     nested: bool,
 }
 
-/// The settings in a `config.json` of weights in NF4; none where it does not name bitsandbytes.
+/// The settings in a `config.json` for weights in NF4; `None` if it does not name bitsandbytes.
 pub fn settings(config: &Value) -> Result<Option<Settings>, String> {
-    let said = &config[FIELD];
-    if said["quant_method"] != "bitsandbytes" {
+    let settings = &config[FIELD];
+    if settings["quant_method"] != "bitsandbytes" {
         return Ok(None);
     }
-    let is_set = |key: &str| said[key] == true;
+    let is_set = |key: &str| settings[key] == true;
     if is_set("load_in_8bit") {
         return Err(format!(
             "its `{FIELD}` has load_in_8bit, and of bitsandbytes' forms only NF4 is read: take a checkpoint with \
@@ -55,7 +55,7 @@ pub fn settings(config: &Value) -> Result<Option<Settings>, String> {
     if !is_set("load_in_4bit") {
         return Err(format!("its `{FIELD}` names bitsandbytes without load_in_4bit, and only NF4 is read"));
     }
-    let of = |key: &str, default: &'static str| said[key].as_str().unwrap_or(default).to_string();
+    let of = |key: &str, default: &'static str| settings[key].as_str().unwrap_or(default).to_string();
     let kind = of("bnb_4bit_quant_type", "fp4");
     if kind != "nf4" {
         return Err(format!(
@@ -66,7 +66,7 @@ pub fn settings(config: &Value) -> Result<Option<Settings>, String> {
     let storage = of("bnb_4bit_quant_storage", "uint8");
     if storage != "uint8" {
         return Err(format!(
-            "its `{FIELD}` keeps codes as {storage} (bnb_4bit_quant_storage), and uint8 is read"
+            "its `{FIELD}` keeps codes as {storage} (bnb_4bit_quant_storage), and only uint8 is supported"
         ));
     }
     Ok(Some(Settings { nested: is_set("bnb_4bit_use_double_quant") }))
@@ -84,25 +84,25 @@ struct Tensor {
     name: String,
 }
 
-/// The parts of a weight beside its codes.
+/// The parts of a weight in addition to its codes.
 #[derive(Clone, Debug)]
 pub struct Parts {
     elements: usize,
     absmax: Tensor,
-    /// Of magnitudes that are quantised in turn.
+    /// Present if magnitudes are quantised too.
     nested: Option<Nested>,
 }
 
 #[derive(Clone, Debug)]
 struct Nested {
     largest: Tensor,
-    /// The map that the magnitudes were coded by.
+    /// The map with which the magnitudes were quantised.
     map: Box<[f32; 256]>,
     offset: f32,
 }
 
 impl Parts {
-    /// The same, of files that come after others.
+    /// The same with file numbers increased by `by`.
     pub fn moved(mut self, by: usize) -> Parts {
         self.absmax.file += by;
         if let Some(nested) = &mut self.nested {
@@ -112,7 +112,7 @@ impl Parts {
     }
 }
 
-/// The parts that lie beside the codes at a place, all checked against the weight that they are of.
+/// The parts that accompany the codes at a location, all checked against their weight.
 pub fn parts(
     weights: &Weights,
     found: &BTreeMap<String, usize>,
@@ -124,12 +124,12 @@ pub fn parts(
     let path = weights.file(codes).0.display();
     if !stored.is_whole() || stored.dims.len() != 2 {
         refuse!(
-            "{path}: `{name}` is quantised and holds several weights or other than rows of a linear layer, which is read only of \
-             weights that are not quantised"
+            "{path}: `{name}` is quantised and holds several weights or something other than rows of a linear layer, which is \
+             supported only for weights that are not quantised"
         );
     }
     if found.contains_key(&format!("{name}{FP4_STATE}")) {
-        refuse!("{path}: `{name}` is in fp4, and nf4 is read: take a checkpoint in nf4");
+        refuse!("{path}: `{name}` is in fp4, and only nf4 is supported: take a checkpoint in nf4");
     }
     let part = |end: &str| match found.get_key_value(&format!("{name}{end}")) {
         Some((name, file)) => Ok(Tensor { file: *file, name: name.clone() }),
@@ -137,15 +137,15 @@ pub fn parts(
     };
     let state = described(weights, &part(STATE)?)?;
     let is = |key: &str, wanted: Value| match &state[key] {
-        said if *said == wanted => Ok(()),
+        found if *found == wanted => Ok(()),
         Value::Null => refuse!("{path}: the description of `{name}` lacks `{key}`"),
-        said => refuse!("{path}: `{name}` is quantised with {key} {said}, and {wanted} is read"),
+        found => refuse!("{path}: `{name}` is quantised with {key} {found}, and only {wanted} is supported"),
     };
     is("quant_type", "nf4".into())?;
     is("blocksize", BLOCK.into())?;
     if state["shape"] != Value::from(stored.dims.clone()) {
-        let (said, dims) = (&state["shape"], &stored.dims);
-        refuse!("{path}: `{name}` has codes of shape {said}, and {dims:?} is what config.json describes");
+        let (shape, dims) = (&state["shape"], &stored.dims);
+        refuse!("{path}: `{name}` has codes of shape {shape}, and {dims:?} is what config.json describes");
     }
     let elements: usize = stored.dims.iter().product();
     sized(weights, &Tensor { file: codes.file, name: name.clone() }, Dtype::U8, elements.div_ceil(2))?;
@@ -178,7 +178,7 @@ pub fn parts(
     Ok(Parts { elements, absmax, nested: Some(Nested { largest, map, offset: offset as f32 }) })
 }
 
-/// A part whose type and number of elements are these.
+/// Checks a part's type and number of elements.
 fn sized(weights: &Weights, part: &Tensor, dtype: Dtype, count: usize) -> Result<Tensor, UserError> {
     let (path, file) = weights.numbered(part.file);
     let entry = &file.entries()[&part.name];
@@ -206,12 +206,12 @@ fn words(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-/// The description of a weight, which a file holds as bytes.
+/// The description of a weight, which a file stores as bytes.
 fn described(weights: &Weights, part: &Tensor) -> Result<Value, UserError> {
     let (path, file) = weights.numbered(part.file);
     let (path, entry) = (path.display(), &file.entries()[&part.name]);
     if entry.dtype != Dtype::U8 || entry.bytes() > MAX_STATE_BYTES {
-        refuse!("{path}: `{}` is no description of a weight", part.name);
+        refuse!("{path}: `{}` is not the description of a weight", part.name);
     }
     match serde_json::from_slice(&bytes(weights, part)?) {
         Ok(value) => Ok(value),
@@ -219,7 +219,7 @@ fn described(weights: &Weights, part: &Tensor) -> Result<Value, UserError> {
     }
 }
 
-/// A weight as bitsandbytes quantised it.
+/// A weight in the form of bitsandbytes.
 pub struct Packed {
     elements: usize,
     codes: Vec<u8>,
@@ -232,7 +232,7 @@ enum Scales {
 }
 
 impl Packed {
-    /// Reads the weight at a place, and gives the hash of the bytes of its parts.
+    /// Reads the weight at a location, and returns the hash of the bytes of its parts.
     pub fn read(
         weights: &Weights,
         place: &TensorLocation,
@@ -264,7 +264,7 @@ impl Packed {
         Ok((Packed { elements: parts.elements, codes, scales }, hash))
     }
 
-    /// Its values, which bitsandbytes rounds to the type that the weight was quantised from, and nothing rounds here.
+    /// Its values. bitsandbytes rounds them to the type that the weight was quantised from; they are not rounded here.
     pub fn values(&self) -> Vec<f32> {
         let all = 0..self.elements;
         match &self.scales {
@@ -275,7 +275,7 @@ impl Packed {
         }
     }
 
-    /// Writes codes, magnitudes and their mean as they are into a session that keeps the weight in NF4.
+    /// Writes codes, magnitudes and their mean unchanged into a session that stores the weight in NF4.
     pub fn write(&self, session: &mut Session, piece: &TensorRange) -> Result<(), RuntimeError> {
         match &self.scales {
             Scales::Nested(magnitudes, map) => {
@@ -289,8 +289,8 @@ impl Packed {
 const FLAT: &str = "magnitudes that are not quantised in turn are not kept as they are, and with base=nf4 they would have to be: give \
                     base=bf16, which reads the same values";
 
-/// Refuses to keep weights in NF4 of which a folder has some in other forms: these are at `places`, by path, and `names` are
-/// kept.
+/// Refuses to store weights in NF4 if the folder has some of them in other forms: `places` are the locations by path, `names` the
+/// weights to be stored.
 pub fn check(places: &BTreeMap<String, TensorLocation>, names: &BTreeSet<String>) -> Result<(), UserError> {
     let mut packed = places.iter().filter_map(|(path, place)| Some((path, place.nf4.as_ref()?))).peekable();
     let Some((first, _)) = packed.peek().cloned() else { return Ok(()) };

@@ -1,10 +1,10 @@
-//! The names of a model's classes, matched with those of the data.
+//! Matches the names of a model's classes with those of the data.
 
 use crate::UserError;
 use crate::refuse;
 
-/// The names of classes in the order of a model's outputs: its own, or what `data.classes` calls them. A name of its own at
-/// another place would give every example of it to another output, and is refused.
+/// The names of classes in the order of a model's outputs: its own, or those of `data.classes`. One of the model's own names at
+/// another position is refused, because it would assign every example of that class to another output.
 pub fn class_names(given: &[String], own: &[String], whence: &str) -> Result<Vec<String>, UserError> {
     if given.is_empty() {
         return Ok(own.to_vec());
@@ -40,6 +40,6 @@ mod tests {
         assert_eq!(names(&["a", "b"], &[]).unwrap(), ["a", "b"]);
         let refused = names(&["bad", "good"], &["good", "bad"]).unwrap_err().0;
         assert!(refused.contains("`bad` as class 0") && refused.contains("it is class 1"), "{refused}");
-        assert!(names(&["neg", "POS"], &["pos", "NEG"]).is_err(), "in other letters too");
+        assert!(names(&["neg", "POS"], &["pos", "NEG"]).is_err(), "in other letter cases too");
     }
 }

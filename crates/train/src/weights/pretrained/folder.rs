@@ -1,7 +1,7 @@
-//! A folder in the Hugging Face layout: `config.json` beside `model.safetensors`, or beside shards and their index.
+//! Reads a folder in the Hugging Face layout: `config.json` beside `model.safetensors`, or beside shards and their index.
 //!
-//! Everything about it is checked before a byte of a weight is read: the description, the index, every header, the
-//! names, types and shapes of all tensors. Pickled weights are never opened.
+//! Everything is checked before a byte of a weight is read: the description, the index, every header, and the names, types and
+//! shapes of all tensors. Pickled weights are never opened.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,16 +20,16 @@ use crate::refuse;
 use crate::run::checkpoint::{Dtype, TensorFile};
 
 pub const CONFIG: &str = "config.json";
-/// How text is generated.
+/// Settings for generating text.
 pub const GENERATION: &str = "generation_config.json";
-/// How pixels are made of an image.
+/// Settings for preprocessing images.
 pub const PROCESSOR: &str = "preprocessor_config.json";
-/// The same, under `image_processor`, among what belongs to other inputs.
+/// The same, under `image_processor`, among settings for other inputs.
 const PROCESSORS: &str = "processor_config.json";
 pub const SINGLE: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// An index names a few thousand tensors; one of more bytes than this is none.
+/// An index names a few thousand tensors; a larger file is refused.
 const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// The model that the folder's `config.json` describes.
@@ -42,16 +42,16 @@ pub fn describe(folder: &Path) -> Result<Described, UserError> {
     if !has_size && !has_tower {
         return Ok(described);
     }
-    if let Some((beside, said)) = image_processor(folder)? {
-        described.model.normalise(&said).map_err(|why| cannot(&beside, why))?;
-        // Beside a text images have any size, within limits of their area.
+    if let Some((beside, settings)) = image_processor(folder)? {
+        described.model.normalise(&settings).map_err(|why| cannot(&beside, why))?;
+        // Images beside a text have any size, within limits of their area.
         let read = if has_size { processor::read } else { processor::read_area };
-        described.processor = read(&said).map_err(|why| cannot(&beside, why))?;
+        described.processor = read(&settings).map_err(|why| cannot(&beside, why))?;
     }
     Ok(described)
 }
 
-/// A `config.json` as it would be were its weights not quantised in a form that is read, and that form.
+/// A `config.json` as it would be without quantised weights, and the quantisation settings if it has supported ones.
 fn config_of(path: &Path) -> Result<(Value, Option<bitsandbytes::Settings>), UserError> {
     let mut config = json(path)?;
     let settings = bitsandbytes::settings(&config).map_err(|why| cannot(path, why))?;
@@ -63,31 +63,30 @@ fn config_of(path: &Path) -> Result<(Value, Option<bitsandbytes::Settings>), Use
     Ok((config, settings))
 }
 
-/// The file of a folder that says how pixels are made of an image, and what it says. The part of a `processor_config.json`
-/// comes first, as in the library.
+/// The file of a folder with the preprocessing of images, and its contents. As in the library, `processor_config.json` takes
+/// precedence.
 fn image_processor(folder: &Path) -> Result<Option<(PathBuf, Value)>, UserError> {
     let shared = folder.join(PROCESSORS);
     if shared.is_file()
-        && let Some(said) = json(&shared)?.get_mut("image_processor").map(Value::take)
+        && let Some(settings) = json(&shared)?.get_mut("image_processor").map(Value::take)
     {
-        return Ok(Some((shared, said)));
+        return Ok(Some((shared, settings)));
     }
     let own = folder.join(PROCESSOR);
     Ok(if own.is_file() { Some((own.clone(), json(&own)?)) } else { None })
 }
 
-/// The least and the most pixels of an image beside a text, of the model in a folder: the published ones where no file says
-/// how pixels are made.
+/// The smallest and the largest area in pixels of an image beside a text, for the model in a folder: the published values if no
+/// file has them.
 pub fn image_areas(folder: &Path) -> Result<[u64; 2], UserError> {
     let area = match image_processor(folder)? {
         None => None,
-        Some((path, said)) => processor::read_area(&said).map_err(|why| cannot(&path, why))?.area,
+        Some((path, settings)) => processor::read_area(&settings).map_err(|why| cannot(&path, why))?.area,
     };
     Ok(area.unwrap_or(processor::IMAGE_AREAS))
 }
 
-/// The tokens that a text of the model in a folder ends with: what its `generation_config.json` says comes before what its
-/// `config.json` does.
+/// The tokens that end a text of the model in a folder: `generation_config.json` takes precedence over `config.json`.
 pub fn ends(folder: &Path, described: &Described) -> Result<Vec<u32>, UserError> {
     let path = folder.join(GENERATION);
     if !path.is_file() {
@@ -113,7 +112,7 @@ fn json(path: &Path) -> Result<Value, UserError> {
     serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))
 }
 
-/// Where a folder's tensors lie, all of them checked against the model, of which a headless one has no head.
+/// The locations of a folder's tensors, all checked against the model; a headless model has no head.
 pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weights, UserError> {
     let (files, claimed) = if folder.join(SINGLE).is_file() {
         (vec![SINGLE.to_string()], None)
@@ -151,7 +150,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     }
     for (tensor, shard) in claimed.iter().flatten() {
         if found.get(tensor).is_none_or(|number| files[*number] != *shard) {
-            refuse!("{INDEX} in {} says that {shard} has `{tensor}`, and it has not", folder.display());
+            refuse!("{INDEX} in {} says that {shard} has `{tensor}`, but it does not", folder.display());
         }
     }
     let mut weights = Weights::of_files(opened);
@@ -169,8 +168,8 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
             continue;
         }
         let others = published.other_names(&stored.theirs);
-        let there = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
-        let Some((name, number)) = there else {
+        let present = [&stored.theirs].into_iter().chain(&others).find_map(|name| found.get_key_value(name));
+        let Some((name, number)) = present else {
             if !published.may_lack(&stored.theirs) {
                 missing.push(stored.theirs);
             }
@@ -183,7 +182,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
         if let Some(settings) = settings.filter(|_| file.entries()[name].dtype == Dtype::U8) {
             if !linear.contains(&stored.ours) {
                 refuse!(
-                    "{}: `{name}` is quantised, and only weights of linear layers are read so: take a checkpoint that keeps it \
+                    "{}: `{name}` is quantised, and only weights of linear layers may be: take a checkpoint that keeps it \
                      as it was (llm_int8_skip_modules)",
                     path.display()
                 );
@@ -208,7 +207,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     }
     missing.dedup();
     if !missing.is_empty() {
-        refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), some(&missing));
+        refuse!("{} lacks {} of the model its {CONFIG} describes", folder.display(), listed(&missing));
     }
     unused.retain(|name| !published.is_redundant(name));
     let all = unused.len();
@@ -216,7 +215,7 @@ pub fn weights(folder: &Path, model: &Model, is_headless: bool) -> Result<Weight
     weights.of_images = all - unused.len();
     if !unused.is_empty() {
         let unused: Vec<String> = unused.into_iter().cloned().collect();
-        refuse!("{} has {}, which the model its {CONFIG} describes has not", folder.display(), some(&unused));
+        refuse!("{} has {}, which the model its {CONFIG} describes lacks", folder.display(), listed(&unused));
     }
     Ok(weights)
 }
@@ -225,7 +224,11 @@ fn check(weights: &Weights, place: &TensorLocation, shape: &[usize]) -> Result<(
     let (path, file) = weights.file(place);
     let (entry, name) = (&file.entries()[&place.name], &place.name);
     if !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
-        refuse!("{}: `{name}` holds {}, and F32, F16 and BF16 are read", path.display(), entry.dtype);
+        refuse!(
+            "{}: `{name}` holds {}, and only F32, F16 and BF16 are supported",
+            path.display(),
+            entry.dtype
+        );
     }
     if entry.shape != shape {
         refuse!(
@@ -237,13 +240,12 @@ fn check(weights: &Weights, place: &TensorLocation, shape: &[usize]) -> Result<(
     Ok(())
 }
 
-/// The names of the shards that an index lists, each once.
+/// The distinct names of the shards that an index lists.
 pub fn shards(index: &Path) -> Result<Vec<String>, UserError> {
     Ok(weight_map(index)?.into_values().collect::<BTreeSet<_>>().into_iter().collect())
 }
 
-/// Which file has which tensor, as an index says it. A file is one beside the index: a name that leads anywhere else
-/// is refused.
+/// The file of each tensor according to an index. A file must lie beside the index: a name that leads anywhere else is refused.
 fn weight_map(index: &Path) -> Result<BTreeMap<String, String>, UserError> {
     let value = json(index)?;
     let Some(map) = value["weight_map"].as_object().filter(|map| !map.is_empty()) else {
@@ -252,7 +254,7 @@ fn weight_map(index: &Path) -> Result<BTreeMap<String, String>, UserError> {
     let mut files = BTreeMap::new();
     for (tensor, file) in map {
         let Some(file) = file.as_str() else {
-            refuse!("{}: the file of `{tensor}` is {file}, and wants to be a name", index.display());
+            refuse!("{}: the file of `{tensor}` is {file}, and must be a name", index.display());
         };
         let parts: Vec<Component<'_>> = Path::new(file).components().collect();
         let beside = matches!(parts.as_slice(), [Component::Normal(name)] if *name == file);
@@ -267,7 +269,7 @@ fn weight_map(index: &Path) -> Result<BTreeMap<String, String>, UserError> {
     Ok(files)
 }
 
-/// Says what is wrong with a folder of these files that has no weights we read.
+/// The error for a folder that lists these files and has no supported weights.
 pub fn without_weights(files: &[&str]) -> String {
     let pickled =
         |name: &&&str| [".bin", ".pt", ".pth", ".ckpt", ".pkl"].iter().any(|ending| name.ends_with(ending));
@@ -280,8 +282,8 @@ pub fn without_weights(files: &[&str]) -> String {
     }
 }
 
-/// A few names, and how many more there are.
-fn some(names: &[String]) -> String {
+/// The first few names, and the number of the others.
+fn listed(names: &[String]) -> String {
     let shown: Vec<String> = names.iter().take(3).map(|name| format!("`{name}`")).collect();
     match names.len() - shown.len() {
         0 => shown.join(", "),

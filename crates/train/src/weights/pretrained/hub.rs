@@ -1,9 +1,9 @@
-//! Models by their name on the Hugging Face hub: looked for in the cache that all of its tools share, and otherwise
-//! downloaded into it, in the same layout.
+//! Downloads models by their name on the Hugging Face hub, through the cache that all of its tools share and in that cache's
+//! layout.
 //!
 //! `models--ORG--NAME/` has `refs/REVISION` (a commit), `snapshots/COMMIT/FILE` (links), `blobs/ETAG` (contents) and
-//! `.no_exist/COMMIT/FILE` (what a commit is known not to have). A file appears whole or not at all: contents are
-//! renamed into place when they are complete and their hash is right, then linked; the ref is written last.
+//! `.no_exist/COMMIT/FILE` (files that a commit is known to lack). A file appears atomically: contents are renamed into place
+//! once they are complete and their hash is right, then linked; the ref is written last.
 
 mod transfer;
 
@@ -33,7 +33,7 @@ pub const SMALL: [&str; 9] = [
     "chat_template.json",
 ];
 
-/// `ORG/NAME` and, where one is given, a branch, tag or commit.
+/// `ORG/NAME`, and optionally a branch, tag or commit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Name {
     pub repo: String,
@@ -41,11 +41,11 @@ pub struct Name {
 }
 
 impl Name {
-    /// Reads `ORG/NAME[@revision]`; `None` where it cannot be one.
-    pub fn parse(said: &str) -> Option<Name> {
-        let (repo, revision) = match said.split_once('@') {
+    /// Parses `ORG/NAME[@revision]`; `None` if it cannot be one.
+    pub fn parse(text: &str) -> Option<Name> {
+        let (repo, revision) = match text.split_once('@') {
             Some((repo, revision)) => (repo, Some(revision)),
-            None => (said, None),
+            None => (text, None),
         };
         let plain = |part: &str, also: &str| {
             !part.is_empty()
@@ -70,15 +70,15 @@ impl std::fmt::Display for Name {
     }
 }
 
-/// How much of a model is wanted.
+/// The part of a model to download.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// Files that describe it: no weights.
+    /// The files that describe it, without weights.
     Description,
     Everything,
 }
 
-/// A file on its way.
+/// Progress of downloading a file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fetching<'a> {
     pub file: &'a str,
@@ -86,7 +86,7 @@ pub struct Fetching<'a> {
     pub total_bytes: Option<u64>,
 }
 
-/// Called when a file begins, now and then on the way, and when it is whole.
+/// Called when a file begins, from time to time during the transfer, and when it is complete.
 pub type Watch<'a> = &'a mut dyn FnMut(&Fetching<'_>);
 
 /// One commit of a model in the cache.
@@ -96,12 +96,12 @@ pub struct Snapshot {
     pub commit: String,
 }
 
-/// The hub as this user reaches it.
+/// Access to the hub for this user.
 #[derive(Clone, Debug)]
 pub struct Hub {
-    /// Where it answers; `HF_ENDPOINT`.
+    /// Its URL; `HF_ENDPOINT`.
     pub endpoint: String,
-    /// The folder of the cache; `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
+    /// The cache folder; `HF_HUB_CACHE`, or `hub` in `HF_HOME`.
     pub cache: PathBuf,
     /// The user's token; `HF_TOKEN`, or the file `token` in `HF_HOME`.
     pub token: Option<String>,
@@ -110,7 +110,7 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// As the variables that all tools of the hub read say it.
+    /// Reads the environment variables that all tools of the hub use.
     pub fn from_environment() -> Result<Hub, UserError> {
         let Access { endpoint, token, offline, home } = Access::from_environment();
         let Some(home) = home else {
@@ -120,7 +120,7 @@ impl Hub {
         Ok(Hub { endpoint, cache, token, offline })
     }
 
-    /// A folder with what is wanted of a model: from the cache where it is there, otherwise downloaded.
+    /// A folder with the requested part of a model: from the cache if it is there, otherwise downloaded.
     pub fn snapshot(&self, name: &Name, want: Want, watch: Watch<'_>) -> Result<Snapshot, UserError> {
         let cached = Cached { folder: self.cache.join(format!("models--{}", name.repo.replace('/', "--"))) };
         let held = cached.commit(name.revision());
@@ -131,7 +131,7 @@ impl Hub {
         }
         if self.offline {
             match held.filter(|commit| cached.snapshot(commit).join("config.json").is_file()) {
-                // The folder says what else there is; a file that is missing is named by whoever reads it.
+                // The folder shows which other files exist; the reader reports a missing file.
                 Some(commit) => return Ok(Snapshot { folder: cached.snapshot(&commit), commit }),
                 None => refuse!(
                     "{name} is not in the cache {}, and HF_HUB_OFFLINE forbids to download it",
@@ -154,7 +154,7 @@ impl Hub {
         let has = |file: &str| files.iter().any(|listed| listed == file);
         if !has("config.json") {
             refuse!(
-                "{name} on {} has no config.json: it is not a model in the layout that is read",
+                "{name} on {} has no config.json: it is not a model in the Hugging Face layout",
                 self.endpoint
             );
         }
@@ -207,7 +207,7 @@ impl Cached {
         self.folder.join("snapshots").join(commit)
     }
 
-    /// The commit that a revision was when it was last asked for.
+    /// The commit of a revision when it was last resolved.
     fn commit(&self, revision: &str) -> Option<String> {
         let named = fs::read_to_string(self.folder.join("refs").join(revision)).ok();
         let named = named.map(|commit| commit.trim().to_string()).filter(|commit| is_commit(commit));
@@ -224,7 +224,7 @@ impl Cached {
                 || folder::shards(&snapshot.join(INDEX))
                     .is_ok_and(|shards| shards.iter().all(|shard| snapshot.join(shard).is_file()))
         };
-        // Other tools take what they need: the smallest files are not waited for, what a run cannot do without is.
+        // Other tools download only what they need: the small optional files may be missing, the required ones may not.
         let described = snapshot.join("config.json").is_file() && known("tokenizer.json");
         described && (want == Want::Description || weights())
     }
@@ -240,7 +240,7 @@ impl Cached {
     }
 }
 
-/// The commit and the files of a listing, as the hub answers it.
+/// The commit and the files in the hub's answer to a listing request.
 fn parse_listing(text: &str) -> Option<(String, Vec<String>)> {
     let listing: Value = serde_json::from_str(text).ok()?;
     let commit = listing["sha"].as_str().filter(|sha| is_commit(sha))?;
@@ -254,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_told_from_paths() {
+    fn names_are_distinguished_from_paths() {
         let name = Name::parse("Qwen/Qwen3-0.6B@refs/pr/3").unwrap();
         assert_eq!((name.repo.as_str(), name.revision()), ("Qwen/Qwen3-0.6B", "refs/pr/3"));
         assert_eq!(name.to_string(), "Qwen/Qwen3-0.6B@refs/pr/3");

@@ -1,6 +1,6 @@
-//! Sources that a model can be loaded from: a folder in the Hugging Face layout, a name on its hub, or a run of ours.
+//! Sources of pretrained models: a folder in the Hugging Face layout, a name on its hub, or a run of flatout.
 //!
-//! `model.from` names one, and the commands that use a model take one. Nothing is ever unpickled.
+//! `model.from` names one, and inference commands take one. Nothing is ever unpickled.
 
 mod bitsandbytes;
 mod classes;
@@ -35,10 +35,10 @@ use crate::switches::memory::Base;
 use crate::weights::adapters;
 use crate::weights::quantized::StoredBase;
 
-/// Where a model is.
+/// Location of a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A run of ours and, where one is given, a step it has a checkpoint of.
+    /// A run, and optionally the step of one of its checkpoints.
     Run {
         dir: PathBuf,
         step: Option<u64>,
@@ -49,53 +49,53 @@ pub enum Source {
 }
 
 impl Source {
-    /// The source that `model.from` names: something on this machine, or else a name on the hub.
-    pub fn parse(said: &str) -> Result<Source, UserError> {
-        if let Some(found) = Source::here(Path::new(said))? {
+    /// The source that `model.from` names: something on this machine, otherwise a name on the hub.
+    pub fn parse(text: &str) -> Result<Source, UserError> {
+        if let Some(found) = Source::here(Path::new(text))? {
             return Ok(found);
         }
-        let first = Path::new(said).components().next();
+        let first = Path::new(text).components().next();
         let looks_local =
-            said.starts_with(['.', '/', '~']) || first.is_some_and(|part| Path::new(&part).is_dir());
-        match Name::parse(said).filter(|_| !looks_local) {
+            text.starts_with(['.', '/', '~']) || first.is_some_and(|part| Path::new(&part).is_dir());
+        match Name::parse(text).filter(|_| !looks_local) {
             Some(name) => Ok(Source::Hub(name)),
             None => refuse!(
-                "`model.from` is {said}, and there is no such folder or run; a name on the hub is ORG/NAME or \
+                "`model.from` is {text}, and there is no such folder or run; a name on the hub is ORG/NAME or \
                  ORG/NAME@revision"
             ),
         }
     }
 
-    /// A run or a folder that is there, for commands that use a model.
-    pub fn local(said: &Path) -> Result<Source, UserError> {
-        match Source::here(said)? {
+    /// An existing run or folder, for inference commands.
+    pub fn local(path: &Path) -> Result<Source, UserError> {
+        match Source::here(path)? {
             Some(found) => Ok(found),
-            None if said.is_file() => refuse!(
+            None if path.is_file() => refuse!(
                 "{} is a file: name a run's directory or a model folder in Hugging Face format",
-                said.display()
+                path.display()
             ),
             None => refuse!(
                 "there is no run in {0}, and no model in the Hugging Face layout: {0} does not exist; flatout runs lists the runs",
-                said.display()
+                path.display()
             ),
         }
     }
 
-    fn here(said: &Path) -> Result<Option<Source>, UserError> {
-        if run::is_run(said) {
-            return Ok(Some(Source::Run { dir: said.to_path_buf(), step: None }));
+    fn here(path: &Path) -> Result<Option<Source>, UserError> {
+        if run::is_run(path) {
+            return Ok(Some(Source::Run { dir: path.to_path_buf(), step: None }));
         }
-        if said.join(folder::CONFIG).is_file() {
-            return Ok(Some(Source::Folder(said.to_path_buf())));
+        if path.join(folder::CONFIG).is_file() {
+            return Ok(Some(Source::Folder(path.to_path_buf())));
         }
-        if said.is_dir() {
+        if path.is_dir() {
             refuse!(
                 "there is no run in {} and no model: it has neither config.toml nor {}",
-                said.display(),
+                path.display(),
                 folder::CONFIG
             );
         }
-        let text = said.to_string_lossy();
+        let text = path.to_string_lossy();
         let Some((dir, step)) = text.rsplit_once('@').filter(|(dir, _)| run::is_run(Path::new(dir))) else {
             return Ok(None);
         };
@@ -107,11 +107,11 @@ impl Source {
         }
         match step.parse() {
             Ok(step) => Ok(Some(Source::Run { dir: dir.into(), step: Some(step) })),
-            Err(_) => refuse!("{text} wants a step or `best` after the @, and `{step}` is neither"),
+            Err(_) => refuse!("{text} needs a step or `best` after the @, and `{step}` is neither"),
         }
     }
 
-    /// Whether `asked` can mean this source: the same place, and no other step or revision.
+    /// Whether `asked` can mean this source: the same location, and no other step or revision.
     fn is_meant_by(&self, asked: &Source) -> bool {
         let same = |one: &Path, other: &Path| match (one.canonicalize(), other.canonicalize()) {
             (Ok(one), Ok(other)) => one == other,
@@ -130,36 +130,36 @@ impl Source {
     }
 }
 
-/// Whether a command that says `asked` means what a run that says `own` began from. Branches move and runs go on, so a
-/// run's own config is pinned to a commit or a step.
+/// Whether a command's `asked` means the source `own` that a run began from. Branches move and runs continue, so a run's own
+/// config is pinned to a commit or a step.
 pub fn same(own: &str, asked: &str) -> bool {
     own == asked
         || matches!((Source::parse(own), Source::parse(asked)), (Ok(own), Ok(asked)) if own.is_meant_by(&asked))
 }
 
-/// A source's description of its model, weights apart.
+/// A source's description of its model, without weights.
 #[derive(Clone, Debug)]
 pub struct Description {
-    /// `context` is the most positions the model was made for.
+    /// `context` is the largest number of positions the model was made for.
     pub model: Model,
-    /// Tokens that begin and end a text, where they are named.
+    /// Tokens that begin and end a text, if they are named.
     pub bos: Vec<u32>,
     pub eos: Vec<u32>,
-    /// The names of its classes in the order of its outputs, where they are known.
+    /// The names of its classes in the order of its outputs, if they are known.
     pub classes: Vec<String>,
-    /// How pixels are made of an image, where it is known.
+    /// The preprocessing of images, if it is known.
     pub processor: Processor,
-    /// The library's class of a decoder's body without a head, where no embeddings are tied to one either.
+    /// The library's class of a decoder body without a head, if no embeddings are tied to a head either.
     pub headless: Option<&'static str>,
     pub tokenizer: Option<PathBuf>,
-    /// The value of `model.from` that means this from anywhere on this machine; of a run that was opened, its step too.
+    /// The value of `model.from` that means this source from anywhere on this machine; for an opened run including its step.
     pub pinned: String,
-    /// The folder that files beside the weights are in.
+    /// The folder with the files beside the weights.
     pub folder: PathBuf,
 }
 
 impl Description {
-    /// Refuses a body without a head for a model that predicts tokens, which would need one.
+    /// Refuses a body without a head for a model that predicts tokens and so needs one.
     pub fn check_head(&self, model: &Model, whence: &str) -> Result<(), UserError> {
         match self.headless {
             Some(class) if model.class_head().is_none() => refuse!(
@@ -171,7 +171,7 @@ impl Description {
     }
 }
 
-/// Reads what describes a model. A name on the hub costs its small files.
+/// Reads the description of a model. For a name on the hub this downloads its small files.
 pub fn describe(source: &Source) -> Result<Description, UserError> {
     match source {
         Source::Run { dir, step } => {
@@ -182,7 +182,7 @@ pub fn describe(source: &Source) -> Result<Description, UserError> {
             if let Some(tower) = model.as_fovea_mut() {
                 tower.from = None;
             }
-            // How far rotations go is the model's own and not said by the rows it was trained on last.
+            // The limit of rotary positions belongs to the original model, not to the rows it was trained on last.
             let beside = dir.join(BESIDE);
             if let Model::Decoder(decoder) = &mut model
                 && decoder.positions != Positions::Learned
@@ -237,16 +237,16 @@ fn absolute(path: &Path) -> String {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf()).display().to_string()
 }
 
-/// A model with where all its values lie: every name, type and shape is checked, and no weight is read yet.
+/// A model with the locations of all its values: every name, type and shape is checked, and no weight is read yet.
 #[derive(Debug)]
 pub struct Pretrained {
     pub description: Description,
     pub weights: Weights,
-    /// The checkpoint and its step, of a run.
+    /// The checkpoint and its step; present for a run.
     pub checkpoint: Option<checkpoint::Whole>,
 }
 
-/// Opens a source for its weights, downloading what is missing of a name on the hub.
+/// Opens a source for its weights, and downloads missing files of a name on the hub.
 pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> {
     if let Source::Hub(name) = source {
         Hub::from_environment()?.snapshot(name, Want::Everything, watch)?;
@@ -267,14 +267,14 @@ pub fn open(source: &Source, watch: Watch<'_>) -> Result<Pretrained, UserError> 
     }
 }
 
-/// Opens what a model begins from, and what its tower does where that is another. Of learned positions those are read that the
-/// model has, which may be fewer.
+/// Opens the source of a model, and that of its tower if it is another one. Only the learned positions that the model has are
+/// read; the source may have more.
 fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, UserError> {
     let mut pretrained = open(&Source::parse(from)?, &mut *watch)?;
     let instead = "begin from what that run began from, with adapter.from and its exported adapters";
     adapters::check_merge(&pretrained.description.model, pretrained.weights.adapters(), instead)?;
     if let Some(from) = model.as_fovea().and_then(|tower| tower.from.as_ref()) {
-        pretrained.weights.put_beside(vision::SCOPE, open(&Source::parse(from)?, watch)?.weights);
+        pretrained.weights.insert_scoped(vision::SCOPE, open(&Source::parse(from)?, watch)?.weights);
     }
     if let Some(decoder) = model.as_decoder().filter(|decoder| decoder.positions == Positions::Learned) {
         pretrained.weights.read_first_rows("positions.weight", decoder.context);
@@ -282,8 +282,8 @@ fn open_for(model: &Model, from: &str, watch: Watch<'_>) -> Result<Pretrained, U
     Ok(pretrained)
 }
 
-/// Checks all there is to check of the model a config begins from, before any device work: the hub's files are there,
-/// every tensor is right, the tokeniser is the model's, and what is trained can be exported as the source could.
+/// Checks everything about the model a config begins from, before any device work: the hub's files are there, every tensor has
+/// its type and shape, the tokeniser belongs to the model, and the trained model can be exported if the source can.
 pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
     let opened = open_for(&config.model, from, watch)?;
@@ -297,15 +297,15 @@ pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
         }
         opened.weights.check_packed(codes, &base::linear(&config.model.build(config.model.least())))?;
     }
-    // An encoder without a head is there to be given one that the library has.
+    // An encoder without a head is meant to get one that the library has.
     let source = &opened.description.model;
     let has_library = source.as_decoder().is_some_and(|text| text.encoder) || exportable(source).is_ok();
-    // That images which are not square cannot be exported is said where they are asked for.
+    // Non-square images, which prevent an export, are reported where they are configured.
     if let Err(why) = exportable(&config.model)
         && config.model.as_decoder().is_some()
         && has_library
     {
-        refuse!("the model of {from} can be exported, and what this run would make of it could not: {why}");
+        refuse!("the model of {from} can be exported, but the model of this run could not: {why}");
     }
     if let Some(path) = opened
         .description
@@ -323,14 +323,14 @@ pub fn check(config: &Config, watch: Watch<'_>) -> Result<(), UserError> {
     Ok(())
 }
 
-/// Whether some library has such a model, with weights of either type; otherwise the key that is in the way.
+/// Whether some library has such a model, in either type of weights; the error names the key that prevents it.
 fn exportable(model: &Model) -> Result<(), String> {
     let published = model.published()?;
     let write = |dtype: &str| published.write(dtype, &[], &[]).map(|_| ());
     write("float32").or_else(|_| write("bfloat16"))
 }
 
-/// The value of `model.from` that means exactly this source: a commit and not a branch, a step and not the newest.
+/// The value of `model.from` that means exactly this source: a commit instead of a branch, a step instead of the newest.
 fn exactly(source: &Source) -> Result<String, UserError> {
     match source {
         Source::Run { dir, step } => Ok(pinned(dir, Some(checkpoint_of(dir, *step)?.step))),
@@ -338,7 +338,7 @@ fn exactly(source: &Source) -> Result<String, UserError> {
     }
 }
 
-/// The checkpoint of a step, or the newest that is whole.
+/// The checkpoint of a step, or the newest complete one.
 fn checkpoint_of(dir: &Path, step: Option<u64>) -> Result<checkpoint::Whole, UserError> {
     let checkpoints = run::checkpoints_dir(dir);
     if let Some(step) = step {
@@ -350,7 +350,7 @@ fn checkpoint_of(dir: &Path, step: Option<u64>) -> Result<checkpoint::Whole, Use
     }
 }
 
-/// A run's weights: those of a checkpoint over those it began with, which only what is frozen still needs.
+/// A run's weights: those of a checkpoint on top of those it began with, of which only the frozen ones are still needed.
 fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<Weights, UserError> {
     let mut wanted = parameters(model);
     let cannot =
@@ -367,13 +367,13 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
             let mut base = open_for(&config.model, from, &mut |_| {})?.weights;
             base.draw_rest(&config.model, config.train.seed);
             began_from = base.stored_as_codes().map(StoredBase::codes);
-            let mut base = base.beneath();
+            let mut base = base.into_base();
             base.expect(&Origin::of(dir)?.frozen);
             base
         }
         _ => Weights::drawn(config.train.seed),
     };
-    // Trained weights lie in the checkpoint; only the others were stored as codes.
+    // Trained weights are in the checkpoint; only the others were stored as codes.
     let resolved = run::resolved(dir)?;
     let stored = resolved.base_codes().map(|codes| {
         let mut names = base::linear(&graph);
@@ -393,7 +393,7 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
             }
         }
     });
-    weights.lay(&whole.path, file, &wanted)?;
+    weights.overlay(&whole.path, file, &wanted)?;
     weights.adapt(adapters);
     if let Some(stored) = stored {
         if let Some(codes) = began_from {

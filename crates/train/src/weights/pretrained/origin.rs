@@ -1,5 +1,5 @@
-//! The record that a run keeps of the model it began from: where it was, the hashes of what it froze, and the files beside
-//! the weights, so that an export is complete when the source is gone.
+//! The record that a run stores of the model it began from: its location, the hashes of frozen tensors, and the files beside the
+//! weights, so that an export is complete even if the source is gone.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,15 +29,15 @@ use flatout_data::durable;
 pub struct Origin {
     /// The source that `model.from` meant, pinned to a commit or a step.
     pub from: String,
-    /// `model.vision.from`, pinned likewise; `None` where the tower is that of `from`.
+    /// `model.vision.from`, pinned likewise; `None` if the tower is that of `from`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vision_from: Option<String>,
-    /// Hash of every frozen tensor, by path: no checkpoint has them.
+    /// Hash of every frozen tensor, by path: no checkpoint contains these.
     pub frozen: BTreeMap<String, String>,
-    /// Where the files beside the weights were.
+    /// The original folder of the files beside the weights.
     #[serde(skip)]
     folder: PathBuf,
-    /// Parts of the source that are not the model's and were not read, in words.
+    /// A sentence about parts of the source that do not belong to the model and were not read.
     #[serde(skip)]
     pub left_out: Option<String>,
 }
@@ -45,7 +45,7 @@ pub struct Origin {
 const RECORD: &str = "origin.json";
 
 impl Origin {
-    /// The record that a run kept.
+    /// Reads the record of a run.
     pub fn of(run: &Path) -> Result<Origin, UserError> {
         let path = run.join(RECORD);
         let read = fs::read(&path).map_err(|error| error.to_string());
@@ -53,10 +53,10 @@ impl Origin {
         read.map_err(|error| UserError(format!("{} cannot be read: {error}", path.display())))
     }
 
-    /// Writes it to a run. The record comes last: with it, the files are whole.
+    /// Writes it to a run. The record is written last: if it exists, the files are complete.
     pub fn keep(&self, run: &Path) -> Result<(), Failure> {
         let beside = run.join(BESIDE);
-        // A run that began from a run hands on what that one kept.
+        // A run that began from another run copies what that one stored.
         let handed_on = self.folder.join(BESIDE);
         let folder = if handed_on.is_dir() { &handed_on } else { &self.folder };
         let keep = || -> std::io::Result<()> {
@@ -70,7 +70,7 @@ impl Origin {
     }
 }
 
-/// Writes down what exactly `model.from` and `model.vision.from` mean: a commit and not a branch, a step and not the newest.
+/// Records exactly what `model.from` and `model.vision.from` mean: a commit instead of a branch, a step instead of the newest.
 pub fn pin(config: &Config, resolved: &mut Resolved, run: &Path) -> Result<(), UserError> {
     let Some(from) = config.model.from() else { return Ok(()) };
     (resolved.from, resolved.vision_from) = match Origin::of(run) {
@@ -88,7 +88,7 @@ fn tower_from(config: &Config) -> Option<&str> {
     config.model.as_fovea().and_then(|tower| tower.from.as_deref())
 }
 
-/// Writes a new run's parameters and tables: those of `model.from`, or drawn by the seed.
+/// Writes a new run's parameters and tables: those of `model.from`, or random ones from the seed.
 pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, Failure> {
     let origin = match config.model.from() {
         None => {
@@ -99,7 +99,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             let mut pretrained = open_for(&config.model, from, &mut |_| {})?;
             pretrained.weights.draw_rest(&config.model, config.train.seed);
             let is_frozen = |piece: &TensorRange| piece.class == Class::Frozen;
-            // Adapters of the source are part of its weights, and those of this run begin anew, whatever their rank.
+            // The source's adapters are merged into its weights; those of this run begin anew, whatever their rank.
             let is_adapter = |piece: &TensorRange| piece.path.starts_with(SCOPE);
             let frozen = pretrained.weights.load(session, is_frozen)?;
             pretrained.weights.load(session, |piece| !is_frozen(piece) && !is_adapter(piece))?;
@@ -108,7 +108,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
             initial::write_adapters(session, config.train.seed, |piece| weights.piece(piece))?;
             initial::write_tables(session)?;
             let description = pretrained.description;
-            // It is pinned already, as the config of every run that begins is.
+            // It is pinned already, as in the config of every run that begins.
             let vision_from = tower_from(config).map(String::from);
             let (from, folder) = (description.pinned, description.folder);
             Some(Origin { from, vision_from, frozen, folder, left_out })
@@ -124,7 +124,7 @@ pub fn begin(config: &Config, session: &mut Session) -> Result<Option<Origin>, F
     Ok(origin)
 }
 
-/// Says that a run makes numbers of weights that its source has in four bits, and that it could keep those that are frozen.
+/// A note that 4-bit weights of the source are dequantised, and that the frozen ones could stay quantised.
 fn as_values(weights: &Weights, config: &Config, frozen: &BTreeMap<String, String>) -> Option<String> {
     let count = weights.packed();
     if count == 0 || config.switches.memory.codes().is_some() {
@@ -138,7 +138,7 @@ fn as_values(weights: &Weights, config: &Config, frozen: &BTreeMap<String, Strin
     Some(format!("{count} weights that bitsandbytes quantised are read as the values of their codes{advice}"))
 }
 
-/// The weights that a run begins with; of a run that began before, its frozen ones must be what they were then.
+/// The initial weights of a run; for an existing run, its frozen weights must be unchanged.
 pub fn beginning(config: &Config, run: Option<&Path>) -> Result<Weights, Failure> {
     let Some(from) = config.model.from() else { return Ok(Weights::drawn(config.train.seed)) };
     let mut weights = open_for(&config.model, from, &mut |_| {})?.weights;
@@ -149,8 +149,8 @@ pub fn beginning(config: &Config, run: Option<&Path>) -> Result<Weights, Failure
     Ok(weights)
 }
 
-/// Writes what no checkpoint of a run holds: tables, and parameters that nothing trains, which are what they were at
-/// the beginning, to the bit.
+/// Writes everything that no checkpoint of a run contains: tables, and frozen parameters, which must be bit-identical to the
+/// initial ones.
 pub fn resume(config: &Config, session: &mut Session, run: &Path) -> Result<(), Failure> {
     let Some(from) = config.model.from() else { return Ok(initial::write(session, config.train.seed)?) };
     if !held(session, |class| class == Class::Frozen).is_empty() {

@@ -1,4 +1,4 @@
-//! How pixels are made of images where the model that a config begins from, or uses, comes with a processor of its own.
+//! Image preprocessing: combines the settings of a checkpoint's processor with the config.
 
 use flatout_models::config::Model;
 use flatout_models::library::processor::Processor;
@@ -19,14 +19,14 @@ pub fn processor_of(config: &Config) -> Processor {
     }
 }
 
-/// The pixels of an image that become one token of a text.
+/// The pixels of an image per token of a text.
 fn token_pixels(model: &Model) -> Option<u64> {
     let vision = model.as_qwen3_vl()?;
     Some(((vision.patch * vision.merge) as u64).pow(2))
 }
 
-/// Lays the limits that a checkpoint's processor has for images beside a text, in whole tokens within them; what the command
-/// line says stays.
+/// Applies the area limits of a checkpoint's processor for images beside a text, rounded inwards to whole tokens; values from the
+/// command line take precedence.
 pub fn lay_area(config: &mut Config, processor: &Processor, overrides: &[String]) -> Result<(), UserError> {
     if config.sight() != Some(Sight::Images)
         || keys_of(overrides)?.iter().any(|key| key == "data.image_tokens")
@@ -40,8 +40,8 @@ pub fn lay_area(config: &mut Config, processor: &Processor, overrides: &[String]
     config.validate()
 }
 
-/// Lays what a checkpoint's processor says over what a recipe does; what the command line says stays. `takes_size` where
-/// images have the processor's size too.
+/// Applies the settings of a checkpoint's processor over those of a recipe; values from the command line take precedence.
+/// `takes_size` if images also take the processor's size.
 pub fn lay_processor(
     config: &mut Config,
     processor: &Processor,
@@ -69,7 +69,7 @@ pub fn lay_processor(
     config.validate()
 }
 
-/// The size that images are scaled to, where they are cut to other sides than the processor's.
+/// The size that images are scaled to, if they are cropped to a size other than the processor's.
 fn scaled(resize: &[usize], from: [usize; 2], to: [usize; 2]) -> Vec<usize> {
     let part =
         |resize: usize, from: usize, to: usize| (resize as f64 * to as f64 / from as f64).round() as usize;

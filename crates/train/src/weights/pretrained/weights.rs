@@ -1,5 +1,5 @@
-//! Where the values of every parameter lie, and how they get into a session: read by position, several side by side, and
-//! widened on the way where they are not what the session wants.
+//! The locations of all parameters, and loading them into a session: values are read by position, in parallel, and converted
+//! where the session needs another type.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use crate::weights::grown::grow;
 use crate::weights::initial::{drawn, values};
 use crate::weights::quantized::{self, StoredBase};
 
-/// Every parameter of a model, by path: its type and its first values where nothing else gives them.
+/// Every parameter of a model, by path: its type and its initial values.
 pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
     let parameters = model.build(model.least()).slots.into_iter().filter(|slot| slot.class.is_parameter());
     parameters.map(|slot| (slot.path, (slot.ty, slot.init))).collect()
@@ -39,43 +39,43 @@ pub fn parameters(model: &Model) -> BTreeMap<String, (TensorType, Init)> {
 pub struct TensorLocation {
     pub file: usize,
     pub name: String,
-    /// Where in the tensor its elements are, where it is not the tensor as it stands.
+    /// The location of its elements in the tensor, unless they are the whole tensor unchanged.
     pub within: Option<Stored>,
-    /// The hash its bytes must have, where it is known.
+    /// The hash that its bytes must have, if it is known.
     pub expect: Option<String>,
-    /// The parts beside the tensor, where it holds codes of NF4.
+    /// The parts that accompany the tensor, if it holds NF4 codes.
     pub nf4: Option<Parts>,
 }
 
-/// The values of a model's parameters, by path: tensors in files and, for the rest, numbers drawn by a seed.
+/// The values of a model's parameters, by path: tensors in files, and random values from a seed for the rest.
 #[derive(Debug)]
 pub struct Weights {
     files: Vec<(PathBuf, TensorFile)>,
     places: BTreeMap<String, TensorLocation>,
-    /// Running averages that a run kept of its parameters, by path.
+    /// Running averages that a run stored of its parameters, by path.
     averages: BTreeMap<String, TensorLocation>,
-    /// Whether they are what is read.
+    /// Whether the averages are read.
     averaged: bool,
     seed: Option<u64>,
-    /// Tensors of the part that sees images, which is not read.
+    /// Number of tensors of the vision part, which is not read.
     pub of_images: usize,
     /// Adapters, whose tensors are among the files.
     adapters: Vec<Adapter>,
-    /// Whether weights are read as they are, without what their adapters make of them.
+    /// Whether weights are read without merging their adapters.
     apart: bool,
-    /// Tables that have more rows than their files, by path with the rows there: the others are drawn by the seed.
+    /// Tables with more rows than in their files, by path, with the number of rows there and the seed for the others.
     grown: BTreeMap<String, (usize, u64)>,
-    /// Weights that a run stored as codes, and that are read as their values.
+    /// Weights that a run stored as codes, which are read dequantised.
     codes: Option<StoredBase>,
-    /// Another run's weights with adapters of their own, read as one with these wherever no file of this run has a parameter.
-    below: Option<Box<Weights>>,
-    /// The hashes that parameters made of several tensors must have, where they are known.
+    /// Another run's weights with adapters of their own, which are merged wherever no file of this run has a parameter.
+    base: Option<Box<Weights>>,
+    /// The expected hashes of parameters made of several tensors, if they are known.
     expected: BTreeMap<String, String>,
 }
 
-/// Bytes read at once, and hashed while they are in the cache.
+/// Bytes per read, which are hashed while they are in the cache.
 const CHUNK_BYTES: usize = 1 << 20;
-/// Of parameters that are read side by side, as f32.
+/// Bytes of parameters that are read in parallel, as f32.
 const PORTION_BYTES: usize = 1 << 30;
 
 impl Weights {
@@ -83,7 +83,7 @@ impl Weights {
         Weights { files, seed: None, ..Weights::drawn(0) }
     }
 
-    /// Those a run begins with where nothing else is said.
+    /// Random initial weights from a seed.
     pub fn drawn(seed: u64) -> Weights {
         Weights {
             files: vec![],
@@ -96,22 +96,22 @@ impl Weights {
             apart: false,
             grown: BTreeMap::new(),
             codes: None,
-            below: None,
+            base: None,
             expected: BTreeMap::new(),
         }
     }
 
-    /// These as what another run begins with: adapters of its own do not take the place of those beside these.
-    pub fn beneath(self) -> Weights {
+    /// These weights as the base of another run: its adapters do not replace those of these weights.
+    pub fn into_base(self) -> Weights {
         if self.adapters.is_empty() {
             return self;
         }
         let of_images = self.of_images;
-        Weights { seed: None, of_images, below: Some(Box::new(self)), ..Weights::drawn(0) }
+        Weights { seed: None, of_images, base: Some(Box::new(self)), ..Weights::drawn(0) }
     }
 
-    /// A head of classes that the source has not, what connects a tower that stands beside it, and rows of new tokens are drawn by a
-    /// seed.
+    /// Draws from a seed what the source lacks: a class head, the parameters that connect a separate tower, and the rows of new
+    /// tokens.
     pub fn draw_rest(&mut self, model: &Model, seed: u64) {
         for table in [EMBED, HEAD] {
             let Some(rows) = self.rows(table) else { continue };
@@ -126,39 +126,39 @@ impl Weights {
         }
     }
 
-    /// Rows of a table in the files, be it those of what lies below.
+    /// Number of rows of a table in the files, including those of the base.
     fn rows(&self, table: &str) -> Option<usize> {
         match self.found(table) {
             Some(place) => Some(self.file(place).1.entries()[&place.name].shape[0]),
-            None => self.below.as_ref()?.rows(table),
+            None => self.base.as_ref()?.rows(table),
         }
     }
 
     fn has(&self, path: &str) -> bool {
-        self.places.contains_key(path) || self.below.as_ref().is_some_and(|below| below.has(path))
+        self.places.contains_key(path) || self.base.as_ref().is_some_and(|base| base.has(path))
     }
 
-    /// Draws what no file has by a seed, where all else has been looked for.
+    /// Draws parameters that neither a file nor the base has from a seed.
     fn draw_by(&mut self, seed: u64) {
-        match &mut self.below {
-            Some(below) => below.draw_by(seed),
+        match &mut self.base {
+            Some(base) => base.draw_by(seed),
             None => _ = self.seed.get_or_insert(seed),
         }
     }
 
-    /// Puts the values of another model beside these, its parameters below a scope.
-    pub fn put_beside(&mut self, scope: &str, other: Weights) {
+    /// Adds the values of another model, with its parameters under a scope.
+    pub fn insert_scoped(&mut self, scope: &str, other: Weights) {
         let first = self.files.len();
         let moved = |(path, place): (String, TensorLocation)| {
             let nf4 = place.nf4.map(|parts| parts.moved(first));
             (format!("{scope}.{path}"), TensorLocation { file: first + place.file, nf4, ..place })
         };
-        // Of a run that kept averages they are what it came to.
+        // Averages replace the parameters of a run that stored them.
         self.places.extend(other.places.into_iter().chain(other.averages).map(moved));
         self.files.extend(other.files);
     }
 
-    /// Tensors of the files that are not the model's and are not read, in words.
+    /// A sentence about tensors of the files that do not belong to the model and are not read.
     pub fn left_out(&self) -> Option<String> {
         let count = self.of_images;
         (count > 0).then(|| {
@@ -170,10 +170,10 @@ impl Weights {
         self.places.insert(path, place);
     }
 
-    /// Reads only the first rows of a matrix, where its file has more.
+    /// Reads only the first rows of a matrix if its file has more.
     pub fn read_first_rows(&mut self, path: &str, rows: usize) {
-        if let Some(below) = &mut self.below {
-            below.read_first_rows(path, rows);
+        if let Some(base) = &mut self.base {
+            base.read_first_rows(path, rows);
         }
         for places in [&mut self.places, &mut self.averages] {
             let Some(place) = places.get_mut(path) else { continue };
@@ -191,25 +191,25 @@ impl Weights {
         }
     }
 
-    /// Adapters beside the weights, whose tensors were laid.
+    /// Sets the adapters of the weights, whose tensors were added before.
     pub fn adapt(&mut self, adapters: Vec<Adapter>) {
         self.adapters = adapters;
     }
 
-    /// Reads weights that a run stored as codes as the values of these.
+    /// Sets the weights that a run stored as codes, which are then read dequantised.
     pub fn read_as_stored(&mut self, stored: StoredBase) {
         self.codes = Some(stored);
     }
 
-    /// The weights that are read as the values of codes.
+    /// The weights that are read dequantised.
     pub fn stored_as_codes(&self) -> Option<&StoredBase> {
         self.codes.as_ref()
     }
 
-    /// Does something while all weights are read as they were before a run stored some as codes, for who quantises them again.
-    pub fn before_codes<T>(&mut self, so: impl FnOnce(&mut Weights) -> T) -> T {
+    /// Runs a closure that reads all weights as they were before a run stored some as codes, in order to quantise them again.
+    pub fn without_codes<T>(&mut self, read: impl FnOnce(&mut Weights) -> T) -> T {
         let stored = self.codes.take();
-        let done = so(self);
+        let done = read(self);
         self.codes = stored;
         done
     }
@@ -218,35 +218,35 @@ impl Weights {
         &self.adapters
     }
 
-    /// Whether weights are read apart from their adapters from now on, and not as one with them.
+    /// Sets whether weights are read without merging their adapters.
     pub fn keep_apart(&mut self, apart: bool) {
         self.apart = apart;
     }
 
-    /// Whether averages are read where a run kept them, as they are unless this says otherwise, or what it trained.
+    /// Sets whether averages are read if a run stored them (the default), or the trained weights.
     pub fn read_averages(&mut self, averaged: bool) {
         self.averaged = averaged;
     }
 
-    /// Whether averages are read and not the parameters they are of.
+    /// Whether averages are read instead of the parameters they average.
     pub fn are_averages(&self) -> bool {
         self.averaged && !self.averages.is_empty()
     }
 
-    /// Which weights are read, for people and for scripts.
+    /// The kind of weights that are read, for people and for scripts.
     pub fn which(&self) -> &'static str {
         if self.are_averages() { "average" } else { "trained" }
     }
 
-    /// Lays a file of ours over what there is: its tensors have our paths.
-    pub fn lay(
+    /// Adds a file of flatout, which overrides earlier ones: its tensors have the model's paths.
+    pub fn overlay(
         &mut self,
         path: &Path,
         file: TensorFile,
         wanted: &BTreeMap<String, (TensorType, Init)>,
     ) -> Result<(), UserError> {
         let number = self.files.len();
-        // The places beneath are those that this file's run began with.
+        // The earlier locations belong to the source of this file's run.
         self.places.append(&mut self.averages);
         for (name, entry) in file.entries() {
             let average = averaged_weight(name);
@@ -282,14 +282,14 @@ impl Weights {
         (path, file)
     }
 
-    /// How many weights lie in their files as codes of NF4.
+    /// Number of weights that their files store as NF4 codes.
     pub fn packed(&self) -> usize {
-        let below = self.below.as_ref().map_or(0, |below| below.packed());
-        below + self.places.values().filter(|place| place.nf4.is_some()).count()
+        let base = self.base.as_ref().map_or(0, |base| base.packed());
+        base + self.places.values().filter(|place| place.nf4.is_some()).count()
     }
 
-    /// Refuses to store these weights as codes where the files have other ones: with NF4, only some of them, or otherwise than
-    /// sessions do.
+    /// Refuses to store these weights as codes if the files have codes that do not fit: other codes, codes of only some of the
+    /// weights, or codes in a form that sessions do not use.
     pub fn check_packed(&self, codes: Codes, names: &BTreeSet<String>) -> Result<(), UserError> {
         if self.packed() > 0 && codes == Codes::Fp8 {
             refuse!(
@@ -298,7 +298,7 @@ impl Weights {
             );
         }
         if self.packed() > 0
-            && (self.below.is_some() || names.iter().any(|name| !self.beside(name).is_empty()))
+            && (self.base.is_some() || names.iter().any(|name| !self.beside(name).is_empty()))
         {
             refuse!(
                 "`model.from` is a run with adapters beside weights that bitsandbytes quantised, and base=nf4 would quantise their \
@@ -308,7 +308,7 @@ impl Weights {
         bitsandbytes::check(&self.places, names)
     }
 
-    /// The weight of a piece that sessions keep in NF4 as its file does, with its hash.
+    /// A weight that a session stores in NF4 exactly as its file does, with its hash.
     fn read_packed(&self, piece: &TensorRange) -> Result<Option<(Packed, String)>, Failure> {
         let is_alone = piece.codes() == Some(Codes::Nf4) && self.beside(&piece.path).is_empty();
         let place = self.found(&piece.path).filter(|_| is_alone);
@@ -316,10 +316,10 @@ impl Weights {
         parts.map(|(place, parts)| Packed::read(self, place, parts)).transpose()
     }
 
-    /// Asks for these hashes when the tensors are read.
+    /// Sets the hashes that tensors must have when they are read.
     pub fn expect(&mut self, hashes: &BTreeMap<String, String>) {
         for (path, hash) in hashes {
-            if self.below.is_some() || !self.beside(path).is_empty() {
+            if self.base.is_some() || !self.beside(path).is_empty() {
                 self.expected.insert(path.clone(), hash.clone());
             } else if let Some(place) = self.averages.get_mut(path).or(self.places.get_mut(path)) {
                 place.expect = Some(hash.clone());
@@ -327,7 +327,7 @@ impl Weights {
         }
     }
 
-    /// A parameter's values as little-endian f32, and the hash of the bytes they were read from; drawn ones have none.
+    /// A parameter's values as little-endian f32, and the hash of the bytes they were read from; random ones have none.
     pub fn read(
         &self,
         name: &str,
@@ -342,7 +342,7 @@ impl Weights {
         Ok((table.into_iter().flat_map(f32::to_le_bytes).collect(), hash))
     }
 
-    /// The same of the rows that files have, as one with the adapters beside them.
+    /// The same for the rows in the files, merged with their adapters.
     fn read_adapted(
         &self,
         name: &str,
@@ -350,19 +350,19 @@ impl Weights {
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
         let (wide, hash) = self.read_with_adapters(name, ty, init)?;
-        if self.below.is_none() {
+        if self.base.is_none() {
             self.check_unchanged(name, hash.as_deref())?;
         }
         Ok((wide, hash))
     }
 
-    /// Refuses a parameter, made of several tensors, that is not what it was.
+    /// Refuses a parameter made of several tensors that has changed.
     fn check_unchanged(&self, name: &str, hash: Option<&str>) -> Result<(), UserError> {
         if self.expected.get(name).is_none_or(|expected| hash == Some(expected)) {
             return Ok(());
         }
-        let below = self.below.as_deref().unwrap_or(self);
-        refuse_changed(below.found(name).map_or(Path::new(name), |place| below.file(place).0), name)
+        let base = self.base.as_deref().unwrap_or(self);
+        refuse_changed(base.found(name).map_or(Path::new(name), |place| base.file(place).0), name)
     }
 
     fn read_with_adapters(
@@ -392,8 +392,8 @@ impl Weights {
         Ok((wide, Some(format!("{:032x}", all.digest128()))))
     }
 
-    /// A hash of the values of some parameters, whatever type they are stored in; and those of the bytes that they were read
-    /// from, by path.
+    /// A hash of the values of some parameters, independent of the type they are stored in; and the hashes of the bytes they were
+    /// read from, by path.
     pub fn digest<'a>(
         &self,
         parameters: impl IntoParallelIterator<Item = (&'a str, &'a TensorType, &'a Init)>,
@@ -414,18 +414,18 @@ impl Weights {
         Ok((format!("{:032x}", all.digest128()), hashes))
     }
 
-    /// The adapters that are read as one with a weight.
+    /// The adapters that are merged into a weight.
     fn beside(&self, name: &str) -> Vec<&Adapter> {
         if self.apart { vec![] } else { self.adapters.iter().filter(|a| a.weight == name).collect() }
     }
 
-    /// Whether a parameter is more, or other, than what lies in its file.
+    /// Whether a parameter is computed, instead of being the contents of its file.
     fn is_made(&self, name: &str) -> bool {
         let is_rounded = self.codes.as_ref().is_some_and(|stored| stored.has(name));
         is_rounded || self.grown.contains_key(name) || !self.beside(name).is_empty()
     }
 
-    /// Where the values that are read of a parameter lie; nowhere where they are drawn.
+    /// The location from which a parameter is read; `None` if it is random.
     fn found(&self, name: &str) -> Option<&TensorLocation> {
         self.averages.get(name).filter(|_| self.averaged).or(self.places.get(name))
     }
@@ -441,7 +441,7 @@ impl Weights {
             Some(StoredBase::Nf4 { weights, narrow }) if weights.contains(name) => {
                 let is_packed = self.found(name).is_some_and(|place| place.nf4.is_some());
                 match is_packed {
-                    // They are values of codes already.
+                    // The values are dequantised codes already.
                     true if *narrow => {
                         f32s(&wide).into_iter().map(|x| bf16_to_f32(bf16_from_f32(x))).collect()
                     }
@@ -466,7 +466,7 @@ impl Weights {
         Ok((values.into_iter().flat_map(f32::to_le_bytes).collect(), hash))
     }
 
-    /// The same before anything is quantised.
+    /// The same before quantisation.
     fn read_stored(
         &self,
         name: &str,
@@ -474,8 +474,8 @@ impl Weights {
         init: &Init,
     ) -> Result<(Vec<u8>, Option<String>), Failure> {
         let Some(place) = self.found(name) else {
-            if let Some(below) = &self.below {
-                let (wide, hash) = below.read(name, ty, init)?;
+            if let Some(base) = &self.base {
+                let (wide, hash) = base.read(name, ty, init)?;
                 self.check_unchanged(name, hash.as_deref())?;
                 return Ok((wide, hash));
             }
@@ -496,8 +496,8 @@ impl Weights {
         Ok((wide, Some(hash)))
     }
 
-    /// A piece's values in the type of its slot, and the hash of the bytes of the whole tensor where they were all read, as they
-    /// are if it is asked for. Values that are stored in that type, as they stand, are not touched.
+    /// A piece's values in the type of its slot. The hash covers the whole tensor's bytes, and is there if all of them were read,
+    /// which `with_hash` enforces. Values stored in that type unchanged are not converted.
     fn read_for(&self, piece: &TensorRange, with_hash: bool) -> Result<(Vec<u8>, Option<String>), Failure> {
         let of_slot = |wide: Vec<u8>| if piece.ty.dtype == DType::BF16 { narrow(&wide) } else { wide };
         if !with_hash && let Some(wide) = self.read_some(piece)? {
@@ -530,14 +530,14 @@ impl Weights {
         Ok(self.read_for(piece, false)?.0)
     }
 
-    /// A part of a parameter's values as f32, where it can be had without the rest: it lies in its file as it stands, and no
-    /// hash or adapter asks for all of it.
+    /// A part of a parameter's values as f32, if it can be read without the rest: it is stored unchanged, and neither a hash nor
+    /// an adapter needs all of it.
     fn read_some(&self, piece: &TensorRange) -> Result<Option<Vec<u8>>, Failure> {
         if piece.is_whole() || self.is_made(&piece.path) {
             return Ok(None);
         }
         let Some(place) = self.found(&piece.path) else {
-            if self.below.is_some() {
+            if self.base.is_some() {
                 return Ok(None);
             }
             let seed = self.seed.expect("a source without a seed has every parameter");
@@ -554,7 +554,7 @@ impl Weights {
         Ok(Some(widened(dtype, bytes)))
     }
 
-    /// A tensor as it lies in its file, with the hash of its bytes.
+    /// A tensor as stored in its file, with the hash of its bytes.
     fn stored(&self, place: &TensorLocation) -> Result<(Dtype, Vec<u8>, String), Failure> {
         let (path, file) = self.file(place);
         let entry = &file.entries()[&place.name];
@@ -572,8 +572,8 @@ impl Weights {
         Ok((entry.dtype, bytes, hash))
     }
 
-    /// Writes some parameters into a session, adapters where their tensors are there. Gives the hashes of
-    /// the tensors read.
+    /// Writes the selected parameters into a session, adapters only if their tensors exist. Returns the hashes of the tensors
+    /// read.
     pub fn load(
         &self,
         session: &mut Session,
@@ -583,8 +583,8 @@ impl Weights {
         pieces.retain(|piece| {
             wanted(piece) && (!piece.path.starts_with(SCOPE) || self.places.contains_key(&piece.path))
         });
-        // No checkpoint has what nothing trains: the first rank, which keeps the hashes, reads whole tensors of it, also where ranks
-        // have shares.
+        // No checkpoint contains frozen weights: the first rank, which records their hashes, reads whole tensors of them, even
+        // where ranks hold shards.
         let is_first = session.rank() == 0;
         let with_hash = |piece: &TensorRange| is_first && piece.class == Class::Frozen;
         let bytes: usize = pieces.iter().map(TensorRange::bytes).sum();
@@ -615,13 +615,13 @@ impl Weights {
     }
 }
 
-/// A piece as it was read: its values in the type of its slot, or its codes.
+/// A piece as read: its values in the type of its slot, or its codes.
 enum Values {
     Plain(Vec<u8>),
     Packed(Packed),
 }
 
-/// How many of these pieces are read at once: at least one.
+/// Number of pieces to read at once: at least one.
 fn portion(pieces: &[TensorRange]) -> usize {
     let mut bytes = 0;
     let fits = |piece: &&TensorRange| {
@@ -638,7 +638,7 @@ pub(super) fn refuse_changed(path: &Path, name: &str) -> Result<(), UserError> {
     )
 }
 
-/// Elements as f32. Types are checked where files are opened.
+/// Widens elements to f32. Types are checked when files are opened.
 fn widened(dtype: Dtype, bytes: Vec<u8>) -> Vec<u8> {
     let of_halves = |widen: fn(u16) -> f32| {
         let mut wide = vec![0; 2 * bytes.len()];
@@ -660,7 +660,7 @@ fn f32s(bytes: &[u8]) -> Vec<f32> {
     bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect()
 }
 
-/// Little-endian f32 to bf16, to nearest even.
+/// Little-endian f32 to bf16, rounded to nearest even.
 pub fn narrow(wide: &[u8]) -> Vec<u8> {
     let mut halves = vec![0; wide.len() / 2];
     for (half, word) in halves.as_chunks_mut::<2>().0.iter_mut().zip(wide.as_chunks::<4>().0) {
@@ -669,7 +669,7 @@ pub fn narrow(wide: &[u8]) -> Vec<u8> {
     halves
 }
 
-/// IEEE half precision, every value of which is an f32.
+/// IEEE half precision to f32, which is exact.
 fn f16_to_f32(half: u16) -> f32 {
     let (sign, exponent, fraction) = ((half >> 15) as u32, ((half >> 10) & 31) as u32, (half & 1023) as u32);
     match exponent {
@@ -684,7 +684,7 @@ fn f16_to_f32(half: u16) -> f32 {
 mod tests {
     use super::*;
 
-    /// Whatever a parameter is stored or drawn as, a piece of it is that part of the whole.
+    /// However a parameter is stored or drawn, a piece of it equals that part of the whole.
     #[test]
     fn pieces_of_parameters_are_parts_of_them() {
         let folder = tempfile::tempdir().unwrap();
@@ -701,7 +701,7 @@ mod tests {
         for (name, _) in stored {
             weights.place(name.into(), place(name));
         }
-        // Rows of a larger tensor, which are had by reading it all.
+        // Rows of a larger tensor, which require reading all of it.
         let all = Stored::whole("rows", "f32", vec![4, 3]);
         let within = Some(Stored { within: Within::Rows(1..3), ..all });
         weights.place("rows".into(), TensorLocation { within, ..place("f32") });

@@ -1,13 +1,13 @@
-//! Pairs of answers about a still image of the drawn set: its first frame, whose bar has the colour of one shape.
+//! Pairs of answers about a still image of the generated set: its first frame, whose bar has the colour of one shape.
 //!
 //! Both answers name the same kind and the same two colours, so they are equally long; the chosen one has the colours the right
-//! way round. Every answer is as often the chosen one as the rejected one, and every pair has the same question: whoever does
-//! not see the image is right half of the time.
+//! way round. Every answer is chosen as often as it is rejected, and all pairs have the same question, so a model that does not
+//! see the image is right half of the time.
 
-use super::{A_SAMPLE, COLOURS, KINDS, Scene};
+use super::{COLOURS, FRAMES_PER_SAMPLE, KINDS, Scene};
 use crate::examples::Sighting;
 use crate::examples::frames::sample::{Content, SampleMetadata};
-use crate::examples::frames::shard::shown;
+use crate::examples::frames::shard::frame_rows;
 use crate::examples::synthetic::Draw;
 use crate::random::{Uniform, key};
 
@@ -27,8 +27,8 @@ pub(in crate::examples::frames) fn pair(
     };
     let answers = [answer(shape.colour, other), answer(other, shape.colour)];
     let content = Content::Pair { user: QUESTION.into(), answers };
-    let said = SampleMetadata { content, source: "shapes".into(), frame_count: Some(1) };
-    (said, shown(&[key(key(seed, sample), 0)], sample as u32 * A_SAMPLE, still_frames))
+    let metadata = SampleMetadata { content, source: "shapes".into(), frame_count: Some(1) };
+    (metadata, frame_rows(&[key(key(seed, sample), 0)], sample as u32 * FRAMES_PER_SAMPLE, still_frames))
 }
 
 #[cfg(test)]
@@ -45,9 +45,9 @@ mod tests {
         }
     }
 
-    /// The text alone says nothing: answers are equally long, and each is chosen as often as it is rejected.
+    /// The text alone tells nothing: answers are equally long, and each is chosen as often as it is rejected.
     #[test]
-    fn whoever_sees_nothing_is_right_half_of_the_time() {
+    fn a_guess_without_the_image_is_right_half_of_the_time() {
         let mut chosen: HashMap<String, i64> = HashMap::new();
         const PAIRS: u64 = 8000;
         for sample in 0..PAIRS {
@@ -57,7 +57,7 @@ mod tests {
             *chosen.entry(wrong).or_default() -= 1;
         }
         assert_eq!(chosen.len(), 24, "two kinds, and two of four colours in order");
-        // Standard deviation 26 of about 670 draws.
+        // Standard deviation 26 for about 670 draws.
         assert!(chosen.values().all(|lead| lead.abs() < 130), "{chosen:?}");
     }
 

@@ -14,7 +14,7 @@ use super::value::{
 use super::written::{repr, text, tojson, write_text};
 use super::{Args, Error, failed, is_space};
 
-/// Bytes of a text that is read as a number, as in Python.
+/// Most digits of a text that is converted to a number, as in Python.
 const MOST_DIGITS: usize = 4300;
 
 const NAMES: [&str; 47] = [
@@ -208,7 +208,7 @@ pub(super) fn apply(value: &Value, name: &str, args: Args) -> Result<Value, Erro
         }
         "last" => match value {
             Value::List(list) if list.kind() == ListKind::Generator => {
-                failed("a generator cannot be gone through from its end")
+                failed("a generator cannot be reversed")
             }
             _ => {
                 let items = value.items()?;
@@ -236,7 +236,7 @@ pub(super) fn apply(value: &Value, name: &str, args: Args) -> Result<Value, Erro
     }
 }
 
-/// The part of a value that a dotted name leads to.
+/// The attribute of a value under a dotted name.
 fn by_attribute(value: &Value, by: Option<&Value>, default: Option<&Value>) -> Result<Value, Error> {
     let Some(by) = by.filter(|by| !matches!(by, Value::None)) else { return Ok(value.clone()) };
     let Value::Text(path) = by else { return item(value, by) };
@@ -265,7 +265,7 @@ fn mapped(value: &Value, mut args: Args) -> Result<Value, Error> {
         }
     } else {
         let name = args.positional.remove(0);
-        let Some(name) = name.as_str() else { return failed("map is given no name of a filter") };
+        let Some(name) = name.as_str() else { return failed("map needs the name of a filter") };
         for item in value.items()?.iter() {
             out.push(apply(item, name, args.clone())?)?;
         }
@@ -278,7 +278,7 @@ fn selected(value: &Value, name: &str, mut args: Args) -> Result<Value, Error> {
     if value.is_true() {
         let by = match name.ends_with("attr") {
             false => None,
-            true if args.positional.is_empty() => return failed(format!("{name} is given no attribute")),
+            true if args.positional.is_empty() => return failed(format!("{name} needs an attribute")),
             true => Some(args.positional.remove(0)),
         };
         let test = if args.positional.is_empty() { None } else { Some(args.positional.remove(0)) };
@@ -326,7 +326,7 @@ fn indented(value: &Value, args: Args) -> Result<Value, Error> {
     if first {
         out.push(indent.as_str())?;
     }
-    // As if a line end stood behind the text: a last one of its own is kept so, and an empty text is a line.
+    // Processes the text with a line break appended, so that a final line break is kept and an empty text is one line.
     let ended = concatenated([value, &Value::text("\n")?].into_iter())?;
     for (at, (line, _)) in lines_of(ended.as_str().unwrap_or_default()).enumerate() {
         if at > 0 {
@@ -428,7 +428,7 @@ fn rounded(value: &Value, args: Args) -> Result<Value, Error> {
 fn batched(value: &Value, args: Args) -> Result<Value, Error> {
     let [count, fill] = args.take("batch", ["linecount", "fill_with"], 1)?;
     let Some(count) = count.and_then(|count| count.as_int()) else {
-        return failed("batch is given no whole number");
+        return failed("batch needs a whole number");
     };
     let count = usize::try_from(count).unwrap_or(usize::MAX);
     let (mut out, mut line) = (ListBuilder::default(), ListBuilder::default());
@@ -453,7 +453,7 @@ fn sliced(value: &Value, args: Args) -> Result<Value, Error> {
     let [count, fill] = args.take("slice", ["slices", "fill_with"], 1)?;
     let count = count.and_then(|count| count.as_int()).and_then(|count| usize::try_from(count).ok());
     let Some(count) = count.filter(|count| *count > 0) else {
-        return failed("slice is given no number above 0");
+        return failed("slice needs a number above 0");
     };
     let items = value.items()?;
     let (each, more) = (items.len() / count, items.len() % count);
@@ -472,7 +472,7 @@ fn sliced(value: &Value, args: Args) -> Result<Value, Error> {
     out.value(ListKind::Generator)
 }
 
-/// The values that items are compared by: an attribute, and without case unless it counts.
+/// The keys to compare items by: an attribute, lower-cased unless case matters.
 fn keys(items: &List, case_sensitive: Option<Value>, by: Option<Value>) -> Result<Vec<Value>, Error> {
     let counts = case_sensitive.is_some_and(|case| case.is_true());
     let folded = |value: Value| match &value {
@@ -570,7 +570,7 @@ fn dict_sorted(value: &Value, args: Args) -> Result<Value, Error> {
     sorted(&items, keys, reverse)?.value(ListKind::List)
 }
 
-/// Every word with a capital: words begin behind white space, `-` and opening brackets.
+/// Capitalises every word: words begin after white space, `-` and opening brackets.
 fn titled(whole: &str) -> Result<Value, Error> {
     let mut out = TextBuilder::default();
     let mut is_first = true;
@@ -585,7 +585,7 @@ fn titled(whole: &str) -> Result<Value, Error> {
     Ok(out.value())
 }
 
-/// A text that is marked as HTML.
+/// A text marked as safe HTML or not.
 fn marked(whole: &str, is_safe: bool) -> Result<Value, Error> {
     let mut out = TextBuilder::default();
     out.push_safe(whole, is_safe)?;

@@ -1,19 +1,19 @@
-//! Python's two ways to format: `'%s' % value` and `'{}'.format(value)`.
+//! Python's two formatting operations: `'%s' % value` and `'{}'.format(value)`.
 
 use super::operators::{attribute, item};
 use super::value::{List, TextBuilder, Value};
 use super::written::{float, repr, text};
 use super::{Args, Error, failed};
 
-/// The most characters a number may be given by a width or a precision. The standard library takes 65,535.
+/// Largest width or precision. The standard library accepts 65,535.
 const WIDEST: usize = 1 << 15;
 
-/// The layout that a format asks for.
+/// The parts of a format specification.
 #[derive(Debug, Default, Clone)]
 struct Layout {
     fill: Option<char>,
     align: Option<char>,
-    /// `+`, a space, or nothing before what is not negative.
+    /// The character before non-negative numbers: `+`, a space, or none.
     sign: Option<char>,
     is_alternate: bool,
     is_zero_padded: bool,
@@ -102,7 +102,7 @@ pub(super) fn percent(format: &str, values: &Value) -> Result<Value, Error> {
     }
 }
 
-/// The values of a format: those of a tuple in order, or a single one.
+/// The values of a format: the items of a tuple in order, or a single value.
 struct Given<'v> {
     values: &'v Value,
     next: usize,
@@ -145,7 +145,7 @@ fn write_percent(value: &Value, kind: char, layout: Layout, out: &mut TextBuilde
                 Value::Text(text) if text.chars().nth(1).is_none() => text.chars().next(),
                 other => other.as_int().and_then(|code| char::from_u32(u32::try_from(code).ok()?)),
             };
-            let Some(character) = character else { return failed("`%c` is given no character") };
+            let Some(character) = character else { return failed("`%c` needs a character") };
             let layout = Layout { is_zero_padded: false, align: Some(layout.align.unwrap_or('>')), ..layout };
             write_str(character.encode_utf8(&mut [0; 4]), &layout, out)
         }
@@ -164,18 +164,18 @@ fn write_percent(value: &Value, kind: char, layout: Layout, out: &mut TextBuilde
             Some(value) => write_real(value, &Layout { kind: Some(kind), ..layout }, out),
             None => failed(format!("`%{kind}` is given {}", value.kind())),
         },
-        other => failed(format!("`%{other}` is no format")),
+        other => failed(format!("`%{other}` is not a format")),
     }
 }
 
 fn bounded(number: u128) -> Result<usize, Error> {
     match usize::try_from(number).ok().filter(|number| *number <= WIDEST) {
         Some(number) => Ok(number),
-        None => Err(Error::Exhausted(format!("it formats with a width of more than {WIDEST}"))),
+        None => Err(Error::Exhausted(format!("it formats with a width above {WIDEST}"))),
     }
 }
 
-/// The number a text begins with, 0 where there is none, and the rest.
+/// The number at the beginning of a text, 0 where there is none, and the rest.
 fn number(text: &str) -> Result<(usize, &str), Error> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let number = if digits == 0 { 0 } else { text[..digits].parse().unwrap_or(u128::MAX) };
@@ -228,7 +228,7 @@ fn write_braces(
             None => value,
             Some("s") => text(&value)?,
             Some("r" | "a") => repr(&value)?,
-            Some(other) => return failed(format!("`!{other}` is no conversion")),
+            Some(other) => return failed(format!("`!{other}` is not a conversion")),
         };
         let mut filled = TextBuilder::default();
         write_braces(spec, args, counted, depth - 1, &mut filled)?;
@@ -278,7 +278,7 @@ fn field_value(name: &str, args: &Args, counted: &mut usize) -> Result<Value, Er
     Ok(value)
 }
 
-/// A value by the small language of format specifications.
+/// Formats a value by the format specification mini-language.
 fn write_spec(value: &Value, spec: &str, out: &mut TextBuilder) -> Result<(), Error> {
     let layout = layout(spec)?;
     match (value, layout.kind) {
@@ -287,7 +287,7 @@ fn write_spec(value: &Value, spec: &str, out: &mut TextBuilder) -> Result<(), Er
         }
         (Value::Int(value), Some('c')) => {
             let character = u32::try_from(*value).ok().and_then(char::from_u32);
-            let Some(character) = character else { return failed("`c` is given no character") };
+            let Some(character) = character else { return failed("`c` needs a character") };
             write_str(character.encode_utf8(&mut [0; 4]), &layout, out)
         }
         (Value::Bool(value), Some(_)) => write_whole(i128::from(*value), &layout, out),
@@ -337,7 +337,7 @@ fn layout(spec: &str) -> Result<Layout, Error> {
     layout.kind = rest.chars().next();
     match rest.chars().count() {
         0 | 1 => Ok(layout),
-        _ => failed(format!("`{spec}` is no format")),
+        _ => failed(format!("`{spec}` is not a format")),
     }
 }
 
@@ -412,7 +412,7 @@ fn exponent(value: f64, precision: usize) -> String {
     format!("{digits}e{sign}{exponent:0>2}")
 }
 
-/// As `%g`: `precision` digits that count, in whichever of the two forms is shorter.
+/// As `%g`: `precision` significant digits, in the shorter of the two notations.
 fn general(value: f64, precision: usize, keeps_zeros: bool) -> String {
     let precision = precision.max(1);
     let scientific = exponent(value, precision - 1);
@@ -443,7 +443,7 @@ fn grouped(digits: &str, grouping: Option<char>) -> String {
     out
 }
 
-/// Writes a head (a sign or a prefix) and a body, filled up to the width.
+/// Writes a head (a sign or a prefix) and a body, padded to the width.
 fn padded(head: &str, body: &str, layout: &Layout, out: &mut TextBuilder) -> Result<(), Error> {
     let missing = layout.width.saturating_sub(head.chars().count() + body.chars().count());
     let fill = layout.fill.unwrap_or(if layout.is_zero_padded { '0' } else { ' ' });

@@ -1,4 +1,4 @@
-//! Runs the syntax tree of a template.
+//! Interprets the syntax tree of a template.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use super::value::{
 use super::written::write_text;
 use super::{Args, BEGIN, END, Error, Jinja, failed, filters, predicates};
 
-/// Expressions, blocks and calls in one another, at most.
+/// Maximum nesting of expressions, blocks and calls.
 const DEEPEST: usize = 250;
 
 /// The functions every template has.
@@ -27,11 +27,11 @@ const STRFTIME: &str = "strftime_now";
 
 pub(super) struct Interpreter<'t> {
     symbols: &'t Symbols,
-    /// The variables of all scopes, the innermost last, and where each scope begins.
+    /// The variables of all scopes, the innermost last, and the start of each scope.
     variables: Vec<(Symbol, Value)>,
     scopes: Vec<usize>,
     namespaces: Vec<Rc<Namespace>>,
-    /// The text that is written; behind it those of blocks whose text is caught.
+    /// The text written so far, followed by the texts of blocks that are being captured.
     outputs: Vec<TextBuilder>,
     date: Option<Date>,
     depth: usize,
@@ -45,7 +45,7 @@ enum Flow {
 }
 
 impl<'t> Interpreter<'t> {
-    /// Renders a template with the variables that it is given.
+    /// Renders a template with the given variables.
     pub fn render(
         template: &'t Jinja,
         variables: Vec<(Symbol, Value)>,
@@ -62,7 +62,7 @@ impl<'t> Interpreter<'t> {
             line: 1,
         };
         let rendered = interpreter.block(&template.nodes);
-        // Namespaces may hold one another: emptied one by one, none is dropped inside of another.
+        // Namespaces may refer to one another: emptying them one by one keeps drops from recursing.
         interpreter.namespaces.iter().for_each(|namespace| drop(namespace.fields.take()));
         match rendered {
             Ok(_) => Ok(interpreter.outputs.remove(0).into_string()),
@@ -71,7 +71,7 @@ impl<'t> Interpreter<'t> {
     }
 
     fn output(&mut self) -> &mut TextBuilder {
-        self.outputs.last_mut().expect("there is always one")
+        self.outputs.last_mut().expect("the outermost output always exists")
     }
 
     fn deeper<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
@@ -84,7 +84,7 @@ impl<'t> Interpreter<'t> {
         result
     }
 
-    /// Runs something with a scope of its own.
+    /// Runs a closure in a scope of its own.
     fn scoped<T>(&mut self, run: impl FnOnce(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         let start = self.variables.len();
         self.scopes.push(start);
@@ -94,16 +94,16 @@ impl<'t> Interpreter<'t> {
         result
     }
 
-    /// The text that something writes.
-    fn caught(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<Value, Error> {
+    /// Captures the text that a closure writes.
+    fn captured(&mut self, run: impl FnOnce(&mut Self) -> Result<(), Error>) -> Result<Value, Error> {
         self.outputs.push(TextBuilder::default());
         let result = run(self);
-        let text = self.outputs.pop().expect("it was pushed");
+        let text = self.outputs.pop().expect("the output was pushed above");
         result.map(|()| text.value())
     }
 
-    fn caught_block(&mut self, nodes: &[Node]) -> Result<Value, Error> {
-        self.caught(|interpreter| interpreter.scoped(|interpreter| interpreter.block(nodes).map(drop)))
+    fn captured_block(&mut self, nodes: &[Node]) -> Result<Value, Error> {
+        self.captured(|interpreter| interpreter.scoped(|interpreter| interpreter.block(nodes).map(drop)))
     }
 
     fn block(&mut self, nodes: &[Node]) -> Result<Flow, Error> {
@@ -138,12 +138,12 @@ impl<'t> Interpreter<'t> {
                 self.assign(target, value)?;
             }
             Statement::SetBlock(target, steps, nodes) => {
-                let text = self.caught_block(nodes)?;
+                let text = self.captured_block(nodes)?;
                 let value = self.steps(text, steps)?;
                 self.assign(target, value)?;
             }
             Statement::FilterBlock(steps, nodes) => {
-                let text = self.caught_block(nodes)?;
+                let text = self.captured_block(nodes)?;
                 let value = self.steps(text, steps)?;
                 write_text(&value, self.output())?;
             }
@@ -229,7 +229,7 @@ impl<'t> Interpreter<'t> {
     }
 
     fn set(&mut self, name: Symbol, value: Value) -> Result<(), Error> {
-        let start = *self.scopes.last().expect("there is always one");
+        let start = *self.scopes.last().expect("the outermost scope always exists");
         let scope = &mut self.variables[start..];
         spend(1 + scope.len() / 8)?;
         match scope.iter_mut().find(|(known, _)| *known == name) {
@@ -245,7 +245,7 @@ impl<'t> Interpreter<'t> {
             Target::Field(name, field) => {
                 let Value::Namespace(namespace) = self.lookup(*name)? else {
                     let name = self.symbols.name(*name);
-                    return failed(format!("`{name}` is no namespace, so `{field}` cannot be set"));
+                    return failed(format!("`{name}` is not a namespace, so `{field}` cannot be set"));
                 };
                 set_field(&namespace, field, value)
             }
@@ -321,8 +321,8 @@ impl<'t> Interpreter<'t> {
                 let parts = self.values(parts)?;
                 concatenated(parts.iter())
             }
-            Expression::And(all) => self.first_that(all, |value| !value.is_true()),
-            Expression::Or(all) => self.first_that(all, Value::is_true),
+            Expression::And(all) => self.first_where(all, |value| !value.is_true()),
+            Expression::Or(all) => self.first_where(all, Value::is_true),
             Expression::Compare(first, rest) => {
                 let first = self.value(first)?;
                 self.compared(first, rest).map(Value::Bool)
@@ -348,7 +348,7 @@ impl<'t> Interpreter<'t> {
 
     /// Whether every comparison of a chain holds.
     fn compared(&mut self, first: Value, rest: &[(Comparison, Expression)]) -> Result<bool, Error> {
-        // The usual comparison of a text with a literal makes no copy of the literal.
+        // Comparing a text with a literal, the common case, copies nothing.
         if let (Value::Text(text), [(comparison, Expression::Text(literal))]) = (&first, rest)
             && matches!(comparison, Comparison::Equal | Comparison::NotEqual)
         {
@@ -366,7 +366,7 @@ impl<'t> Interpreter<'t> {
         Ok(true)
     }
 
-    /// The sum of a text and the terms behind it that are texts too, written at once, and the terms behind those.
+    /// Concatenates a text and the following terms that are texts, at once, and returns the remaining terms.
     fn joined<'e>(&mut self, first: &str, rest: &'e [Term]) -> Result<(Value, &'e [Term]), Error> {
         let mut sum = TextBuilder::default();
         sum.push(first)?;
@@ -400,12 +400,12 @@ impl<'t> Interpreter<'t> {
         expressions.iter().map(|expression| self.value(expression)).collect()
     }
 
-    /// The first value that is so, or the last.
-    fn first_that(&mut self, all: &[Expression], is_so: impl Fn(&Value) -> bool) -> Result<Value, Error> {
+    /// The first value that satisfies `holds`, or the last.
+    fn first_where(&mut self, all: &[Expression], holds: impl Fn(&Value) -> bool) -> Result<Value, Error> {
         let mut value = Value::None;
         for expression in all {
             value = self.value(expression)?;
-            if is_so(&value) {
+            if holds(&value) {
                 break;
             }
         }
@@ -464,7 +464,7 @@ impl<'t> Interpreter<'t> {
             args.positional.extend(self.value(more)?.items()?.iter().cloned());
         }
         if let Some(more) = &arguments.more_named {
-            let Value::Dict(more) = self.value(more)? else { return failed("`**` is given no dictionary") };
+            let Value::Dict(more) = self.value(more)? else { return failed("`**` needs a dictionary") };
             for (name, value) in more.iter() {
                 args.named.push((name.as_str().unwrap_or_default().into(), value.clone()));
             }
@@ -501,7 +501,7 @@ impl<'t> Interpreter<'t> {
                 let [items] = args.take("loop", ["iterable"], 1)?;
                 let (statement, depth) = (state.statement.clone(), state.depth + 1);
                 let items = items.unwrap_or(Value::None);
-                self.caught(|interpreter| {
+                self.captured(|interpreter| {
                     interpreter.deeper(|interpreter| interpreter.for_statement(&statement, &items, depth))
                 })
             }
@@ -513,12 +513,12 @@ impl<'t> Interpreter<'t> {
 
     fn call_macro(&mut self, called: &MacroValue, args: Args, caller: Option<Value>) -> Result<Value, Error> {
         let definition = called.definition.clone();
-        // A macro sees what surrounds it, not what surrounds its call.
+        // A macro sees the scopes of its definition, not those of its call.
         let hidden = self.scopes.split_off(called.scopes.min(self.scopes.len()));
         let hidden_variables = hidden.first().map_or(Vec::new(), |start| self.variables.split_off(*start));
         spend(1 + hidden_variables.len() / 8)?;
         let line = self.line;
-        let text = self.caught(|interpreter| {
+        let text = self.captured(|interpreter| {
             interpreter.scoped(|interpreter| {
                 interpreter.bind(&definition, args, caller, called.is_caller)?;
                 interpreter.block(&definition.body).map(drop)
@@ -575,7 +575,7 @@ impl<'t> Interpreter<'t> {
         if definition.takes_more_named {
             self.set(Symbols::KWARGS, more_named)?;
         }
-        // The block of a call sees the caller of the macro it stands in.
+        // The block of a call sees the caller of the macro that contains it.
         match caller {
             Some(caller) => self.set(Symbols::CALLER, caller),
             None if is_caller => Ok(()),
@@ -599,7 +599,7 @@ impl<'t> Interpreter<'t> {
             "dict" => dict(args),
             "namespace" => {
                 let Value::Dict(fields) = dict(args)? else { unreachable!("dict makes a dictionary") };
-                // Namespaces stay to the end, so a million of them cost as many as a hundred million instructions.
+                // Namespaces live until the end, so each costs 100 instructions, which bounds their number.
                 spend(100)?;
                 let namespace = Rc::new(Namespace::default());
                 self.namespaces.push(namespace.clone());
@@ -617,14 +617,14 @@ impl<'t> Interpreter<'t> {
                 let [format] = args.take(name, ["format"], 1)?;
                 match (self.date, format.as_ref().and_then(Value::as_str)) {
                     (Some(date), Some(format)) => Value::text(&date.formatted(format)),
-                    _ => failed("strftime_now is given no str"),
+                    _ => failed("strftime_now needs a str"),
                 }
             }
         }
     }
 }
 
-/// Sets a field of a namespace, whose bytes count for as long as it is there.
+/// Sets a field of a namespace, whose bytes count until it is replaced.
 fn set_field(namespace: &Namespace, field: &str, value: Value) -> Result<(), Error> {
     if field.starts_with('_') {
         return failed(format!("`{field}` begins with an underscore, which fields of a namespace may not"));
@@ -632,7 +632,7 @@ fn set_field(namespace: &Namespace, field: &str, value: Value) -> Result<(), Err
     let mut fields = namespace.fields.borrow_mut();
     spend(1 + fields.len() / 8)?;
     match fields.iter_mut().find(|(known, _)| **known == *field) {
-        // The old value is dropped when nothing is borrowed any more.
+        // Drops the old value after the borrow has ended.
         Some((_, held)) => {
             let before = std::mem::replace(held, value);
             drop(fields);
@@ -659,7 +659,7 @@ fn dict(args: Args) -> Result<Value, Error> {
             for pair in pairs.items()?.iter() {
                 match &*pair.items()? {
                     [key, value] => out.set(key.clone(), value.clone())?,
-                    _ => return failed("dict is given something that is no pair"),
+                    _ => return failed("dict is given an item that is not a pair"),
                 }
             }
         }

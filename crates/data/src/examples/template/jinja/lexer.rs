@@ -1,10 +1,10 @@
-//! A template as tokens: the text between tags, with white space trimmed as the tags say, and the words inside them.
+//! Splits a template into tokens: the text between tags, with white space trimmed as the tags say, and the words inside them.
 
 use super::{Error, is_space, syntax_error};
 
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Token {
-    /// Text outside of tags.
+    /// Text outside tags.
     Data(String),
     PrintBegin,
     PrintEnd,
@@ -18,10 +18,10 @@ pub(super) enum Token {
     End,
 }
 
-/// Bytes of a name: names are compared and copied at the cost of one instruction.
+/// Longest name in bytes: comparing and copying a name counts as one instruction.
 const LONGEST_NAME: usize = 200;
 
-/// Longer ones first, so that the longest is found.
+/// Longer symbols first, so that the longest match wins.
 const SYMBOLS: [&str; 25] = [
     "//", "**", "==", "!=", ">=", "<=", "+", "-", "*", "/", "%", "~", "<", ">", "=", ".", ":", "|", ",", ";",
     "(", ")", "[", "]", "{",
@@ -41,11 +41,11 @@ pub(super) fn lex(source: &str) -> Result<Vec<(Token, u32)>, Error> {
 struct Lexer<'s> {
     source: &'s str,
     at: usize,
-    /// The line of the place `counted`.
+    /// The line of the offset `counted`.
     line: u32,
     counted: usize,
     tokens: Vec<(Token, u32)>,
-    /// Whether the last tag took the end of its line along.
+    /// Whether the last tag removed the line break after it.
     begins_line: bool,
 }
 
@@ -65,9 +65,9 @@ impl<'s> Lexer<'s> {
         self.tokens.push((token, line));
     }
 
-    fn wrong<T>(&mut self, said: impl Into<String>) -> Result<T, Error> {
+    fn wrong<T>(&mut self, message: impl Into<String>) -> Result<T, Error> {
         let line = self.line_here();
-        Err(syntax_error(said.into(), line))
+        Err(syntax_error(message.into(), line))
     }
 
     /// The text up to the next tag, and the tag.
@@ -105,8 +105,8 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// The text before a tag, without what the tag takes along: `-` takes all white space, and a block that stands first in its line takes
-    /// what is before it in the line, unless it has a `+`.
+    /// The text before a tag, trimmed: `-` removes all white space, and a block that comes first in its line removes the white
+    /// space before it in the line, unless it has a `+`.
     fn before_tag<'t>(&self, text: &'t str, sign: Option<u8>, is_print: bool) -> &'t str {
         match sign {
             Some(b'-') => text.trim_end_matches(is_space),
@@ -120,7 +120,7 @@ impl<'s> Lexer<'s> {
         }
     }
 
-    /// Goes past the end of a tag, which `sign` was before, and past the white space it takes along.
+    /// Skips the end of a tag, which `sign` preceded, and the white space that it removes.
     fn after_tag(&mut self, sign: Option<u8>, is_print: bool) {
         let before = self.at;
         match sign {
@@ -238,7 +238,7 @@ impl<'s> Lexer<'s> {
             let bytes = rest.as_bytes();
             let is_digit_at = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_digit);
             let mut end = whole;
-            // After a dot only whole numbers follow: they are places in a list.
+            // After a dot only whole numbers follow: they are indices.
             if !self.source[..self.at].ends_with('.') {
                 if bytes.get(end) == Some(&b'.') && is_digit_at(end + 1) {
                     end = digits(end + 1, u8::is_ascii_digit);
@@ -258,7 +258,7 @@ impl<'s> Lexer<'s> {
             (end, token)
         };
         let Some(token) = token else {
-            return self.wrong(format!("{} is no number that can be read", &rest[..end]));
+            return self.wrong(format!("{} is not a valid number", &rest[..end]));
         };
         self.push(token);
         self.at += end;
@@ -313,14 +313,16 @@ impl<'s> Lexer<'s> {
                     Some(other)
                 }
             };
-            let Some(meant) = meant else { return self.wrong("a string has an escape that is no character") };
+            let Some(meant) = meant else {
+                return self.wrong("a string has an escape that is not a character");
+            };
             text.push(meant);
         }
         self.wrong("a string has no end")
     }
 }
 
-/// The bytes of `raw %}` where it follows the beginning of a block.
+/// Length of `raw %}` where it follows the beginning of a block.
 fn raw_begin(rest: &str) -> Option<usize> {
     let inside = rest.trim_start_matches(is_space).strip_prefix("raw")?.trim_start_matches(is_space);
     match inside.strip_prefix("-%}") {

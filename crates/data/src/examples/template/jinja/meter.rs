@@ -1,6 +1,6 @@
-//! Bounds on what one rendering may cost: instructions, bytes held at once, and the length of a text.
+//! Limits on the cost of one rendering: instructions, bytes held at once, and the length of a text.
 //!
-//! A rendering stays on its thread and gives none of its values away, so its counters belong to the thread.
+//! A rendering stays on its thread and returns none of its values, so its counters are thread-local.
 
 use std::cell::Cell;
 
@@ -8,13 +8,13 @@ use super::Error;
 
 /// A conversation of a thousand turns takes about a million instructions.
 const MOST_INSTRUCTIONS: u64 = 20_000_000;
-/// Bytes of one text, what is written among them.
+/// Most bytes of one text, the output included.
 const MOST_TEXT: usize = 64 << 20;
-/// Bytes of all values and texts that exist at the same time.
+/// Most bytes of all values and texts that exist at the same time.
 const MOST_HELD: usize = 192 << 20;
-/// Bytes that are copied or compared in the time of one instruction.
+/// Bytes copied or compared at the cost of one instruction.
 const BYTES_PER_INSTRUCTION: usize = 64;
-/// Bytes whose characters are looked at one by one in that time.
+/// Bytes whose characters are examined one by one at that cost.
 const BYTES_LOOKED_AT: usize = 8;
 
 struct Meter {
@@ -26,12 +26,12 @@ thread_local! {
     static METER: Meter = const { Meter { spent: Cell::new(0), held: Cell::new(0) } };
 }
 
-/// Begins to count the instructions of a rendering.
+/// Resets the counters for a rendering.
 pub(super) fn begin() {
     METER.with(|meter| meter.spent.set(0));
 }
 
-/// The instructions of the rendering up to now.
+/// The instructions of the rendering so far.
 pub(super) fn spent() -> u64 {
     METER.with(|meter| meter.spent.get())
 }
@@ -48,24 +48,24 @@ pub(super) fn spend(instructions: usize) -> Result<(), Error> {
     })
 }
 
-/// Counts the time that it takes to copy or compare bytes.
+/// Counts the cost of copying or comparing bytes.
 pub(super) fn spend_bytes(bytes: usize) -> Result<(), Error> {
     spend(1 + bytes / BYTES_PER_INSTRUCTION)
 }
 
-/// Counts the time that it takes to look at every character of that many bytes.
+/// Counts the cost of examining every character of that many bytes.
 pub(super) fn spend_characters(bytes: usize) -> Result<(), Error> {
     spend(1 + bytes / BYTES_LOOKED_AT)
 }
 
-/// An error where a text would have more bytes than one may.
+/// An error where a text would exceed its limit.
 pub(super) fn check_text(bytes: Option<usize>) -> Result<usize, Error> {
     bytes
         .filter(|bytes| *bytes <= MOST_TEXT)
         .ok_or_else(|| Error::Exhausted(format!("it writes more than {MOST_TEXT} bytes")))
 }
 
-/// Bytes that something alive takes. They are given back when it goes.
+/// Bytes that a live value takes. They are released when it is dropped.
 #[derive(Debug, Default)]
 pub(super) struct Reservation(usize);
 

@@ -1,4 +1,4 @@
-//! Methods of strings, lists, dictionaries and loops, as Python and Jinja have them.
+//! Methods of strings, lists, dictionaries and loops, as in Python and Jinja.
 
 use super::format::braces;
 use super::meter::spend_bytes;
@@ -215,7 +215,7 @@ fn tuple<'t>(parts: impl IntoIterator<Item = &'t str>) -> Result<Value, Error> {
     items.value(ListKind::Tuple)
 }
 
-/// Lines with their ends, by all that ends a line in Python.
+/// Lines with their ends, by every line boundary that Python knows.
 pub(super) fn lines_of(text: &str) -> impl Iterator<Item = (&str, &str)> {
     const ENDS: [char; 10] =
         ['\n', '\r', '\u{b}', '\u{c}', '\u{1c}', '\u{1d}', '\u{1e}', '\u{85}', '\u{2028}', '\u{2029}'];
@@ -321,7 +321,7 @@ fn searched(text: &str, name: &str, args: Args) -> Result<Value, Error> {
 fn split(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     let [separator, most] = args.take(name, ["sep", "maxsplit"], 0)?;
     let most = most.map_or(Some(-1), |most| most.as_int());
-    let Some(most) = most else { return failed(format!("{name} is given no whole number as maxsplit")) };
+    let Some(most) = most else { return failed(format!("{name} needs a whole number as maxsplit")) };
     let most = usize::try_from(most).unwrap_or(usize::MAX);
     let from_end = name == "rsplit";
     let pieces = most.saturating_add(1);
@@ -342,7 +342,7 @@ fn split(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     parts.value(ListKind::List)
 }
 
-/// Hands on the words between runs of white space, the last first where `from_end`; behind `most` of them, the rest is one.
+/// Yields the words between runs of white space, the last first where `from_end`. After `most` words, the rest is one word.
 fn split_at_space<'t>(
     text: &'t str,
     most: usize,
@@ -353,7 +353,7 @@ fn split_at_space<'t>(
     let mut count = 0;
     while !rest.is_empty() {
         if count == most {
-            // The white space at the far end stays, as Python has it.
+            // The white space at the far end stays, as in Python.
             return push(match from_end {
                 true => text[..text.len() - text.trim_start_matches(is_space).len() + rest.len()]
                     .trim_end_matches(is_space),
@@ -383,13 +383,13 @@ fn split_at_space<'t>(
 pub(super) fn justified(text: &str, name: &str, args: Args) -> Result<Value, Error> {
     let [width, fill] = args.take(name, ["width", "fillchar"], 1)?;
     let Some(width) = width.and_then(|width| width.as_int()) else {
-        return failed(format!("{name} is given no whole number as a width"));
+        return failed(format!("{name} needs a whole number as a width"));
     };
     let fill = match &fill {
         None => " ",
         Some(fill) => match fill.as_str().filter(|fill| fill.chars().count() == 1) {
             Some(fill) => fill,
-            None => return failed(format!("{name} is given a fill that is no character")),
+            None => return failed(format!("{name} needs a single character as fill")),
         },
     };
     let count = text.chars().count();
@@ -412,7 +412,7 @@ pub(super) fn justified(text: &str, name: &str, args: Args) -> Result<Value, Err
             out.push(text)?;
         }
         _ => {
-            // Python puts the odd one on the left where the width is odd.
+            // Python puts the extra character on the left where the width is odd.
             let before = missing / 2 + (missing & width & 1);
             out.repeat(fill, before)?;
             out.push(text)?;
@@ -558,7 +558,7 @@ fn loop_call(state: &LoopState, name: &str, args: Args) -> Result<Value, Error> 
     }
 }
 
-/// Everything as text, joined.
+/// Converts everything to text and concatenates it.
 pub(super) fn concatenated<'v>(values: impl Iterator<Item = &'v Value>) -> Result<Value, Error> {
     let mut out = TextBuilder::default();
     for value in values {

@@ -1,15 +1,14 @@
-//! Jinja, as the Python library `transformers` runs it over chat templates: blocks trimmed, Python's values and methods,
-//! loop controls, `{% generation %}`.
+//! Jinja as the Python library `transformers` runs it over chat templates: trimmed blocks, Python's values and methods, loop
+//! controls, `{% generation %}`.
 //!
-//! Templates come with models from anywhere. So everything is counted that one of them may cost, and nothing that it
-//! makes is deeper than the stack: chains of operators are lists, values have a depth, and blocks, brackets and calls lie
-//! only so deep in one another.
+//! Templates come with models from anywhere. Every cost of a template is therefore counted, and no recursion can exhaust the
+//! stack: chains of operators are lists, values have a limited depth, and blocks, brackets and calls have limited nesting.
 //!
 //! ```text
-//! lexer  -> parser -> syntax     the template, once
-//! interpreter                    for every conversation
-//!    operators, methods, filters, predicates, format, written    what can be done to values
-//!    value, meter                what values are, and what they cost
+//! lexer  -> parser -> syntax     parse a template, once
+//! interpreter                    renders it, for every conversation
+//!    operators, methods, filters, predicates, format, written    operations on values
+//!    value, meter                values and their cost
 //! ```
 
 mod filters;
@@ -34,40 +33,42 @@ use self::value::{DictBuilder, ListBuilder, ListKind, Value, clipped};
 use super::date::Date;
 use crate::formats::{Field, Fields};
 
-/// Marks around learned text until they are cut out: characters that no text may have, by Unicode's own rule.
+/// Marks around learned text until they are removed: Unicode noncharacters, which no text may contain.
 pub(super) const BEGIN: char = '\u{fdd0}';
 pub(super) const END: char = '\u{fdd1}';
 
-/// Instructions that the values of a large row take: about a thousand turns, or 600 kilobytes of text. Where a template
-/// takes too much for such a row, the row may be the reason, and others may be well.
+/// Instructions for the values of a large row: about a thousand turns, or 600 kilobytes of text. Where the rendering of such a
+/// row exceeds a limit, the row may be the reason, and others may render.
 const LARGE_ROW: u64 = 10_000;
 
-/// Bytes of a template's own words that a sentence has room for.
-const MOST_SAID: usize = 500;
+/// Most bytes of a template's own words in a message.
+const MOST_MESSAGE: usize = 500;
 
-/// A template that was read.
+/// A parsed template.
 pub(super) struct Jinja {
     nodes: Vec<Node>,
     symbols: Symbols,
     pub has_generation: bool,
 }
 
-/// Why a template cannot be read or does not render.
+/// The error of a template that cannot be parsed or rendered.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Error {
-    /// Its author refuses the conversation, in these words.
+    /// The template refuses the conversation with this message.
     Raised(String),
     Failed(String),
-    /// It asks for today's date, and there is none.
+    /// The template asks for today's date, and none is given.
     NeedsDate,
-    /// It costs more than any conversation can: it would fail on others too.
+    /// The template exceeds a limit that no conversation needs: it would fail on others too.
     Exhausted(String),
 }
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Error::Raised(said) | Error::Failed(said) | Error::Exhausted(said) => f.write_str(said),
+            Error::Raised(sentence) | Error::Failed(sentence) | Error::Exhausted(sentence) => {
+                f.write_str(sentence)
+            }
             Error::NeedsDate => f.write_str("it asks for today's date"),
         }
     }
@@ -78,7 +79,7 @@ pub(super) struct Context<'c> {
     pub messages: &'c [Cow<'c, Fields>],
     pub tools: Option<&'c Field>,
     pub prompt: bool,
-    /// Further names, unless they are taken.
+    /// Further variables; existing names take precedence.
     pub options: &'c Fields,
     pub specials: &'c [(String, String)],
 }
@@ -88,26 +89,27 @@ impl Jinja {
         parser::parse(source)
     }
 
-    /// The text with marks around what is learned.
+    /// Renders the text with marks around the learned parts.
     pub fn render(&self, context: &Context<'_>, date: Option<Date>) -> Result<String, Error> {
         meter::begin();
         let variables = self.variables(context);
-        let variables = variables.map_err(|error| Error::Failed(format!("of the row alone, {error}")))?;
+        let variables =
+            variables.map_err(|error| Error::Failed(format!("in the values of the row, {error}")))?;
         let is_large = meter::spent() > LARGE_ROW;
         Interpreter::render(self, variables, date).map_err(|(error, line)| match error {
-            Error::Raised(said) => Error::Raised(clipped(&said, MOST_SAID).into()),
-            Error::Failed(said) => {
-                Error::Failed(format!("{}, line {line} of the template", clipped(&said, MOST_SAID)))
+            Error::Raised(sentence) => Error::Raised(clipped(&sentence, MOST_MESSAGE).into()),
+            Error::Failed(sentence) => {
+                Error::Failed(format!("{}, line {line} of the template", clipped(&sentence, MOST_MESSAGE)))
             }
-            Error::Exhausted(said) => {
-                let said = format!("{said}, line {line} of the template");
-                if is_large { Error::Failed(said) } else { Error::Exhausted(said) }
+            Error::Exhausted(sentence) => {
+                let sentence = format!("{sentence}, line {line} of the template");
+                if is_large { Error::Failed(sentence) } else { Error::Exhausted(sentence) }
             }
             other => other,
         })
     }
 
-    /// The variables that the template reads, with what the row gives them.
+    /// The variables that the template reads, with their values from the row.
     fn variables(&self, context: &Context<'_>) -> Result<Vec<(Symbol, Value)>, Error> {
         let mut variables: Vec<(Symbol, Value)> = Vec::new();
         let mut add = |name: &str, value: &dyn Fn() -> Result<Value, Error>| -> Result<(), Error> {
@@ -160,7 +162,7 @@ fn value(field: &Field) -> Result<Value, Error> {
     }
 }
 
-/// A dictionary of fields. Names that `like` has in the same places are not written again.
+/// A dictionary of fields. Shares the names that `like` has at the same positions.
 fn object(fields: &Fields, like: Option<&Value>) -> Result<Value, Error> {
     let mut dict = DictBuilder::default();
     let known = |at: usize| match like {
@@ -177,20 +179,20 @@ fn object(fields: &Fields, like: Option<&Value>) -> Result<Value, Error> {
     dict.value()
 }
 
-fn failed<T>(said: impl Into<String>) -> Result<T, Error> {
-    Err(Error::Failed(said.into()))
+fn failed<T>(sentence: impl Into<String>) -> Result<T, Error> {
+    Err(Error::Failed(sentence.into()))
 }
 
-fn syntax_error(said: String, line: u32) -> Error {
-    Error::Failed(format!("syntax error: {}, line {line} of the template", clipped(&said, MOST_SAID)))
+fn syntax_error(sentence: String, line: u32) -> Error {
+    Error::Failed(format!("syntax error: {}, line {line} of the template", clipped(&sentence, MOST_MESSAGE)))
 }
 
-/// White space, as Python's strings know it.
+/// White space, as Python's strings define it.
 fn is_space(character: char) -> bool {
     character.is_whitespace() || ('\u{1c}'..='\u{1f}').contains(&character)
 }
 
-/// The values that a function, a filter or a test is given.
+/// The arguments of a function, a filter or a test.
 #[derive(Debug, Clone, Default)]
 struct Args {
     positional: Vec<Value>,
@@ -198,7 +200,7 @@ struct Args {
 }
 
 impl Args {
-    /// The values of parameters by their names. The first `required` must be there, and nothing else may.
+    /// The values of parameters by name. The first `required` must be given, and unknown names are refused.
     fn take<const N: usize>(
         self,
         of: &str,
@@ -225,7 +227,7 @@ impl Args {
         }
     }
 
-    /// As [`Args::take`] where all must be given by name.
+    /// As [`Args::take`], where all must be given by name.
     fn take_named<const N: usize>(self, of: &str, names: [&str; N]) -> Result<[Option<Value>; N], Error> {
         match self.positional.is_empty() {
             true => self.take(of, names, 0),

@@ -1,4 +1,4 @@
-//! Python's operators, and what is inside a value: by name, by place, by slice.
+//! Python's operators, and access to parts of values: attributes, items, slices.
 
 use std::rc::Rc;
 
@@ -82,7 +82,7 @@ fn unsupported(operator: Operator, a: &Value, b: &Value) -> String {
     format!("`{symbol}` is given {} and {}", a.kind(), b.kind())
 }
 
-/// Whole numbers; `None` where the result has no place in 128 bits.
+/// Integer arithmetic; `None` where the result does not fit 128 bits.
 fn whole(operator: Operator, a: i128, b: i128) -> Result<Option<Value>, Error> {
     let floored = |a: i128, b: i128| -> Option<(i128, i128)> {
         let (quotient, remainder) = (a.checked_div(b)?, a.checked_rem(b)?);
@@ -261,7 +261,7 @@ pub(super) fn named_item(value: &Value, name: &str) -> Result<Value, Error> {
     }
 }
 
-/// A place that may be counted from the end.
+/// An index that may be counted from the end.
 fn place(at: i128, len: usize) -> Option<usize> {
     let at = if at < 0 { at + len as i128 } else { at };
     usize::try_from(at).ok().filter(|at| *at < len)
@@ -283,7 +283,7 @@ pub(super) fn slice(value: &Value, bounds: [Option<Value>; 3]) -> Result<Value, 
         Value::Text(text) => {
             spend_bytes(text.len())?;
             let (ends, step) = (text.chars().count(), numbers[2].unwrap_or(1));
-            // The usual slices need no copy of the characters.
+            // Slices with step 1, the common case, need no copy of the characters.
             if step == 1 {
                 let (start, stop) = span(numbers[0], numbers[1], ends);
                 let byte = |at: usize| text.char_indices().nth(at).map_or(text.len(), |(byte, _)| byte);
@@ -306,20 +306,20 @@ pub(super) fn slice(value: &Value, bounds: [Option<Value>; 3]) -> Result<Value, 
         }
         Value::Undefined(whole) => failed(format!("{whole} is undefined, so it has no slice")),
         other => {
-            // As Jinja: what cannot be sliced gives nothing.
+            // As in Jinja, slicing other values gives an undefined value.
             Ok(missing(other, "slice"))
         }
     }
 }
 
-/// Start and end of a slice by steps of 1.
+/// Start and end of a slice with step 1.
 fn span(start: Option<i128>, stop: Option<i128>, len: usize) -> (usize, usize) {
     let len = len as i128;
     let clamp = |at: i128| (if at < 0 { at.saturating_add(len) } else { at }).clamp(0, len) as usize;
     (start.map_or(0, clamp), stop.map_or(len as usize, clamp))
 }
 
-/// The places that a slice of `len` items has.
+/// The indices of a slice of `len` items.
 fn places(
     [start, stop, step]: [Option<i128>; 3],
     len: usize,
@@ -340,7 +340,7 @@ fn places(
     Ok(Box::new(span.rev().step_by(stride)))
 }
 
-/// The kind of a slice of a range: again a range.
+/// The kind of a slice of a range, which is again a range.
 fn range_slice(start: i128, step: i128, [from, to, stride]: [Option<i128>; 3], len: usize) -> ListKind {
     match stride.unwrap_or(1) {
         1 => {
@@ -354,7 +354,7 @@ fn range_slice(start: i128, step: i128, [from, to, stride]: [Option<i128>; 3], l
 
 /// The numbers of `range`.
 pub(super) fn range(start: i128, stop: i128, step: i128) -> Result<List, Error> {
-    // As Jinja's sandbox has it.
+    // The limit of Jinja's sandbox.
     const MOST: i128 = 100_000;
     if step == 0 {
         return failed("range has steps of 0");

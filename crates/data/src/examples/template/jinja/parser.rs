@@ -1,4 +1,4 @@
-//! Tokens to the syntax tree, by Jinja's grammar.
+//! Parses tokens to a syntax tree, by Jinja's grammar.
 
 use std::sync::Arc;
 
@@ -8,10 +8,10 @@ use super::syntax::{
 };
 use super::{Error, Jinja, syntax_error};
 
-/// Blocks and brackets in one another, at most.
+/// Maximum nesting of blocks and brackets.
 const DEEPEST: usize = 60;
 
-/// Reads a template.
+/// Parses a template.
 pub(super) fn parse(source: &str) -> Result<Jinja, Error> {
     let mut parser = Parser {
         tokens: lex(source)?,
@@ -33,7 +33,7 @@ struct Parser {
     tokens: Vec<(Token, u32)>,
     at: usize,
     depth: usize,
-    /// Loops that the statement is inside of, within its macro.
+    /// Number of loops around the statement, within its macro.
     loops: usize,
     has_generation: bool,
     /// Whether the macro reads `varargs` and `kwargs`.
@@ -63,8 +63,8 @@ impl Parser {
         token
     }
 
-    fn wrong<T>(&self, said: impl Into<String>) -> Result<T, Error> {
-        Err(syntax_error(said.into(), self.line()))
+    fn wrong<T>(&self, message: impl Into<String>) -> Result<T, Error> {
+        Err(syntax_error(message.into(), self.line()))
     }
 
     fn unexpected<T>(&self, wanted: &str) -> Result<T, Error> {
@@ -115,7 +115,7 @@ impl Parser {
     fn name(&mut self) -> Result<String, Error> {
         match self.peek() {
             Token::Name(_) => {
-                let Token::Name(name) = self.next() else { unreachable!("it was looked at") };
+                let Token::Name(name) = self.next() else { unreachable!("the token was just peeked") };
                 Ok(name)
             }
             _ => self.unexpected("a name"),
@@ -133,7 +133,7 @@ impl Parser {
     }
 
     fn too_deep<T>(&self) -> Result<T, Error> {
-        self.wrong(format!("blocks and brackets lie more than {DEEPEST} deep in one another"))
+        self.wrong(format!("blocks and brackets are nested more than {DEEPEST} deep"))
     }
 
     /// Runs `parse` one level deeper.
@@ -147,7 +147,7 @@ impl Parser {
         parsed
     }
 
-    /// Statements up to the tag that begins with one of these names, which is left for the caller; without any, all.
+    /// Statements up to a tag that begins with one of these names, which is left for the caller; without names, all statements.
     fn nodes(&mut self, ends: &[&str]) -> Result<Vec<Node>, Error> {
         self.nested(|parser| parser.nodes_here(ends))
     }
@@ -160,7 +160,7 @@ impl Parser {
                 Token::End if ends.is_empty() => return Ok(nodes),
                 Token::End => return self.unexpected(&format!("`{}`", ends[ends.len() - 1])),
                 Token::Data(_) => {
-                    let Token::Data(text) = self.next() else { unreachable!("it was looked at") };
+                    let Token::Data(text) = self.next() else { unreachable!("the token was just peeked") };
                     Statement::Data(text)
                 }
                 Token::PrintBegin => {
@@ -254,9 +254,9 @@ impl Parser {
                 Ok(if name == "break" { Statement::Break } else { Statement::Continue })
             }
             "include" | "import" | "from" | "extends" => {
-                self.wrong(format!("`{name}` needs another template, and a chat template is one alone"))
+                self.wrong(format!("`{name}` needs another template, which a chat template cannot have"))
             }
-            _ => self.wrong(format!("`{name}` is no statement")),
+            _ => self.wrong(format!("`{name}` is not a statement")),
         }
     }
 
@@ -314,7 +314,7 @@ impl Parser {
         Ok(Statement::SetBlock(target, steps, self.closed_body("endset")?))
     }
 
-    /// Filters behind a `|` each; the first without it where `is_bare`.
+    /// Filters, each after a `|`; the first one without it where `is_bare`.
     fn filters(&mut self, is_bare: bool) -> Result<Vec<Step>, Error> {
         let mut steps = Vec::new();
         let mut is_bare = is_bare;
@@ -413,7 +413,7 @@ impl Parser {
         Ok(Target::Name(symbol))
     }
 
-    /// An expression, or several with commas between them. `with_choice` allows `a if b`.
+    /// An expression, or several separated by commas. `with_choice` allows `a if b`.
     fn tuple(&mut self, with_choice: bool) -> Result<Expression, Error> {
         let mut items = Vec::new();
         let mut is_tuple = false;
@@ -449,7 +449,7 @@ impl Parser {
         let mut value = self.or()?;
         let mut depth = self.depth;
         while self.skip_name("if") {
-            // A condition without `else` lies inside of the next one.
+            // A condition without `else` nests inside the next one.
             depth += 1;
             if depth > DEEPEST {
                 return self.too_deep();
@@ -601,9 +601,9 @@ impl Parser {
             }
             Token::Text(_) => {
                 let mut text = String::new();
-                // Strings that follow one another are one.
+                // Adjacent string literals are concatenated.
                 while matches!(self.peek(), Token::Text(_)) {
-                    let Token::Text(more) = self.next() else { unreachable!("it was looked at") };
+                    let Token::Text(more) = self.next() else { unreachable!("the token was just peeked") };
                     text.push_str(&more);
                 }
                 Ok(Expression::Text(text))

@@ -54,7 +54,7 @@ pub(super) fn is_known(name: &str) -> bool {
     NAMES.contains(&name)
 }
 
-/// Whether `value` is `name`.
+/// Whether the test `name` holds for `value`.
 pub(super) fn is(value: &Value, name: &str, args: Args) -> Result<bool, Error> {
     let comparison = match name {
         "==" | "eq" | "equalto" => Some(Comparison::Equal),

@@ -1,4 +1,4 @@
-//! The syntax tree of a template. Chains of operators are lists, so that long ones do not lie deep.
+//! The syntax tree of a template. Chains of operators are lists, so that long ones do not nest.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ impl Symbols {
     pub const KWARGS: Symbol = 2;
     pub const CALLER: Symbol = 3;
 
-    /// The names that the interpreter itself gives values to.
+    /// The names that the interpreter itself assigns.
     pub fn new() -> Self {
         let mut symbols = Self { names: Vec::new(), numbers: HashMap::new() };
         for name in ["loop", "varargs", "kwargs", "caller"] {
@@ -63,14 +63,14 @@ pub(super) enum Expression {
     Positive(Box<Expression>),
     /// Operators of one precedence, from left to right.
     Arithmetic(Box<Expression>, Vec<Term>),
-    /// `~`: everything as text, joined.
+    /// `~`: concatenation of everything as text.
     Concat(Vec<Expression>),
     And(Vec<Expression>),
     Or(Vec<Expression>),
     Compare(Box<Expression>, Vec<(Comparison, Expression)>),
     /// `a if b else c if d else e`: each value with its condition, and the last without one.
     Choice(Vec<(Expression, Expression)>, Option<Box<Expression>>),
-    /// A value and what is done to it in turn.
+    /// A value and the operations on it, in order.
     Path(Box<Expression>, Vec<Step>),
 }
 
@@ -131,10 +131,10 @@ pub(super) enum Statement {
     Data(String),
     Print(Expression),
     For(Arc<For>),
-    /// Conditions with what follows from them, and what is done where none holds.
+    /// Conditions with their blocks, and the block where none holds.
     If(Vec<(Expression, Vec<Node>)>, Vec<Node>),
     Set(Target, Expression),
-    /// The text of a block, through filters.
+    /// Assigns the text of a block, filtered.
     SetBlock(Target, Vec<Step>, Vec<Node>),
     Macro(Symbol, Arc<Macro>),
     /// A call of a macro that can call the block as `caller`.
@@ -143,7 +143,7 @@ pub(super) enum Statement {
     With(Vec<(Target, Expression)>, Vec<Node>),
     /// A block with variables of its own.
     Scope(Vec<Node>),
-    /// `{% generation %}`: text that the model is to learn.
+    /// `{% generation %}`: text that is learned.
     Generation(Vec<Node>),
     Break,
     Continue,
@@ -165,12 +165,12 @@ pub(super) struct Macro {
     /// Parameters in order, with their defaults.
     pub parameters: Vec<(Symbol, Option<Expression>)>,
     pub body: Vec<Node>,
-    /// Whether it reads what it is given beyond its parameters, by place and by name.
+    /// Whether it accepts further arguments, positional and by name.
     pub takes_more: bool,
     pub takes_more_named: bool,
 }
 
-/// The names that are assigned to.
+/// The target of an assignment.
 #[derive(Debug)]
 pub(super) enum Target {
     Name(Symbol),

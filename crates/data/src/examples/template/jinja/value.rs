@@ -1,4 +1,4 @@
-//! Values of a template: Python's, as far as templates can reach them. None changes but namespaces.
+//! The values of a template: Python's, as far as templates can reach them. Only namespaces are mutable.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -10,17 +10,17 @@ use super::meter::{Reservation, check_text, spend, spend_bytes};
 use super::syntax::{For, Macro};
 use super::{Error, failed};
 
-/// Lists and dictionaries in one another, at most: what goes through values calls itself this often.
+/// Maximum nesting of lists and dictionaries, which bounds recursion over values.
 const DEEPEST: usize = 100;
 
-/// Bytes that a text, a list or a dictionary takes beside what is in it.
+/// Bytes that a text, a list or a dictionary takes besides its content.
 const OVERHEAD: usize = 64;
-/// Bytes of the name that something undefined is told by.
+/// Most bytes of the name of an undefined value.
 const MOST_NAME: usize = 80;
 
 #[derive(Debug, Clone)]
 pub(super) enum Value {
-    /// Something that is not there, with its name.
+    /// An undefined value, with its name.
     Undefined(Rc<str>),
     None,
     Bool(bool),
@@ -32,9 +32,9 @@ pub(super) enum Value {
     Namespace(Rc<Namespace>),
     Loop(Rc<LoopState>),
     Macro(Rc<MacroValue>),
-    /// The function of that name.
+    /// A global function, by name.
     Function(&'static str),
-    /// The method of that name of a value.
+    /// A method of a value, by name.
     Method(Rc<(Value, Rc<str>)>),
 }
 
@@ -50,7 +50,7 @@ struct TextBody {
 }
 
 impl Text {
-    /// Whether it is marked as HTML, by `safe` or `escape`: then what is added to it is escaped.
+    /// Whether it is marked as HTML, by `safe` or `escape`: text that is added to it is then escaped.
     pub fn is_safe(&self) -> bool {
         self.0.is_safe
     }
@@ -79,13 +79,13 @@ struct ListBody {
 pub(super) enum ListKind {
     List,
     Tuple,
-    /// The pair that `groupby` gives: what the members have in common, and they.
+    /// A result of `groupby`: the common key, and the list of members.
     Group,
     /// `range` with its three numbers.
     Range(i128, i128, i128),
-    /// The view of a dictionary that the method of this name gives.
+    /// A view of a dictionary, by the name of its method.
     View(&'static str),
-    /// Values that can be gone through and nothing else.
+    /// Values that can be iterated and nothing else.
     Generator,
 }
 
@@ -94,7 +94,7 @@ impl List {
         self.0.kind
     }
 
-    /// Whether items can be had by their number.
+    /// Whether items can be accessed by index.
     pub fn is_indexed(&self) -> bool {
         !matches!(self.0.kind, ListKind::View(_) | ListKind::Generator)
     }
@@ -111,7 +111,7 @@ impl Deref for List {
     }
 }
 
-/// Pairs of a key and a value in the order they were added in.
+/// Pairs of a key and a value in insertion order.
 #[derive(Debug, Clone)]
 pub(super) struct Dict(Rc<DictBody>);
 
@@ -134,7 +134,7 @@ impl Dict {
         find(&self.0.pairs, key).map(|at| at.map(|at| &self.0.pairs[at].1))
     }
 
-    /// As [`Dict::get`], of a text.
+    /// As [`Dict::get`], for a text.
     pub fn named(&self, name: &str) -> Result<Option<&Value>, Error> {
         spend_bytes(self.len().saturating_mul(8 + name.len()))?;
         Ok(self.iter().find(|(key, _)| key.as_str() == Some(name)).map(|(_, value)| value))
@@ -151,19 +151,19 @@ fn find(pairs: &[(Value, Value)], key: &Value) -> Result<Option<usize>, Error> {
     Ok(None)
 }
 
-/// Fields that can be set. The interpreter empties all namespaces at the end, as they may hold one another.
+/// Mutable fields. The interpreter empties all namespaces at the end, because they may refer to one another.
 #[derive(Debug, Default)]
 pub(super) struct Namespace {
     pub fields: RefCell<Vec<(Text, Value)>>,
 }
 
-/// Where a loop is.
+/// The state of a loop.
 #[derive(Debug)]
 pub(super) struct LoopState {
     pub items: List,
     pub at: Cell<usize>,
     pub depth: usize,
-    /// The values that `loop.changed` saw last, written: kept themselves, they could hold the loop.
+    /// The last values of `loop.changed`, as text: the values themselves could refer to the loop.
     pub seen: RefCell<Option<Text>>,
     pub statement: Arc<For>,
 }
@@ -171,13 +171,13 @@ pub(super) struct LoopState {
 #[derive(Debug)]
 pub(super) struct MacroValue {
     pub definition: Arc<Macro>,
-    /// Scopes that are visible from where it was defined.
+    /// Number of scopes that are visible from its definition.
     pub scopes: usize,
     /// Whether it is the block of a `{% call %}`.
     pub is_caller: bool,
 }
 
-/// A text that is being written.
+/// Builds a text.
 #[derive(Debug, Default)]
 pub(super) struct TextBuilder {
     text: String,
@@ -210,7 +210,7 @@ impl TextBuilder {
         &self.text
     }
 
-    /// Appends a text as HTML, escaped unless it is marked as such, and marks the whole.
+    /// Appends a text to HTML, escaped unless it is safe, and marks the result as HTML.
     pub fn push_safe(&mut self, more: &str, is_safe: bool) -> Result<(), Error> {
         self.is_safe = true;
         let mut rest = more;
@@ -241,7 +241,7 @@ impl TextBuilder {
     }
 }
 
-/// A list that is being filled.
+/// Builds a list.
 #[derive(Debug, Default)]
 pub(super) struct ListBuilder {
     items: Vec<Value>,
@@ -280,7 +280,7 @@ impl ListBuilder {
     }
 }
 
-/// A dictionary that is being filled.
+/// Builds a dictionary.
 #[derive(Debug, Default)]
 pub(super) struct DictBuilder {
     pairs: Vec<(Value, Value)>,
@@ -289,7 +289,7 @@ pub(super) struct DictBuilder {
 }
 
 impl DictBuilder {
-    /// Sets a pair. A key that is there keeps its place.
+    /// Sets a pair. An existing key keeps its position.
     pub fn set(&mut self, key: Value, value: Value) -> Result<(), Error> {
         if matches!(&key, Value::Dict(_)) || matches!(&key, Value::List(list) if !list.is_tuple()) {
             return failed(format!("{} cannot be a key", key.kind()));
@@ -312,7 +312,7 @@ impl DictBuilder {
     }
 }
 
-/// The beginning of a text, of at most `most` bytes.
+/// The prefix of a text of at most `most` bytes.
 pub(super) fn clipped(text: &str, most: usize) -> &str {
     let mut end = most.min(text.len());
     while !text.is_char_boundary(end) {
@@ -329,12 +329,12 @@ fn nested(depth: usize) -> Result<usize, Error> {
 }
 
 fn too_deep() -> Error {
-    Error::Exhausted(format!("it has values that lie more than {DEEPEST} deep in one another"))
+    Error::Exhausted(format!("it nests values more than {DEEPEST} deep"))
 }
 
-/// Counts how deep a walk through values is; namespaces may hold themselves.
+/// Counts the depth of a walk through values; namespaces may contain themselves.
 pub(super) fn deeper(depth: usize) -> Result<usize, Error> {
-    // A namespace is one more level, and so is what it holds.
+    // A namespace counts as one level, and so does its content.
     match depth < 2 * DEEPEST {
         true => Ok(depth + 1),
         false => Err(too_deep()),
@@ -354,7 +354,7 @@ impl Value {
         list.value(kind)
     }
 
-    /// Something that is not there, with as much of its name as a sentence has room for.
+    /// An undefined value, with its name shortened for messages.
     pub fn undefined(name: &str) -> Value {
         Value::Undefined(clipped(name, MOST_NAME).into())
     }
@@ -369,7 +369,7 @@ impl Value {
         }
     }
 
-    /// Its type, as Python calls it.
+    /// Its type, by Python's name.
     pub fn kind(&self) -> &'static str {
         match self {
             Value::Undefined(_) => "an undefined value",
@@ -408,7 +408,7 @@ impl Value {
         }
     }
 
-    /// As a number without a fraction: `True` is 1, as in Python.
+    /// As an integer: `True` is 1, as in Python.
     pub fn as_int(&self) -> Option<i128> {
         match self {
             Value::Int(value) => Some(*value),
@@ -452,7 +452,7 @@ impl Value {
         }
     }
 
-    /// Whether it can be gone through.
+    /// Whether it can be iterated.
     pub fn is_iterable(&self) -> bool {
         matches!(
             self,
@@ -460,7 +460,7 @@ impl Value {
         )
     }
 
-    /// The items that going through it gives: characters, items, keys.
+    /// The items that iteration gives: characters, items, keys.
     pub fn items(&self) -> Result<List, Error> {
         let mut items = ListBuilder::default();
         match self {
@@ -472,7 +472,7 @@ impl Value {
                 }
             }
             Value::Dict(dict) => dict.iter().try_for_each(|(key, _)| items.push(key.clone()))?,
-            other => return failed(format!("{} cannot be gone through", other.kind())),
+            other => return failed(format!("{} is not iterable", other.kind())),
         }
         items.list(ListKind::List)
     }
@@ -552,8 +552,8 @@ pub(super) fn compare(a: &Value, b: &Value) -> Result<Option<Ordering>, Error> {
     }
 }
 
-/// The places of keys in their order, equal ones as they come. Merged here because values may have no order, where the
-/// standard library may panic.
+/// The indices of keys in stable sorted order. A merge sort of its own, because values may have no order, on which the standard
+/// library may panic.
 pub(super) fn sort_order(keys: &[Value], is_reversed: bool) -> Result<Vec<usize>, Error> {
     let mut order: Vec<usize> = (0..keys.len()).collect();
     let mut merged = Vec::with_capacity(order.len());
@@ -581,7 +581,7 @@ pub(super) fn sort_order(keys: &[Value], is_reversed: bool) -> Result<Vec<usize>
     Ok(order)
 }
 
-/// Whether values are one and the same, as Python's `is` says of those that templates compare so.
+/// Whether values are identical, as Python's `is` says for the values that templates compare with it.
 pub(super) fn is_same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::None, Value::None) => true,

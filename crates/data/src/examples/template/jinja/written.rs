@@ -1,4 +1,4 @@
-//! Values as Python writes them: `str`, `repr` and `json.dumps`.
+//! Values as text in Python's notation: `str`, `repr` and `json.dumps`.
 
 use std::fmt::Write;
 use std::sync::LazyLock;
@@ -8,10 +8,10 @@ use super::value::{ListKind, TextBuilder, Value, deeper, sort_order};
 use super::{Args, Error, failed};
 use crate::characters::Ranges;
 
-/// Characters that `repr` writes as numbers, and the space.
+/// Characters that `repr` escapes, and the space.
 static UNPRINTABLE: LazyLock<Ranges> = LazyLock::new(|| Ranges::of(r"[\p{C}\p{Z}]"));
 
-/// Appends what `{{ value }}` prints.
+/// Appends the output of `{{ value }}`.
 pub(super) fn write_text(value: &Value, out: &mut TextBuilder) -> Result<(), Error> {
     match value {
         Value::Undefined(_) => Ok(()),
@@ -37,7 +37,7 @@ pub(super) fn repr(value: &Value) -> Result<Value, Error> {
     Ok(out.value())
 }
 
-/// Appends what `repr` gives of a value that lies `depth` deep.
+/// Appends the `repr` of a value at nesting `depth`.
 pub(super) fn write_repr(value: &Value, depth: usize, out: &mut TextBuilder) -> Result<(), Error> {
     spend(1)?;
     let depth = deeper(depth)?;
@@ -126,7 +126,7 @@ fn write_quoted(text: &str, out: &mut TextBuilder) -> Result<(), Error> {
                 out.push("\\")?;
                 out.push_char(same)?;
             }
-            other if other != ' ' && UNPRINTABLE.have(other) => out.push(&match u32::from(other) {
+            other if other != ' ' && UNPRINTABLE.contains(other) => out.push(&match u32::from(other) {
                 code @ ..0x100 => format!("\\x{code:02x}"),
                 code @ ..0x10000 => format!("\\u{code:04x}"),
                 code => format!("\\U{code:08x}"),
@@ -137,7 +137,7 @@ fn write_quoted(text: &str, out: &mut TextBuilder) -> Result<(), Error> {
     out.push_char(quote)
 }
 
-/// The shortest form that reads back, with Python's exponents.
+/// The shortest form that parses to the same number, with Python's exponents.
 pub(super) fn float(value: f64) -> String {
     if value.is_nan() {
         return "nan".into();
@@ -158,7 +158,7 @@ pub(super) fn float(value: f64) -> String {
     }
 }
 
-/// The filter `tojson`, with the arguments that transformers gives it: as `json.dumps` with these.
+/// The filter `tojson`, with the arguments that transformers gives it: `json.dumps` with these.
 pub(super) fn tojson(value: &Value, args: Args) -> Result<Value, Error> {
     let [ensure_ascii, indent, separators, sort_keys] =
         args.take("tojson", ["ensure_ascii", "indent", "separators", "sort_keys"], 0)?;
@@ -167,16 +167,16 @@ pub(super) fn tojson(value: &Value, args: Args) -> Result<Value, Error> {
         Some(Value::Text(text)) if text.len() <= 64 => Some(text.to_string()),
         Some(other) => match other.as_int() {
             Some(spaces) if spaces <= 64 => Some(" ".repeat(spaces.max(0) as usize)),
-            _ => return failed("tojson's indent is no small number"),
+            _ => return failed("tojson's indent is not a small number"),
         },
     };
     let [item, key] = match separators {
         None | Some(Value::None) => [if indent.is_some() { "," } else { ", " }.to_string(), ": ".into()],
         Some(Value::List(pair)) => match &*pair {
             [Value::Text(item), Value::Text(key)] => [item.to_string(), key.to_string()],
-            _ => return failed("tojson's separators are no two strings"),
+            _ => return failed("tojson's separators are not two strings"),
         },
-        Some(_) => return failed("tojson's separators are no two strings"),
+        Some(_) => return failed("tojson's separators are not two strings"),
     };
     let writer = Json {
         indent,
@@ -230,7 +230,7 @@ impl Json {
                             self.write(key, depth, out)?;
                             out.push("\"")?;
                         }
-                        other => return failed(format!("{} is no key of a JSON object", other.kind())),
+                        other => return failed(format!("{} cannot be a key of a JSON object", other.kind())),
                     }
                     out.push(&self.key)?;
                     self.write(value, depth + 1, out)?;
@@ -274,7 +274,7 @@ impl Json {
         let mut rest = text;
         while let Some(at) = rest.find(is_escaped) {
             out.push(&rest[..at])?;
-            let character = rest[at..].chars().next().expect("one was found");
+            let character = rest[at..].chars().next().expect("the search found a character");
             rest = &rest[at + character.len_utf8()..];
             match character {
                 '"' => out.push("\\\"")?,

@@ -1,15 +1,15 @@
-//! Adapters at the two ends of a decoder: beside the table that tokens are looked up in, and beside the head.
+//! Adapters at the ends of a decoder: at the token embedding table and at the head.
 //!
-//! With W [V, D], A [R, D] and B [V, R], a token looks up W[t] + s B[t] A, which is one row of the table that both make. PEFT
-//! has the same under other names: its `lora_embedding_A` is B turned, and `lora_embedding_B` A turned. Nothing is dropped there.
+//! With W [V, D], A [R, D] and B [V, R], a token looks up W[t] + s B[t] A, one row of the adapted table. PEFT names the same
+//! tensors otherwise: its `lora_embedding_A` is B transposed, and `lora_embedding_B` A transposed. There is no dropout here.
 //!
-//! The head's loss never has all logits in memory, and x W^T + s u B^T with u = drop(x) A^T is one product of operands side by
-//! side, [x, s u] [W, B]^T, so that the loss is taken in chunks as before. It costs a copy of W an application, and the
-//! gradient of all of [W, B], of which the columns of B are read.
+//! The head's loss never holds all logits in memory. x W^T + s u B^T with u = drop(x) A^T is one product of concatenated
+//! operands, [x, s u] [W, B]^T, so that the loss is still computed in chunks. It costs a copy of W per application, and the
+//! gradient of all of [W, B], of which only the columns of B are read.
 //!
-//! A slot that is both has adapters in either place, and the one does not see the other's.
+//! A slot that serves as both table and head may have adapters in each role, which are independent.
 
-use super::{Adaptee, Adapting};
+use super::{AdaptedWeight, AdapterPass};
 use crate::graph::{NodeId, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
@@ -17,9 +17,9 @@ use crate::ops::product::{Compute, plain};
 use crate::plan::Refusal;
 use crate::types::DType;
 
-impl<'a> Adapting<'a> {
-    /// The rows that `id` looks up, and what adapters of their table add to them.
-    pub(super) fn lookup(&mut self, id: NodeId, table: &Adaptee<'a>) {
+impl<'a> AdapterPass<'a> {
+    /// The rows that `id` looks up, plus the adapters of their table.
+    pub(super) fn lookup(&mut self, id: NodeId, table: &AdaptedWeight<'a>) {
         let index = self.replay.get(self.replay.old.node(id).ins[1]);
         let mut sum = self.replay.copy(id).out(0);
         for adapter in &table.adapters {
@@ -34,13 +34,13 @@ impl<'a> Adapting<'a> {
         self.replay.set(id.out(0), sum);
     }
 
-    /// The loss `id` over a head with its adapters.
-    pub(super) fn loss(&mut self, id: NodeId, head: &Adaptee<'a>) -> Result<(), Refusal> {
+    /// The loss `id` with a head and its adapters.
+    pub(super) fn loss(&mut self, id: NodeId, head: &AdaptedWeight<'a>) -> Result<(), Refusal> {
         let node = self.replay.old.node(id).clone();
         let mut ins: Vec<Value> = node.ins.iter().map(|v| self.replay.get(*v)).collect();
         let (mut inputs, mut weights) = (vec![ins[0]], vec![ins[1]]);
         for adapter in &head.adapters {
-            let u = self.low(id, ins[0], &[*adapter])?;
+            let u = self.down_projection(id, ins[0], &[*adapter])?;
             inputs.push(self.map(E::Scale(adapter.scale), u, id));
             weights.push(self.read(adapter, adapter.b(), head.rows, id));
         }

@@ -1,15 +1,14 @@
 //! The backward pass of attention: dq, dk and dv, recomputing probabilities from lse.
 //!
-//! Inputs are q, k, v, o, lse, do and, where lse is differentiated too, its gradient.
+//! Inputs are q, k, v, o, lse, do and, if lse is differentiated too, its gradient.
 //!
-//! With p the probabilities, recomputed from lse, and delta the sums of do * o, less the gradient of lse:
-//! ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do. Where scores s are capped, ds is multiplied by the
-//! slope of the cap, 1 - (s / cap)^2.
+//! With p the probabilities, recomputed from lse, and delta = sum(do o) - dlse per row: ds = p (do v^T - delta), dq = scale ds
+//! k, dk = scale ds^T q, dv = p^T do. If scores s are capped, ds is multiplied by the derivative of the cap, 1 - (s / cap)^2.
 //!
-//! A (segment, key head) unit owns its dk and dv, which are summed in f32 over its blocks in order, while each block's
-//! dq is finished in one walk over its keys. A long unit is summed in parts that take every n-th block, added up in the
-//! order of the parts. How many follows from the segment alone, so that a segment has the same bits among others as in a
-//! launch of its own. Where there are few units, each part is a task with sums of its own; otherwise a unit is.
+//! A (segment, key head) unit owns its dk and dv, which are accumulated in f32 over its blocks in order, while each block's dq
+//! is finished in one pass over its keys. A long unit is accumulated in parts that take every n-th block, and the parts are
+//! added in order. The number of parts depends on the segment alone, so that a segment has the same bits packed as in a
+//! separate launch. If there are few units, each part is a task with its own accumulators; otherwise a unit is a task.
 
 use std::ops::Range;
 
@@ -19,51 +18,51 @@ use flatout_ir::{Launch, Op};
 use super::mask::{LANES, Sees};
 use super::tile::{Product, Vector, dispatch, exp2};
 use super::{
-    Block, KEYS, Problem, bytes, extents, fill, keep_within, key_shape, padded, share, take, tiles, to_lanes,
+    Block, KEYS, Problem, bytes, extents, fill, key_shape, padded, share, soft_cap, take, tiles, to_lanes,
 };
 use crate::cpu::context::Context;
 use crate::cpu::kernels::reductions::reduce::Shared;
 use crate::cpu::math;
 use crate::cpu::tensor::{self, Tensor};
 
-/// Below this many units their parts are tasks: a part costs sums of the unit's size.
+/// Below this number of units their parts are tasks: each part costs accumulators of the unit's size.
 const UNITS: usize = 16;
-/// A part has at least this many blocks, whose work hides the addition of its sums; a unit has at most four parts.
+/// Minimum blocks per part, whose work outweighs the addition of its accumulators; a unit has at most four parts.
 const PART_BLOCKS: usize = 8;
 const MOST_PARTS: usize = 4;
 
-/// The parts of a unit of `rows` rows.
+/// Number of parts of a unit with `rows` rows.
 fn parts(rows: usize) -> usize {
     (rows.div_ceil(LANES) / PART_BLOCKS).clamp(1, MOST_PARTS)
 }
 
-/// Floats of a worker: q and do by rows and in lanes, dq, p, ds, and the tiles of k and v.
+/// Floats of scratch per worker: q and do by rows and in lanes, dq, p, ds, and the tiles of k and v.
 fn floats(size: usize) -> usize {
     let wide = padded(size);
     5 * LANES * wide + 2 * KEYS * LANES + 2 * KEYS * wide
 }
 
-/// Floats of the sums of dk and dv of one unit.
+/// Floats of the accumulators of dk and dv of one unit.
 fn sums(size: usize, longest: usize) -> usize {
     2 * longest * padded(size)
 }
 
-/// Holders of sums of dk and dv: parts where these are tasks; else workers, two each where units have parts.
+/// Number of accumulators of dk and dv: one per part if parts are tasks; otherwise per worker, two if units have parts.
 #[derive(Clone, Copy)]
-struct Holders {
-    /// The most parts of a unit where parts are tasks, else 1.
+struct Accumulators {
+    /// The maximum parts of a unit if parts are tasks, otherwise 1.
     tasks_a_unit: usize,
     of_tasks: usize,
     of_a_worker: usize,
 }
 
-impl Holders {
+impl Accumulators {
     fn new(units: usize, longest_rows: usize) -> Self {
         match parts(longest_rows) {
             most if most > 1 && units < UNITS => {
-                Holders { tasks_a_unit: most, of_tasks: units * most, of_a_worker: 0 }
+                Accumulators { tasks_a_unit: most, of_tasks: units * most, of_a_worker: 0 }
             }
-            most => Holders { tasks_a_unit: 1, of_tasks: 0, of_a_worker: most.min(2) },
+            most => Accumulators { tasks_a_unit: 1, of_tasks: 0, of_a_worker: most.min(2) },
         }
     }
 }
@@ -74,8 +73,8 @@ pub(super) fn workspace(shapes: &Shapes<'_>) -> usize {
     let (longest, units) = extents(k, tokens, kv_heads);
     let queries = &shapes.ins[0].dims;
     let (longest_q, _) = extents(q, queries[0], kv_heads);
-    let holders = Holders::new(units, longest_q * (queries[1] / kv_heads));
-    let held = holders.of_tasks + shapes.cores * holders.of_a_worker;
+    let accumulators = Accumulators::new(units, longest_q * (queries[1] / kv_heads));
+    let held = accumulators.of_tasks + shapes.cores * accumulators.of_a_worker;
     bytes(shapes.cores * floats(size) + held * sums(size, longest))
 }
 
@@ -115,23 +114,23 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
 
     let (longest, units) = extents(k, p.k.dims[0], p.kv_heads);
     let (longest_q, _) = extents(q, p.q.dims[0], p.kv_heads);
-    let holders = Holders::new(units, longest_q * p.group);
+    let accumulators = Accumulators::new(units, longest_q * p.group);
     let (floats, sums) = (floats(p.size), sums(p.size, longest));
-    // SAFETY: taken once, here.
+    // SAFETY: this is the only call of this launch.
     let memory = unsafe { ctx.workspace() };
-    let of_worker = floats + holders.of_a_worker * sums;
-    let (of_tasks, of_workers) = memory.split_at_mut(holders.of_tasks * sums);
+    let of_worker = floats + accumulators.of_a_worker * sums;
+    let (of_tasks, of_workers) = memory.split_at_mut(accumulators.of_tasks * sums);
     let workers = p.workers(ctx).min(of_workers.len() / of_worker);
     let (of_tasks, of_workers) = (Shared::new(of_tasks), Shared::new(of_workers));
 
-    let by_part = holders.of_tasks > 0;
-    let in_a_unit = holders.tasks_a_unit;
+    let by_part = accumulators.of_tasks > 0;
+    let in_a_unit = accumulators.tasks_a_unit;
     share(ctx, workers, units * in_a_unit, |worker, task| {
         let unit = Unit::new(&backward, task / in_a_unit);
-        // SAFETY: a worker runs one task at a time, and the pieces of workers are disjoint.
+        // SAFETY: a worker runs one task at a time, and the ranges of workers are disjoint.
         let mut scratch = unsafe { of_workers.slice(worker * of_worker..(worker + 1) * of_worker) };
         if by_part {
-            // SAFETY: the piece belongs to this task until all tasks are done.
+            // SAFETY: the range belongs to this task until all tasks are done.
             let sum = unsafe { of_tasks.slice(task * sums..(task + 1) * sums) };
             if task % in_a_unit < unit.parts {
                 unit.add_part(task % in_a_unit, &mut sum[..unit.sums], scratch);
@@ -139,7 +138,7 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
             return;
         }
         let total = &mut take(&mut scratch, sums)[..unit.sums];
-        let mut other = (holders.of_a_worker > 1).then(|| take(&mut scratch, sums));
+        let mut other = (accumulators.of_a_worker > 1).then(|| take(&mut scratch, sums));
         unit.add_part(0, total, scratch);
         for part in 1..unit.parts {
             let other =
@@ -153,7 +152,7 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
         share(ctx, workers, units, |_, index| {
             let unit = Unit::new(&backward, index);
             let first = index * in_a_unit;
-            // SAFETY: every part is done, and this task alone adds up this unit's.
+            // SAFETY: every part is done, and only this task adds up this unit's parts.
             let all = unsafe { of_tasks.slice(first * sums..(first + unit.parts) * sums) };
             let (total, others) = all.split_at_mut(sums);
             let total = &mut total[..unit.sums];
@@ -187,14 +186,14 @@ impl<'a> Unit<'a> {
         Unit { backward, segment, kv_head, parts, sums: sums(p.size, rows.k.len()) }
     }
 
-    /// dk and dv of a part's blocks, and these blocks' dq.
+    /// Accumulates dk and dv over a part's blocks, and writes these blocks' dq.
     fn add_part(&self, part: usize, sum: &mut [f32], scratch: &mut [f32]) {
         let p = &self.backward.problem;
         sum.fill(0.0);
         let (dk, dv) = sum.split_at_mut(sum.len() / 2);
         for index in (part..p.blocks(&p.cut.segments[self.segment])).step_by(self.parts) {
             let block = p.block(self.segment, self.kv_head, index);
-            // SAFETY: the launch was checked: tensors hold what their shapes say; blocks share no row of dq.
+            // SAFETY: the launch was checked, so tensors match their shapes; blocks share no row of dq.
             unsafe { differentiate(self.backward, &block, dk, dv, scratch) }
         }
     }
@@ -208,23 +207,23 @@ impl<'a> Unit<'a> {
     }
 }
 
-/// Writes a unit's sums, times a factor.
+/// Writes a unit's accumulators, scaled by a factor.
 fn store(to: &Option<Tensor<'_>>, keys: &Range<usize>, kv_head: usize, from: &mut [f32], factor: f32) {
     let Some(to) = to else { return };
     let size = to.dims[2];
     for (token, row) in keys.clone().zip(from.chunks_exact_mut(padded(size))) {
         row.iter_mut().for_each(|x| *x *= factor);
         let at = to.at(token * to.strides[0] + kv_head * to.strides[1]);
-        // SAFETY: token and head lie in the tensor, a row has no gaps, and only its unit writes it.
+        // SAFETY: token and head lie in the tensor, a row is contiguous, and only its unit writes it.
         unsafe { tensor::store(to.dtype, at, 1, &row[..size]) };
     }
 }
 
 dispatch! {
-    /// Adds a block's share to dk and dv, [keys of the segment, padded], and writes its rows of dq.
+    /// Adds a block's contribution to dk and dv, [keys of the segment, padded], and writes its rows of dq.
     ///
     /// # Safety
-    /// The tensors of the problem hold their shapes, and nobody else writes the block's rows of dq.
+    /// The tensors of the problem match their shapes, and nothing else writes the block's rows of dq.
     differentiate = differentiate_with(
         backward: &Backward<'_>,
         block: &Block<'_>,
@@ -235,7 +234,7 @@ dispatch! {
 }
 
 /// # Safety
-/// As `differentiate`, and the machine has V's instructions.
+/// As for `differentiate`; in addition the machine has V's instructions.
 #[inline(always)]
 unsafe fn differentiate_with<V: Vector>(
     backward: &Backward<'_>,
@@ -257,18 +256,18 @@ unsafe fn differentiate_with<V: Vector>(
     block.gather(&backward.d_o, do_rows);
     let o_rows = &mut *dq;
     block.gather(&backward.o, o_rows);
-    // Loops, not closures handed to the standard library: those would be compiled without V's instructions.
+    // Loops rather than closures passed to the standard library, which would be compiled without V's instructions.
     let mut delta = backward.d_lse.as_ref().map_or([0.0; LANES], |d_lse| block.gather_scalars(d_lse));
     for (lane, delta) in delta.iter_mut().enumerate() {
         let row = lane * wide..(lane + 1) * wide;
         *delta = math::dot(&o_rows[row.clone()], &do_rows[row]) - *delta;
     }
-    // SAFETY: the instructions are the caller's.
+    // SAFETY: the caller guarantees V's instructions.
     unsafe {
         to_lanes::<V>(q_rows, wide, p.scale * std::f32::consts::LOG2_E, q_lanes);
         to_lanes::<V>(do_rows, wide, 1.0, do_lanes);
     }
-    // A row that sees nothing has lse -inf and only hidden scores: any finite number gives it probabilities of 0.
+    // A row without any key has lse -inf and only masked scores: any finite value gives it probabilities of 0.
     let mut lse = block.gather_scalars(&backward.lse);
     for lse in &mut lse {
         *lse = if *lse == f32::NEG_INFINITY { 0.0 } else { *lse * std::f32::consts::LOG2_E };
@@ -302,12 +301,12 @@ unsafe fn differentiate_with<V: Vector>(
             of_keys(v, v_row, do_lanes, ds).run::<V>();
         }
         if let Some(cap) = p.cap {
-            keep_within(cap, &mut probabilities[..count * LANES]);
+            soft_cap(cap, &mut probabilities[..count * LANES]);
         }
         if sees == Sees::Some {
-            block.visible.hide(&keys, probabilities);
+            block.visible.mask_scores(&keys, probabilities);
         }
-        // SAFETY: both hold `count` keys; the instructions are the caller's.
+        // SAFETY: both hold `count` keys; the caller guarantees V's instructions.
         unsafe {
             match p.cap {
                 None => slopes::<V>(count, probabilities, ds, &lse, &delta),
@@ -364,7 +363,7 @@ unsafe fn differentiate_with<V: Vector>(
     }
 }
 
-/// Scores [keys, LANES] become probabilities p, and do v^T becomes p (do v^T - delta).
+/// Turns scores [keys, LANES] into probabilities p, and do v^T into p (do v^T - delta).
 ///
 /// # Safety
 /// Both hold `count` keys, and the machine has V's instructions.
@@ -390,10 +389,11 @@ unsafe fn slopes<V: Vector>(
     }
 }
 
-/// The same of capped scores, with the slope of the cap. A hidden score has a probability of 0, and none of a slope either.
+/// As `slopes`, for capped scores, with the derivative of the cap. A masked score has probability 0, and is clamped to -cap,
+/// where the derivative is 0 too.
 ///
 /// # Safety
-/// As `slopes`.
+/// As for `slopes`.
 #[inline(always)]
 unsafe fn capped_slopes<V: Vector>(
     cap: f32,

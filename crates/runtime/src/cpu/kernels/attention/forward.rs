@@ -1,23 +1,21 @@
-//! The forward pass of attention: o and lse with an online softmax, one pass over the visible keys.
+//! The forward pass of attention: o and lse with an online softmax, one pass over the unmasked keys.
 
 use flatout_ir::Launch;
 use flatout_ir::target::Shapes;
 
 use super::mask::{LANES, Sees};
 use super::tile::{Product, Vector, dispatch, exp2};
-use super::{
-    Block, KEYS, Problem, bytes, fill, keep_within, key_shape, padded, share, take, tiles, to_lanes,
-};
+use super::{Block, KEYS, Problem, bytes, fill, key_shape, padded, share, soft_cap, take, tiles, to_lanes};
 use crate::cpu::context::Context;
 use crate::cpu::kernels::reductions::reduce::Shared;
 use crate::cpu::math;
 use crate::cpu::tensor::Tensor;
 
-/// The maximum a row's exponentials are taken against is moved only when it is exceeded by this (in powers of two):
-/// sums stay far below overflow, and rescaling is rare.
+/// The reference maximum of a row's exponentials is only raised when it is exceeded by this (in powers of two): sums stay far
+/// below overflow, and rescaling is rare.
 const SLACK: f32 = 10.0;
 
-/// Floats of a worker: q in lanes, q or o by rows, scores, and the tiles of k and v.
+/// Floats of scratch per worker: q in lanes, q or o by rows, scores, and the tiles of k and v.
 fn floats(size: usize) -> usize {
     let wide = padded(size);
     2 * LANES * wide + KEYS * LANES + 2 * KEYS * wide
@@ -48,21 +46,21 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
     let mut blocks = vec![];
     for (segment, rows) in p.cut.segments.iter().enumerate() {
         for kv_head in 0..p.kv_heads {
-            // The last blocks of a causal segment are the longest: they go first.
+            // The last blocks of a causal segment are the longest, so they go first.
             blocks.extend((0..p.blocks(rows)).rev().map(|block| (segment, kv_head, block)));
         }
     }
-    // SAFETY: taken once, here.
+    // SAFETY: this is the only call of this launch.
     let memory = unsafe { ctx.workspace() };
     let floats = floats(p.size);
     let workers = p.workers(ctx).min(memory.len() / floats);
     let scratch = Shared::new(memory);
     share(ctx, workers, blocks.len(), |worker, task| {
         let (segment, kv_head, index) = blocks[task];
-        // SAFETY: a worker runs one task at a time, and the pieces are disjoint.
+        // SAFETY: a worker runs one task at a time, and the ranges are disjoint.
         let scratch = unsafe { scratch.slice(worker * floats..(worker + 1) * floats) };
         let block = forward.problem.block(segment, kv_head, index);
-        // SAFETY: the launch was checked: tensors hold what their shapes say.
+        // SAFETY: the launch was checked, so tensors match their shapes.
         unsafe { attend(&forward, &block, scratch) }
     });
     Ok(())
@@ -70,12 +68,12 @@ pub(super) fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
 
 dispatch! {
     /// # Safety
-    /// The tensors of the problem hold their shapes, and nobody else writes the block's rows of o and lse.
+    /// The tensors of the problem match their shapes, and nothing else writes the block's rows of o and lse.
     attend = attend_with(forward: &Forward<'_>, block: &Block<'_>, scratch: &mut [f32])
 }
 
 /// # Safety
-/// As `attend`, and the machine has V's instructions.
+/// As for `attend`; in addition the machine has V's instructions.
 #[inline(always)]
 unsafe fn attend_with<V: Vector>(forward: &Forward<'_>, block: &Block<'_>, mut scratch: &mut [f32]) {
     let p = &forward.problem;
@@ -86,9 +84,9 @@ unsafe fn attend_with<V: Vector>(forward: &Forward<'_>, block: &Block<'_>, mut s
     let k_tile = take(&mut scratch, KEYS * wide);
     let v_tile = take(&mut scratch, KEYS * wide);
 
-    // Scores in powers of two: exponentials need no other factor.
+    // Scores in base-2 units, so that exponentials need no further factor.
     block.gather(&p.q, rows);
-    // SAFETY: the instructions are the caller's.
+    // SAFETY: the caller guarantees V's instructions.
     unsafe { to_lanes::<V>(rows, wide, p.scale * std::f32::consts::LOG2_E, q) };
     let o = rows;
 
@@ -118,12 +116,12 @@ unsafe fn attend_with<V: Vector>(forward: &Forward<'_>, block: &Block<'_>, mut s
         // SAFETY: `count` keys of `size`, q in `size` lanes, and scores for KEYS keys.
         unsafe { product.run::<V>() };
         if let Some(cap) = p.cap {
-            keep_within(cap, &mut scores[..count * LANES]);
+            soft_cap(cap, &mut scores[..count * LANES]);
         }
         if sees == Sees::Some {
-            block.visible.hide(&keys, scores);
+            block.visible.mask_scores(&keys, scores);
         }
-        // SAFETY: the instructions are the caller's.
+        // SAFETY: the caller guarantees V's instructions.
         let factor = unsafe { exponentials::<V>(&mut scores[..count * LANES], &mut top, &mut total) };
         if let Some(factor) = factor.filter(|_| !is_first) {
             for (row, factor) in o.chunks_exact_mut(wide).zip(factor) {
@@ -169,8 +167,8 @@ unsafe fn attend_with<V: Vector>(forward: &Forward<'_>, block: &Block<'_>, mut s
     }
 }
 
-/// Scores [keys, LANES] become 2^(score - top); `top` and `total` follow. Gives the factor of everything summed so
-/// far where some row's `top` moved.
+/// Turns scores [keys, LANES] into 2^(score - top) and updates `top` and `total`. Returns the factor for earlier sums if a
+/// `top` changed.
 ///
 /// # Safety
 /// The machine has V's instructions.
@@ -200,7 +198,7 @@ unsafe fn exponentials<V: Vector>(
     for lane in 0..LANES {
         let exceeds = peak[lane] > top[lane] + SLACK;
         let next = if exceeds { peak[lane] } else { top[lane] };
-        // A row that has seen nothing yet has no maximum to subtract.
+        // A row without any key so far has no maximum to subtract.
         shift[lane] = if next == f32::NEG_INFINITY { 0.0 } else { next };
         factor[lane] = top[lane] - shift[lane];
         moves |= exceeds;

@@ -1,7 +1,7 @@
-//! Masks and segments of a launch, reduced to the key intervals that each query sees.
+//! Masks and segments of a launch, reduced to the key intervals that each query attends to.
 //!
-//! Every mask is reduced to at most two key intervals a query, so the kernels know one case. A tile of keys that all
-//! of a block's queries see whole needs no masking; one that none of them sees is not visited.
+//! Every mask is reduced to at most two key intervals per query, so the kernels have a single case. A tile of keys needs no
+//! masking if all queries of a block attend to all of it, and is skipped if none attends to any.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ pub(in crate::cpu) struct Segment {
     pub k: Range<usize>,
 }
 
-/// The token axes of a launch cut into segments, and the rows that belong to none.
+/// The segments of a launch's token axes, and the rows outside every segment.
 pub(in crate::cpu) struct Cut {
     pub segments: Vec<Segment>,
     pub idle_q: Vec<Range<usize>>,
@@ -27,8 +27,8 @@ pub(in crate::cpu) struct Cut {
 }
 
 impl Cut {
-    /// A ragged side comes with its starts and lengths. Query segments may not overlap, since each row
-    /// has one result; key segments may where `may_share_keys`: their gradients would be sums over segments.
+    /// A ragged side takes its starts and lengths from inputs. Query segments may not overlap, since each row has one result;
+    /// key segments may if `may_share_keys`: their gradients would otherwise be sums over segments.
     pub fn new(
         (q, q_bounds): (Segments, Option<[Vec<i32>; 2]>),
         (k, k_bounds): (Segments, Option<[Vec<i32>; 2]>),
@@ -80,7 +80,7 @@ fn ranges(
     starts.iter().zip(&lengths).enumerate().map(one).collect()
 }
 
-/// The rows in no range, or a row in two.
+/// The rows outside every range, or an error with a row in two ranges.
 fn idle(ranges: &[Range<usize>], tokens: usize) -> Result<Vec<Range<usize>>, usize> {
     let mut sorted: Vec<&Range<usize>> = ranges.iter().filter(|r| !r.is_empty()).collect();
     sorted.sort_by_key(|r| r.start);
@@ -100,7 +100,7 @@ fn idle(ranges: &[Range<usize>], tokens: usize) -> Result<Vec<Range<usize>>, usi
     Ok(idle)
 }
 
-/// How much of a tile of keys a block sees.
+/// Whether a block attends to a tile of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sees {
     Nothing,
@@ -108,17 +108,17 @@ pub(super) enum Sees {
     All,
 }
 
-/// The key intervals [low, high) of each lane of a block, counted from the segment's first key.
+/// The key intervals [low, high) of each lane of a block, relative to the segment's first key.
 pub(super) struct Visible {
     low: [[i32; LANES]; 2],
     high: [[i32; LANES]; 2],
-    /// From the first to behind the last key that any lane sees.
+    /// The range that covers the keys of all lanes.
     pub range: Range<usize>,
 }
 
 impl Visible {
-    /// Lane l is row `first + l` of the segment's (query, head) pairs, `group` heads a query; lanes from `count` on
-    /// are copies of the last, so that they make no tile partial.
+    /// Lane l is row `first + l` of the segment's (query, head) pairs, with `group` heads per query; lanes from `count` on are
+    /// copies of the last, so that they never make a tile partial.
     pub fn new(
         mask: Mask,
         intervals: Option<&Tensor<'_>>,
@@ -144,7 +144,7 @@ impl Visible {
                     let tensor = intervals.expect("two intervals come with their tensor");
                     let edge = |i: usize| {
                         let at = (segment.q.start + query) * tensor.strides[0] + i * tensor.strides[1];
-                        // SAFETY: row and column lie inside [Tq, 4], which nobody writes during the launch.
+                        // SAFETY: row and column lie inside [Tq, 4], which nothing writes during the launch.
                         let row = unsafe { *tensor.at(at).cast::<i32>() };
                         row as i64 - segment.k.start as i64
                     };
@@ -165,7 +165,7 @@ impl Visible {
         visible
     }
 
-    /// Whether the block sees all, some or none of the keys `keys`.
+    /// Whether the block attends to all, some or none of the keys `keys`.
     pub fn sees(&self, keys: &Range<usize>) -> Sees {
         let (start, end) = (keys.start as i32, keys.end as i32);
         let mut sees_all = true;
@@ -185,9 +185,9 @@ impl Visible {
         }
     }
 
-    /// Sets what is not seen to -inf in scores [keys, LANES].
+    /// Sets masked scores to -inf in scores [keys, LANES].
     #[inline(always)]
-    pub fn hide(&self, keys: &Range<usize>, scores: &mut [f32]) {
+    pub fn mask_scores(&self, keys: &Range<usize>, scores: &mut [f32]) {
         for (key, scores) in keys.clone().zip(scores.as_chunks_mut::<LANES>().0) {
             let key = key as i32;
             for (lane, score) in scores.iter_mut().enumerate() {

@@ -2,14 +2,14 @@
 //!
 //! The mathematics is that of `flatout_ir::ops::attention`.
 //!
-//! Work is cut into blocks of `LANES` rows, a row being a (query, head) pair; all rows of a block share one key head,
-//! so grouped heads read their keys once. A block walks over its visible keys in tiles of `KEYS`; the scores of a tile
-//! are kept as [keys, rows], rows in vector lanes, so maxima and sums over keys need no shuffles. Forward keeps a
-//! running maximum and sum a row; backward recomputes probabilities from lse. bf16 is widened as it is read and
-//! rounded as it is written; all arithmetic is f32.
+//! Work is divided into blocks of `LANES` rows, a row being a (query, head) pair; all rows of a block share one key head, so
+//! grouped heads read their keys once. A block loops over its unmasked keys in tiles of `KEYS`; the scores of a tile are stored
+//! as [keys, rows] with rows in vector lanes, so maxima and sums over keys need no shuffles. The forward pass keeps a running
+//! maximum and sum per row; the backward pass recomputes probabilities from lse. bf16 is widened as it is read and rounded as
+//! it is written; all arithmetic is f32.
 //!
-//! Scratch is a few tiles a core, and backward the f32 sums of dk and dv: linear in the tokens. The rows of a task and
-//! the order of every sum follow from the shapes and the segments, so bits do not depend on the number of threads.
+//! The workspace is a few tiles per core, and for the backward pass f32 accumulators of dk and dv: linear in the tokens. The
+//! rows of a task and the order of every sum depend on shapes and segments, so bits do not depend on the number of threads.
 //!
 //! | GFLOP/s on one Zen 4 core, f32, q, k and v in one fused buffer, causal pairs only | forward | backward |
 //! |---|---|---|
@@ -41,7 +41,7 @@ use crate::rows::{FLOATS, kernel_row};
 use mask::{Cut, LANES, Segment, Visible};
 use tile::{Vector, transpose};
 
-/// Keys of a tile.
+/// Keys per tile.
 const KEYS: usize = 64;
 
 pub const KERNELS: &[Kernel] = &[
@@ -61,12 +61,12 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// A head's elements as they lie in scratch: a multiple of 16, so that vectors need no tail.
+/// Padded head size in scratch: a multiple of 16, so that vectors need no remainder loop.
 fn padded(size: usize) -> usize {
     size.next_multiple_of(16)
 }
 
-/// The longest key segment there can be, and how many (segment, key head) units.
+/// The longest possible key segment, and the number of (segment, key head) units.
 fn extents(k: Segments, tokens: usize, kv_heads: usize) -> (usize, usize) {
     match k {
         Segments::Uniform { len } => (len, tokens / len * kv_heads),
@@ -74,10 +74,10 @@ fn extents(k: Segments, tokens: usize, kv_heads: usize) -> (usize, usize) {
     }
 }
 
-/// The parts of a launch that both directions read.
+/// The part of a launch that both directions use.
 struct Problem<'a> {
     scale: f32,
-    /// The bound on scores, in powers of two as scores are; none where they are not capped.
+    /// Soft cap of scores in base-2 units, like the scores; `None` without a cap.
     cap: Option<f32>,
     mask: Mask,
     cut: Cut,
@@ -86,10 +86,10 @@ struct Problem<'a> {
     k: Tensor<'a>,
     v: Tensor<'a>,
     kv_heads: usize,
-    /// Heads that share a key head.
+    /// Query heads per key head.
     group: usize,
     size: usize,
-    /// The number of the operation's inputs, behind which the gradient's begin.
+    /// Number of the operation's inputs; the gradient's own inputs follow.
     inputs: usize,
 }
 
@@ -105,7 +105,7 @@ impl<'a> Problem<'a> {
         let mut bounds = |segments: Segments| {
             matches!(segments, Segments::Ragged { .. }).then(|| {
                 at += 2;
-                // SAFETY: segment bounds are i32 inputs, which nobody writes during the launch.
+                // SAFETY: segment bounds are i32 inputs, which nothing writes during the launch.
                 unsafe { [ctx.input(at - 2).i32s(), ctx.input(at - 1).i32s()] }
             })
         };
@@ -123,14 +123,14 @@ impl<'a> Problem<'a> {
         Ok(Problem { scale, cap, mask, cut, intervals, q, k, v, kv_heads, group, size, inputs: at })
     }
 
-    /// How many threads the launch is worth: a small one is done before another thread wakes.
+    /// Number of threads the launch is worth: a small one is done before another thread wakes.
     fn workers(&self, ctx: &Context<'_>) -> usize {
         const SERIAL: usize = 1 << 17;
         let pairs: usize = self.cut.segments.iter().map(|s| s.q.len() * s.k.len()).sum();
         if pairs * self.kv_heads * self.group * self.size < SERIAL { 1 } else { ctx.threads }
     }
 
-    /// The rows of a segment, in blocks.
+    /// Number of blocks that cover the rows of a segment.
     fn blocks(&self, segment: &Segment) -> usize {
         (segment.q.len() * self.group).div_ceil(LANES)
     }
@@ -143,8 +143,8 @@ impl<'a> Problem<'a> {
         Block { segment, kv_head, group: self.group, first, count, visible }
     }
 
-    /// Keys or values of a tile as f32 rows: where they lie if vectors can read them there, else widened and padded
-    /// into `buffer`. Gives the first row and the distance between rows.
+    /// Keys or values of a tile as f32 rows: in place if vectors can read them there, otherwise widened and padded into
+    /// `buffer`. Returns the first row and the row stride.
     fn tile(
         &self,
         of: &Tensor<'_>,
@@ -159,7 +159,7 @@ impl<'a> Problem<'a> {
         }
         let wide = padded(self.size);
         for (key, row) in keys.clone().zip(buffer.chunks_exact_mut(wide)) {
-            // SAFETY: the key lies in its segment, which lies in the tensor; a row has no gaps and nobody writes it.
+            // SAFETY: the key lies in its segment, which lies in the tensor; a row is contiguous and nothing writes it.
             unsafe { tensor::load(of.dtype, at(key), 1, &mut row[..self.size]) };
             row[self.size..].fill(0.0);
         }
@@ -167,7 +167,7 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// Rows that share a key head: row `first + l` of the segment's (query, head) pairs is lane l.
+/// Rows that share a key head: lane l is row `first + l` of the segment's (query, head) pairs.
 struct Block<'a> {
     segment: &'a Segment,
     kv_head: usize,
@@ -178,13 +178,13 @@ struct Block<'a> {
 }
 
 impl Block<'_> {
-    /// The token and the head of a lane.
+    /// Token and head of a lane.
     fn place(&self, lane: usize) -> (usize, usize) {
         let row = self.first + lane;
         (self.segment.q.start + row / self.group, self.kv_head * self.group + row % self.group)
     }
 
-    /// Copies the rows of a [tokens, heads, size] tensor into [LANES, padded], the rest zeros.
+    /// Copies the rows of a [tokens, heads, size] tensor into [LANES, padded] and zeroes the rest.
     fn gather(&self, of: &Tensor<'_>, to: &mut [f32]) {
         let size = of.dims[2];
         for (lane, row) in to.chunks_exact_mut(padded(size)).enumerate().take(LANES) {
@@ -194,7 +194,7 @@ impl Block<'_> {
             }
             let (token, head) = self.place(lane);
             let at = of.at(token * of.strides[0] + head * of.strides[1]);
-            // SAFETY: token and head lie in the tensor, a row has no gaps, and nobody writes it.
+            // SAFETY: token and head lie in the tensor, a row is contiguous, and nothing writes it.
             unsafe { tensor::load(of.dtype, at, 1, &mut row[..size]) };
             row[size..].fill(0.0);
         }
@@ -206,7 +206,7 @@ impl Block<'_> {
         for (lane, row) in from.chunks_exact(padded(size)).enumerate().take(self.count) {
             let (token, head) = self.place(lane);
             let at = to.at(token * to.strides[0] + head * to.strides[1]);
-            // SAFETY: token and head lie in the tensor, a row has no gaps, and only this block writes it.
+            // SAFETY: token and head lie in the tensor, a row is contiguous, and only this block writes it.
             unsafe { tensor::store(to.dtype, at, 1, &row[..size]) };
         }
     }
@@ -216,7 +216,7 @@ impl Block<'_> {
         let mut out = [0.0; LANES];
         for (lane, out) in out.iter_mut().enumerate().take(self.count) {
             let (token, head) = self.place(lane);
-            // SAFETY: token and head lie in the tensor, which is f32 and which nobody writes.
+            // SAFETY: token and head lie in the tensor, which is f32 and which nothing writes.
             *out = unsafe { *of.at(token * of.strides[0] + head * of.strides[1]).cast::<f32>() };
         }
         out
@@ -231,43 +231,43 @@ impl Block<'_> {
     }
 }
 
-/// Scores s become cap tanh(s / cap).
-fn keep_within(cap: f32, scores: &mut [f32]) {
+/// Soft-caps scores: s = cap tanh(s / cap).
+fn soft_cap(cap: f32, scores: &mut [f32]) {
     scores.iter_mut().for_each(|s| *s = cap * math::tanh(*s / cap));
 }
 
-/// The visible keys in tiles.
+/// Splits the unmasked keys into tiles.
 fn tiles(visible: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let end = visible.end;
     visible.clone().step_by(KEYS).map(move |start| start..(start + KEYS).min(end))
 }
 
-/// [LANES, padded] to [padded, LANES], times a factor.
+/// Transposes [LANES, padded] to [padded, LANES], scaled by a factor.
 ///
 /// # Safety
 /// The machine has V's instructions.
 #[inline(always)]
 unsafe fn to_lanes<V: Vector>(rows: &[f32], wide: usize, factor: f32, to: &mut [f32]) {
     assert!(rows.len() >= LANES * wide && to.len() >= LANES * wide);
-    // SAFETY: both sides hold LANES * wide elements, wide is a multiple of 16; the instructions are the caller's.
+    // SAFETY: both sides hold LANES * wide elements, and wide is a multiple of 16; the caller guarantees V's instructions.
     unsafe { transpose::<V>((LANES, wide), (rows.as_ptr(), wide), (to.as_mut_ptr(), LANES)) };
     to[..LANES * wide].iter_mut().for_each(|x| *x *= factor);
 }
 
-/// Fills rows of a [tokens, heads, ..] tensor: those of no segment.
+/// Fills the rows of a [tokens, heads, ..] tensor that lie in no segment.
 pub(super) fn fill(ranges: &[Range<usize>], to: &Tensor<'_>, value: f32) {
     let width = to.dims.get(2).copied().unwrap_or(1);
     let row = vec![value; width];
     for token in ranges.iter().flat_map(Clone::clone) {
         for head in 0..to.dims[1] {
             let at = to.at(token * to.strides[0] + head * to.strides[1]);
-            // SAFETY: token and head lie in the tensor, a row has no gaps, and no block writes it.
+            // SAFETY: token and head lie in the tensor, a row is contiguous, and no block writes it.
             unsafe { tensor::store(to.dtype, at, 1, &row) };
         }
     }
 }
 
-/// Lets up to `workers` threads take the tasks in order; `run` gets the worker and the task.
+/// Distributes the tasks, in order, over up to `workers` threads; `run` receives the worker and the task.
 pub(super) fn share(
     ctx: &Context<'_>,
     workers: usize,
@@ -286,7 +286,7 @@ pub(super) fn share(
     });
 }
 
-/// The first `floats` of a scratch, the rest left behind.
+/// Splits off the first `floats` floats of `scratch`.
 pub(super) fn take<'s>(scratch: &mut &'s mut [f32], floats: usize) -> &'s mut [f32] {
     let (head, tail) = std::mem::take(scratch).split_at_mut(floats);
     *scratch = tail;
@@ -297,7 +297,7 @@ fn bytes(floats: usize) -> usize {
     floats * std::mem::size_of::<f32>()
 }
 
-/// The shapes of the first two inputs: heads' size, key tokens and key heads.
+/// The shapes of the first two inputs: head size, key tokens and key heads.
 fn key_shape(shapes: &Shapes<'_>) -> (usize, usize, usize) {
     let k = shapes.ins[1];
     (k.dims[2], k.dims[0], k.dims[1])

@@ -1,19 +1,18 @@
 //! The arithmetic of one attention tile: small products and the vector operations of the softmax.
 //!
-//! The right side of a product lies in lanes; each function is compiled for the widest registers the machine has.
+//! The right operand of a product lies in lanes; each function is compiled for the widest registers of the machine.
 //!
-//! The product is C[m, n] (+)= A[m, k] B[k, n]. A is read one element at a time and broadcast, so it may lie at any
-//! strides; B and C are read by vectors along n. All five products of the backward pass have this form with operands
-//! as they lie, so nothing but q and do is ever transposed. Sums run over k in order: bits do not depend on threads.
+//! The product is C[m, n] (+)= A[m, k] B[k, n]. A is read one element at a time and broadcast, so it may have any strides; B
+//! and C are read as vectors along n. All five products of the backward pass have this form with operands in their existing
+//! layout, so only q and do are ever transposed. Sums run over k in order: bits do not depend on threads.
 
-/// Registers of f32 and what the kernels do with them.
+/// Vector registers of f32, and the operations that the kernels need.
 ///
 /// # Safety
-/// Every method needs the instructions of its implementation; `load` and `store` need `WIDTH` readable or writable
-/// elements at the pointer.
+/// Every method requires its implementation's instructions; `load` and `store` also `WIDTH` accessible elements at the pointer.
 pub(super) trait Vector: Copy {
     const WIDTH: usize;
-    /// Rows of the register tile of a product; it is two vectors wide.
+    /// Rows of a product's register tile, which is two vectors wide.
     const ROWS: usize;
     unsafe fn splat(x: f32) -> Self;
     unsafe fn load(at: *const f32) -> Self;
@@ -21,31 +20,31 @@ pub(super) trait Vector: Copy {
     unsafe fn add(self, b: Self) -> Self;
     unsafe fn sub(self, b: Self) -> Self;
     unsafe fn mul(self, b: Self) -> Self;
-    /// The larger; b where either is NaN.
+    /// The larger; b if either is NaN.
     unsafe fn max(self, b: Self) -> Self;
     /// self * a + b.
     unsafe fn mul_add(self, a: Self, b: Self) -> Self;
-    /// The bits moved up by the 23 of the mantissa.
+    /// Shifts the bits left by the 23 bits of the mantissa.
     unsafe fn to_exponent(self) -> Self;
     /// `to[c][r] = from[r][c]` for 8 x 8 elements, rows at the given strides.
     unsafe fn transpose8(from: *const f32, from_row: usize, to: *mut f32, to_row: usize);
 }
 
-/// 2^x to within 2 units in the last place for x up to 127; exactly 0 below -127, so -inf is a masked score.
+/// 2^x to within 2 ulp for x up to 127; exactly 0 below -127, so that -inf masks a score.
 ///
 /// # Safety
-/// As `Vector`.
+/// As for `Vector`.
 #[inline(always)]
 pub(super) unsafe fn exp2<V: Vector>(x: V) -> V {
     // Adding this rounds x to an integer n and leaves n + 127 in the lowest bits.
     const ROUND: f32 = (3 << 22) as f32 + 127.0;
-    // SAFETY: the caller has the instructions of V.
+    // SAFETY: the caller guarantees V's instructions.
     unsafe {
-        // In this order a NaN is kept.
+        // This operand order propagates NaN.
         let x = V::splat(-127.0).max(x);
         let rounded = x.add(V::splat(ROUND));
         let f = x.sub(rounded.sub(V::splat(ROUND)));
-        // The minimax polynomial of 2^f on [-1/2, 1/2], of degree 6.
+        // The minimax polynomial of degree 6 for 2^f on [-1/2, 1/2].
         let mut p = V::splat(1.534_581_2e-4);
         for c in [1.339_993_1e-3, 9.618_489e-3, 5.550_328_6e-2, 2.402_264_6e-1, 6.931_472e-1, 1.0] {
             p = p.mul_add(f, V::splat(c));
@@ -54,8 +53,7 @@ pub(super) unsafe fn exp2<V: Vector>(x: V) -> V {
     }
 }
 
-/// Operands of a product. `a_row` and `a_col` are A's strides, `b_row` and `c_row` those of B's and C's rows; n is a
-/// multiple of 16.
+/// Operands of a product. `a_row` and `a_col` are A's strides, `b_row` and `c_row` row strides; n is a multiple of 16.
 pub(super) struct Product {
     pub m: usize,
     pub n: usize,
@@ -67,17 +65,17 @@ pub(super) struct Product {
     pub b_row: usize,
     pub c: *mut f32,
     pub c_row: usize,
-    /// Whether the product is added to C or replaces it.
+    /// Whether the product is added to C instead of replacing it.
     pub add: bool,
 }
 
 impl Product {
     /// # Safety
-    /// The pointers hold m x k, k x n and m x n elements at their strides, C apart from A and B, and the machine has
-    /// V's instructions.
+    /// The pointers hold m x k, k x n and m x n elements at their strides, C overlaps no input, and the machine has V's
+    /// instructions.
     #[inline(always)]
     pub unsafe fn run<V: Vector>(&self) {
-        // SAFETY: the panels tile exactly m x n, and the caller vouches for those.
+        // SAFETY: the panels tile exactly m x n, which the caller guarantees.
         unsafe {
             let mut col = 0;
             while col + 2 * V::WIDTH <= self.n {
@@ -158,7 +156,7 @@ pub(super) unsafe fn transpose<V: Vector>(
     }
 }
 
-/// Defines `$name`, which calls the generic `$body` compiled for the given instructions.
+/// Defines `$name`, which calls the generic `$body` compiled for the widest available instructions.
 macro_rules! dispatch {
     ($(#[$doc:meta])* $name:ident = $body:ident($($arg:ident: $ty:ty),* $(,)?)) => {
         $(#[$doc])*
@@ -166,16 +164,16 @@ macro_rules! dispatch {
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
             unsafe fn avx512($($arg: $ty),*) {
-                // SAFETY: the function is compiled for these instructions; the rest is the caller's.
+                // SAFETY: the function is compiled for these instructions; the caller guarantees the rest.
                 unsafe { $body::<std::arch::x86_64::__m512>($($arg),*) }
             }
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma")]
             unsafe fn avx2($($arg: $ty),*) {
-                // SAFETY: the function is compiled for these instructions; the rest is the caller's.
+                // SAFETY: the function is compiled for these instructions; the caller guarantees the rest.
                 unsafe { $body::<std::arch::x86_64::__m256>($($arg),*) }
             }
-            // SAFETY: `level` found the instructions; the rest is the caller's.
+            // SAFETY: `level` detected the instructions; the caller guarantees the rest.
             unsafe {
                 match $crate::cpu::math::level() {
                     #[cfg(target_arch = "x86_64")]
@@ -199,12 +197,12 @@ impl Vector for [f32; 4] {
     }
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Self {
-        // SAFETY: the caller vouches for four elements.
+        // SAFETY: the caller guarantees four elements.
         unsafe { at.cast::<[f32; 4]>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn store(self, at: *mut f32) {
-        // SAFETY: the caller vouches for four elements.
+        // SAFETY: the caller guarantees four elements.
         unsafe { at.cast::<[f32; 4]>().write_unaligned(self) }
     }
     #[inline(always)]
@@ -235,7 +233,7 @@ impl Vector for [f32; 4] {
     unsafe fn transpose8(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
         for r in 0..8 {
             for c in 0..8 {
-                // SAFETY: the caller vouches for 8 x 8 elements on both sides.
+                // SAFETY: the caller guarantees 8 x 8 elements on both sides.
                 unsafe { *to.add(c * to_row + r) = *from.add(r * from_row + c) }
             }
         }
@@ -255,52 +253,52 @@ mod x86 {
                 const ROWS: usize = $rows;
                 #[inline(always)]
                 unsafe fn splat(x: f32) -> Self {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller guarantees the instructions.
                     unsafe { $splat(x) }
                 }
                 #[inline(always)]
                 unsafe fn load(at: *const f32) -> Self {
-                    // SAFETY: the caller has the instructions and the elements.
+                    // SAFETY: the caller guarantees the instructions and the elements.
                     unsafe { $load(at) }
                 }
                 #[inline(always)]
                 unsafe fn store(self, at: *mut f32) {
-                    // SAFETY: the caller has the instructions and the elements.
+                    // SAFETY: the caller guarantees the instructions and the elements.
                     unsafe { $store(at, self) }
                 }
                 #[inline(always)]
                 unsafe fn add(self, b: Self) -> Self {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller guarantees the instructions.
                     unsafe { $add(self, b) }
                 }
                 #[inline(always)]
                 unsafe fn sub(self, b: Self) -> Self {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller guarantees the instructions.
                     unsafe { $sub(self, b) }
                 }
                 #[inline(always)]
                 unsafe fn mul(self, b: Self) -> Self {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller guarantees the instructions.
                     unsafe { $mul(self, b) }
                 }
                 #[inline(always)]
                 unsafe fn max(self, b: Self) -> Self {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller guarantees the instructions.
                     unsafe { $max(self, b) }
                 }
                 #[inline(always)]
                 unsafe fn mul_add(self, a: Self, b: Self) -> Self {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller guarantees the instructions.
                     unsafe { $fma(self, a, b) }
                 }
                 #[inline(always)]
                 unsafe fn to_exponent(self) -> Self {
-                    // SAFETY: the caller has the instructions.
+                    // SAFETY: the caller guarantees the instructions.
                     unsafe { $shift(self) }
                 }
                 #[inline(always)]
                 unsafe fn transpose8(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
-                    // SAFETY: both instruction sets include AVX; the caller has the elements.
+                    // SAFETY: both instruction sets include AVX; the caller guarantees the elements.
                     unsafe { transpose8(from, from_row, to, to_row) }
                 }
             }
@@ -338,10 +336,10 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn transpose8(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
-        // SAFETY: AVX is there, and 8 elements at each of the 8 rows on both sides.
+        // SAFETY: AVX is available, and there are 8 elements in each of the 8 rows on both sides.
         unsafe {
             let r: [__m256; 8] = std::array::from_fn(|i| _mm256_loadu_ps(from.add(i * from_row)));
-            // Pairs of rows, then fours, then the two halves of a register.
+            // Interleaves pairs of rows, then groups of four, then swaps the halves of registers.
             let mut t = r;
             for i in (0..8).step_by(2) {
                 t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
@@ -366,7 +364,7 @@ mod x86 {
 mod tests {
     use super::*;
 
-    /// Runs a check with every vector type this machine has.
+    /// Runs a check with every vector type that this machine supports.
     macro_rules! on_all {
         ($check:ident) => {
             $check::<[f32; 4]>();
@@ -404,7 +402,7 @@ mod tests {
                 c_row: n + 1,
                 add,
             };
-            // SAFETY: the vectors hold the products' extents, and `on_all` found the instructions.
+            // SAFETY: the vectors match the products' extents, and `on_all` detected the instructions.
             unsafe { product.run::<V>() };
             for (i, got) in c.iter().enumerate() {
                 let (row, col) = (i / (n + 1), i % (n + 1));
@@ -427,7 +425,7 @@ mod tests {
         x.extend([0.0, -127.5, f32::NEG_INFINITY, f32::NAN, 1.0, -1.0, 0.5, -0.5].repeat(2));
         let mut y = vec![0.0; x.len()];
         for i in (0..x.len()).step_by(V::WIDTH) {
-            // SAFETY: the length is a multiple of 16, and `on_all` found the instructions.
+            // SAFETY: the length is a multiple of 16, and `on_all` detected the instructions.
             unsafe { exp2(V::load(x.as_ptr().add(i))).store(y.as_mut_ptr().add(i)) };
         }
         for (x, y) in x.iter().zip(&y) {
@@ -444,7 +442,7 @@ mod tests {
     fn transposes<V: Vector>() {
         let from = noise(32 * 27);
         let mut to = vec![0.0; 24 * 33];
-        // SAFETY: 32 rows of 24 at strides 27 and 33 fit both; `on_all` found the instructions.
+        // SAFETY: 32 rows of 24 at strides 27 and 33 fit both; `on_all` detected the instructions.
         unsafe { transpose::<V>((32, 24), (from.as_ptr(), 27), (to.as_mut_ptr(), 33)) };
         for (r, c) in (0..32).flat_map(|r| (0..24).map(move |c| (r, c))) {
             assert_eq!(to[c * 33 + r], from[r * 27 + c]);

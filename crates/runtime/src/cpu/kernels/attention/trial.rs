@@ -1,7 +1,6 @@
-//! Runs one launch against the oracle under conditions worse than any plan's, for tests.
+//! Test harness: runs one launch against the oracle under worse conditions than any plan creates.
 //!
-//! Every float tensor has gaps between its rows; outputs, gaps and workspace start as NaN, and the gaps' bytes must
-//! still be there afterwards.
+//! Every float tensor has gaps between its rows; outputs, gaps and workspace start as NaN, and the gaps must stay unchanged.
 
 use flatout_ir::oracle::{self, Values};
 use flatout_ir::target::Shapes;
@@ -15,19 +14,19 @@ use crate::launch;
 
 /// An input: its type and its elements in row-major order.
 #[derive(Clone)]
-pub(in crate::cpu) struct Given {
+pub(in crate::cpu) struct TestInput {
     pub ty: TensorType,
     pub values: Vec<f64>,
 }
 
-impl Given {
+impl TestInput {
     pub fn new(dtype: DType, dims: &[usize], value: impl FnMut(usize) -> f64) -> Self {
         let ty = TensorType::new(dtype, dims);
         let values = (0..ty.elements()).map(value).map(|x| dtype.round(x)).collect();
-        Given { ty, values }
+        TestInput { ty, values }
     }
 
-    /// Numbers in [-1, 1), the same for the same seed.
+    /// Numbers in [-1, 1), determined by the seed.
     pub fn noise(dtype: DType, dims: &[usize], seed: u32) -> Self {
         let mut state = seed.wrapping_mul(2_654_435_761).wrapping_add(12345);
         Self::new(dtype, dims, |_| {
@@ -40,21 +39,21 @@ impl Given {
         Self::new(DType::I32, &[values.len()], |i| values[i] as f64)
     }
 
-    /// The same numbers, bf16 as f32.
+    /// As `self`, with bf16 widened to f32.
     pub fn widened(&self) -> Self {
-        Given { ty: self.ty.with(self.ty.dtype.accumulator()), values: self.values.clone() }
+        TestInput { ty: self.ty.with(self.ty.dtype.accumulator()), values: self.values.clone() }
     }
 
-    /// The same with some rows (of the first axis) set to a value.
+    /// As `self`, with some rows (of the first axis) set to a value.
     pub fn with_rows(&self, value: f64, is_set: impl Fn(usize) -> bool) -> Self {
         let width = self.ty.elements() / self.ty.dims[0].max(1);
         let values = self.values.iter().enumerate();
         let values = values.map(|(i, x)| if is_set(i / width) { value } else { *x }).collect();
-        Given { ty: self.ty.clone(), values }
+        TestInput { ty: self.ty.clone(), values }
     }
 }
 
-fn graph(op: &Op, ins: &[Given]) -> Graph {
+fn graph(op: &Op, ins: &[TestInput]) -> Graph {
     let b = Builder::new();
     let tensors: Vec<_> =
         ins.iter().enumerate().map(|(i, x)| b.input(&format!("x{i}"), x.ty.dtype, &x.ty.dims)).collect();
@@ -64,8 +63,8 @@ fn graph(op: &Op, ins: &[Given]) -> Graph {
     b.finish()
 }
 
-/// The operation's outputs by its mathematics.
-pub(in crate::cpu) fn expected(op: &Op, ins: &[Given]) -> Vec<Vec<f64>> {
+/// The operation's outputs, as defined by its mathematics.
+pub(in crate::cpu) fn expected(op: &Op, ins: &[TestInput]) -> Vec<Vec<f64>> {
     let graph = graph(op, ins);
     let values: Values = ins.iter().enumerate().map(|(i, x)| (format!("x{i}"), x.values.clone())).collect();
     let mut results = oracle::run(&graph, &values).results;
@@ -79,28 +78,28 @@ fn kernel(op: &Op) -> &'static Kernel {
     all.find(|k| k.row.op == op.kind()).expect("the operation has a kernel")
 }
 
-/// The kernel's scratch for these inputs.
-pub(in crate::cpu) fn workspace(op: &Op, ins: &[Given], cores: usize) -> usize {
+/// The kernel's workspace in bytes for these inputs.
+pub(in crate::cpu) fn workspace(op: &Op, ins: &[TestInput], cores: usize) -> usize {
     let graph = graph(op, ins);
     let node = graph.nodes.iter().find(|n| n.op == *op).expect("the graph holds it");
     (kernel(op).row.workspace)(&Shapes::of(&graph, node, cores))
 }
 
-/// How a launch differs from one that computes every output apart from its inputs.
+/// How a launch differs from one that computes every output into separate memory.
 #[derive(Clone, Copy, Default)]
-pub(in crate::cpu) struct Manner<'a> {
-    /// Outputs that nobody reads.
+pub(in crate::cpu) struct LaunchVariant<'a> {
+    /// Outputs that are not requested.
     pub unread: &'a [usize],
-    /// (input, output) that share memory.
+    /// An (input, output) pair that shares memory.
     pub in_place: Option<(usize, usize)>,
 }
 
-/// The operation's outputs by its kernel on a number of threads.
+/// The operation's outputs from its kernel, on a number of threads.
 pub(in crate::cpu) fn launched(
     op: &Op,
-    ins: &[Given],
+    ins: &[TestInput],
     threads: usize,
-    manner: Manner<'_>,
+    variant: LaunchVariant<'_>,
 ) -> Result<Vec<Option<Vec<f64>>>, String> {
     let graph = graph(op, ins);
     let node = graph.nodes.iter().find(|n| n.op == *op).expect("the graph holds it");
@@ -112,8 +111,8 @@ pub(in crate::cpu) fn launched(
     };
     let in_views: Vec<View> = ins.iter().map(|x| place(&x.ty)).collect();
     let out_views: Vec<Option<View>> = (0..node.outs.len())
-        .map(|o| match manner.in_place {
-            _ if manner.unread.contains(&o) => None,
+        .map(|o| match variant.in_place {
+            _ if variant.unread.contains(&o) => None,
             Some((i, out)) if out == o => Some(in_views[i].clone()),
             _ => Some(place(&node.outs[o])),
         })
@@ -122,7 +121,7 @@ pub(in crate::cpu) fn launched(
     let scratch = (scratch > 0).then(|| place(&TensorType::new(DType::F32, [scratch])));
 
     let mut arena = Arena::new(end).expect("the arena fits in memory");
-    // Every half word of this pattern is a bf16 NaN, every word an f32 NaN.
+    // In this pattern every half word is a bf16 NaN and every word an f32 NaN.
     arena.bytes().iter_mut().for_each(|b| *b = 0xff);
     for (view, given) in in_views.iter().zip(ins) {
         each_offset(view, |i, at| write(arena.bytes(), view.dtype, at, given.values[i]));
@@ -142,7 +141,7 @@ pub(in crate::cpu) fn launched(
     launch::check(&launch, &kernel(op).row, end, threads)?;
     let before = arena.bytes().to_vec();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().expect("threads start");
-    // SAFETY: checked above, and the arena is used by nothing else meanwhile.
+    // SAFETY: checked above, and nothing else uses the arena meanwhile.
     let context = unsafe { Context::new(&launch, arena.start(), threads) };
     pool.install(|| (kernel(op).run)(&launch, &context))?;
 
@@ -161,7 +160,7 @@ pub(in crate::cpu) fn launched(
     Ok(launch.outs.iter().map(|view| view.as_ref().map(read_all)).collect())
 }
 
-/// Strides with three elements between the rows of floats and five more between those of the outermost axis.
+/// Strides with gaps of three elements between rows of floats and five more between those of the outermost axis.
 fn gapped(ty: &TensorType) -> Vec<usize> {
     if ty.dtype == DType::I32 || ty.rank() < 2 {
         return contiguous_strides(&ty.dims);
@@ -174,7 +173,7 @@ fn gapped(ty: &TensorType) -> Vec<usize> {
     strides
 }
 
-/// Index in row-major order and byte offset of every element.
+/// Calls `each` with row-major index and byte offset of every element.
 fn each_offset(view: &View, mut each: impl FnMut(usize, usize)) {
     for i in 0..view.elements() {
         let (mut rest, mut at) = (i, 0);
@@ -207,8 +206,8 @@ fn read(bytes: &[u8], dtype: DType, at: usize) -> f64 {
     }
 }
 
-/// Asserts a relative L2 distance, elements below 0.01 counted as if they were that large: gradients that cancel to 0
-/// have no digits. Infinite elements must be so in both.
+/// Asserts a relative L2 distance. Elements below 0.01 count as if they were that large, because gradients that cancel to 0
+/// have no significant digits. Infinite elements must be infinite in both.
 pub(in crate::cpu) fn assert_near(got: &[f64], want: &[f64], bound: f64, what: &str) {
     assert_eq!(got.len(), want.len(), "{what}: as many elements");
     let (mut error, mut norm) = (0.0, 0.0);

@@ -1,6 +1,6 @@
-//! Weights in NF4 as numbers, to the bit as `flatout_ir::nf4` defines them.
+//! Dequantises NF4 weights, with exactly the bits that `flatout_ir::nf4` defines.
 //!
-//! A task is one row of the weight. The 16 values of a block's codes are made once for the part of a row that lies in it.
+//! A task is one row of the weight. The 16 code values of a block are computed once for the part of a row that lies in it.
 
 use flatout_ir::nf4::{self, NESTED};
 use flatout_ir::ops::dequantize::{inputs_before_parts, inputs_of_a_part, parts};
@@ -50,7 +50,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         };
         cx.parallel(part.len(), 8 * bytes, |row| {
             let (from, place) = (2 * bytes * row, stride * (part.start + row));
-            // SAFETY: rows without gaps, of which a task writes its own.
+            // SAFETY: rows are contiguous, and a task writes only its own.
             unsafe {
                 match to {
                     DType::BF16 => {

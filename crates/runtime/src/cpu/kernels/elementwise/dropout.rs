@@ -1,4 +1,4 @@
-//! Dropout by counter: the bits drawn are those of `flatout_ir::random`.
+//! Counter-based dropout, with the random bits of `flatout_ir::random`.
 //!
 //! Element c of a row draws half c mod 8 of block c / 8.
 
@@ -14,12 +14,12 @@ use crate::rows::{FLOATS, kernel_row};
 pub const KERNELS: &[Kernel] =
     &[Kernel { row: kernel_row("dropout", OpKind::Dropout, FLOATS, Layout::Any), run }];
 
-/// Blocks of eight draws made together, so that the rounds run in vector lanes.
+/// Blocks of eight draws computed together, so that the rounds run in vector lanes.
 const BLOCKS: usize = 16;
 
 vectorised! {
     /// Drops elements of a token.
-    fn drop_some(draw: RowDraw, below: u16, keep: f32, x: &mut [f32]) {
+    fn apply_dropout(draw: RowDraw, below: u16, keep: f32, x: &mut [f32]) {
         for (i, x) in x.chunks_mut(8 * BLOCKS).enumerate() {
             let mut words = [[0_u32; 4]; BLOCKS];
             for (b, block) in words.iter_mut().enumerate() {
@@ -36,7 +36,7 @@ vectorised! {
     }
 }
 
-/// The random draws of a launch: its inputs `rng` and `rows`, its key and share.
+/// The random draws of a launch: its inputs `rng` and `rows`, its key and drop probability.
 pub(super) struct Draws {
     rng: Vec<i32>,
     samples: Vec<i32>,
@@ -46,22 +46,22 @@ pub(super) struct Draws {
 }
 
 impl Draws {
-    /// With rng at input `first` and rows behind it.
+    /// With rng at input `first`, followed by rows.
     ///
     /// # Safety
     ///
-    /// Neither lies on an output.
+    /// Neither overlaps an output.
     pub(super) unsafe fn new(p: f32, key: u64, first: usize, cx: &Context<'_>) -> Self {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (rng, samples) = unsafe { (cx.input(first).i32s(), cx.input(first + 1).i32s()) };
         Draws { rng, samples, key, below: drop_below(p), keep: (1.0 / (1.0 - p as f64)) as f32 }
     }
 
-    /// Drops elements of a token, all of which are given.
-    pub(super) fn drop_some(&self, t: usize, token: &mut [f32]) {
+    /// Drops elements of a token, given all of its elements.
+    pub(super) fn apply_dropout(&self, t: usize, token: &mut [f32]) {
         let [seed, high, step] = [self.rng[0], self.rng[1], self.rng[2]];
         let draw = RowDraw::new([seed, high, step], self.key, self.samples[2 * t], self.samples[2 * t + 1]);
-        drop_some(draw, self.below, self.keep, token);
+        apply_dropout(draw, self.below, self.keep, token);
     }
 }
 
@@ -69,15 +69,15 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Dropout { p } = launch.op else { unreachable!("the row is for dropout") };
     let Some(out) = cx.output(0) else { return Ok(()) };
     let (x, to) = (cx.input(0).rows(), out.rows());
-    // SAFETY: what is drawn from is i32, and no output is.
+    // SAFETY: rng and rows are i32, and no output is.
     let draws = unsafe { Draws::new(p, launch.key, 1, cx) };
     let tokens = out.dims[0];
-    // A tensor of one axis is one row of tokens of one element each.
+    // A one-dimensional tensor is one row of tokens with one element each.
     let is_flat = out.dims.len() == 1;
     let lines = if is_flat { 1 } else { to.count.checked_div(tokens).unwrap_or(0) };
     let width = if is_flat { 1 } else { to.width };
     let per_task = (8192 / (lines * width).max(1)).max(1);
-    // A vector of draws costs about as much as reading 32 bytes an element.
+    // Drawing costs about as much as reading 32 bytes per element.
     cx.parallel(tokens.div_ceil(per_task), 32 * per_task * lines * width, |task| {
         let mut token = vec![0.0; lines * width];
         for t in chunk(task, per_task, tokens) {
@@ -87,7 +87,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 for (line, part) in token.chunks_exact_mut(width).enumerate() {
                     x.load(place(line).0, place(line).1, part);
                 }
-                draws.drop_some(t, &mut token);
+                draws.apply_dropout(t, &mut token);
                 for (line, part) in token.chunks_exact(width).enumerate() {
                     to.store(place(line).0, place(line).1, part);
                 }

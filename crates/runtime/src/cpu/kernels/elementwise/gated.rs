@@ -19,13 +19,13 @@ pub const KERNELS: &[Kernel] = &[
     Kernel { row: kernel_row("gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any), run: run_grad },
 ];
 
-/// gate becomes the value.
+/// Replaces gate by the value.
 #[inline(always)]
 fn forward_with(gate: &mut [f32], up: &[f32], act: impl Fn(f32) -> f32) {
     gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = act(*gate) * up);
 }
 
-/// gate and up become their gradients. `both` gives value and slope.
+/// Replaces gate and up by their gradients. `both` returns value and derivative.
 #[inline(always)]
 fn backward_with(gate: &mut [f32], up: &mut [f32], dy: &[f32], both: impl Fn(f32) -> (f32, f32)) {
     for ((gate, up), dy) in gate.iter_mut().zip(up).zip(dy) {
@@ -60,7 +60,7 @@ vectorised! {
     }
 }
 
-/// Tiles a task covers: about 64 KiB of traffic.
+/// Tiles per task: about 64 KiB of traffic.
 const TILES_A_TASK: usize = 4;
 const TILE_BYTES: usize = 5 * 4096;
 
@@ -111,7 +111,7 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
                 tiles.load(1, &up, &tile, b);
                 tiles.load(2, &dy, &tile, d);
                 if outs[2].is_some() {
-                    // By the forward pass's own function: the same bits.
+                    // Uses the forward pass's function, for the same bits.
                     y.copy_from_slice(a);
                     forward(act, y, b);
                 }
@@ -127,13 +127,13 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Either, token by token, with what is dropped: a token's elements share what they are drawn by.
+/// Either direction with dropout, token by token: the elements of a token share a counter.
 fn run_dropped(launch: &Launch, act: Act, p: f32, cx: &Context<'_>) -> Result<(), String> {
     let is_grad = matches!(launch.op, Op::GatedGrad { .. });
     let ins: Vec<Rows<'_>> = (0..if is_grad { 3 } else { 2 }).map(|i| cx.input(i).rows()).collect();
     let outs: Vec<Option<Rows<'_>>> =
         (0..launch.outs.len()).map(|i| cx.output(i).map(|out| out.rows())).collect();
-    // SAFETY: what is drawn from is i32, and no output is.
+    // SAFETY: rng and rows are i32, and no output is.
     let draws = unsafe { Draws::new(p, launch.key, ins.len(), cx) };
     let (tokens, is_flat) = (launch.ins[0].dims[0], launch.ins[0].dims.len() == 1);
     let width = if is_flat { 1 } else { ins[0].width };
@@ -154,9 +154,9 @@ fn run_dropped(launch: &Launch, act: Act, p: f32, cx: &Context<'_>) -> Result<()
                 }
                 y.copy_from_slice(a);
                 forward(act, y, b);
-                draws.drop_some(t, y);
+                draws.apply_dropout(t, y);
                 if is_grad {
-                    draws.drop_some(t, d);
+                    draws.apply_dropout(t, d);
                     backward(act, a, b, d);
                 }
                 let values: &[&[f32]] = if is_grad { &[a, b, y] } else { &[y] };

@@ -1,11 +1,11 @@
 //! Elementwise functions and fused regions of them, tile by tile.
 //!
-//! A tile's intermediates stay in the first-level cache, so memory sees the region's inputs and outputs once each.
+//! A tile's intermediates stay in the L1 cache, so each of the region's inputs and outputs crosses memory once.
 //!
-//! A launch is compiled to a list of steps over registers of `TILE` floats. An input that is f32 without gaps is read
-//! from the arena itself unless an output lies on it; an output that is f32 without gaps is written there by its last
-//! step. Every value is rounded to its node's type, so a region gives the bits of its nodes run one by one. So do its
-//! sums over rows: a task then takes as many rows as a piece of such a sum has, and pieces are added as `reduce` does.
+//! A launch is compiled to a list of steps over registers of `TILE` floats. An input that is contiguous f32 is read from the
+//! arena directly unless an output overlaps it; an output that is contiguous f32 is written there by its last step. Every value
+//! is rounded to its node's type, so a region gives the same bits as its nodes run separately. The same holds for its sums over
+//! rows: a task then takes as many rows as a piece of such a sum has, and pieces are added as in `reduce`.
 
 use flatout_ir::ops::elementwise::Elementwise as E;
 use flatout_ir::region;
@@ -31,17 +31,17 @@ const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow { workspace, ..kernel_row(name, op, EVERY_TYPE, Layout::Any) }
 }
 
-/// The pieces of every sum over rows, one after another.
+/// Bytes for the pieces of every sum over rows, one sum after another.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let Op::Region { body } = &shapes.node.op else { return 0 };
     let pieces = |o: usize| reduce::pieces_across(body.ty(region::value(body, o)).rows());
     region::sums(body).map(|o| pieces(o) * shapes.outs[o].elements() * 4).sum()
 }
 
-/// Elements of a register: 4 KiB, so that eight of them fit the first-level cache.
+/// Elements per register: 4 KiB, so that eight of them fit the L1 cache.
 const TILE: usize = 1024;
 
-/// Where a step finds an argument.
+/// The source of a step's argument.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum From {
     Input(usize),
@@ -57,9 +57,9 @@ enum To {
 #[derive(Debug)]
 struct Step {
     f: E,
-    /// Of the arguments.
+    /// Type of the arguments.
     dtype: DType,
-    /// Of the value.
+    /// Type of the value.
     out: DType,
     args: Vec<From>,
     to: To,
@@ -69,11 +69,11 @@ struct Step {
 struct Program {
     steps: Vec<Step>,
     registers: usize,
-    /// Values that are stored, or added to a sum, after the steps: (what, output).
+    /// Values that are stored, or added to a sum, after the steps: (source, output).
     stores: Vec<(From, usize)>,
 }
 
-/// The steps for the outputs that are wanted, `direct[o]` telling which of them a step may write in the arena.
+/// Compiles the steps for the requested outputs; `direct[o]` tells whether a step may write output `o` in the arena.
 fn compile(body: &Graph, wanted: &[bool], direct: &[bool]) -> Program {
     let mut last_use = vec![None; body.nodes.len()];
     let made = |o: usize| region::value(body, o).node.0 as usize;
@@ -87,7 +87,7 @@ fn compile(body: &Graph, wanted: &[bool], direct: &[bool]) -> Program {
             }
         }
     }
-    // An output is written by its step where nothing else needs the value.
+    // An output is written directly by its step if nothing else needs the value.
     let output_of = |i: usize| {
         let mut results = (0..body.results.len()).filter(|&o| wanted[o] && made(o) == i);
         let first = results.next()?;
@@ -142,7 +142,7 @@ fn uses(node: &flatout_ir::Node, i: usize) -> bool {
     node.ins.iter().any(|v| v.node.0 as usize == i)
 }
 
-/// All operands' axes joined where every one of them steps evenly: (extent, step of each operand), outermost first.
+/// The axes of all operands, merged where all have compatible strides: (extent, stride of each operand), outermost first.
 pub(crate) fn common_axes(views: &[&View]) -> Vec<(usize, Vec<usize>)> {
     let mut axes: Vec<(usize, Vec<usize>)> = vec![];
     let dims = &views[0].dims;
@@ -163,7 +163,7 @@ pub(crate) fn common_axes(views: &[&View]) -> Vec<(usize, Vec<usize>)> {
     axes
 }
 
-/// The elements of all operands, cut into tiles: whole rows of the joined last axis, or a part of a long one.
+/// Splits the elements of all operands into tiles: whole rows of the merged last axis, or a part of a long one.
 pub(crate) struct Tiles {
     axes: Vec<(usize, Vec<usize>)>,
     width: usize,
@@ -172,7 +172,7 @@ pub(crate) struct Tiles {
     tiles_a_row: usize,
 }
 
-/// `rows` runs of `width` elements, each at an offset of its own.
+/// `rows` runs of `width` elements, each with its own offset.
 pub(crate) struct Tile {
     first_row: usize,
     rows: usize,
@@ -187,7 +187,7 @@ impl Tile {
 }
 
 impl Tiles {
-    /// The most elements a tile has.
+    /// Maximum elements per tile.
     pub(crate) const LEN: usize = TILE;
 
     pub(crate) fn new(views: &[&View]) -> Self {
@@ -199,7 +199,7 @@ impl Tiles {
         Tiles { axes, width, rows, rows_a_tile, tiles_a_row }
     }
 
-    /// Tiles of operands with two axes that are never joined, so that a number of tiles in a row is `reduce::GROUP` rows.
+    /// Tiles of operands with two axes that are never merged, so that consecutive tiles add up to `reduce::GROUP` rows.
     fn by_rows(views: &[&View]) -> Self {
         let axis = |a: usize| (views[0].dims[a], views.iter().map(|v| v.strides[a]).collect());
         let (axes, width) = (vec![axis(0), axis(1)], views[0].dims[1]);
@@ -219,17 +219,17 @@ impl Tiles {
         Tile { first_row, rows, column, width: (self.width - column).min(TILE) }
     }
 
-    /// The place of a tile's first element in row-major order; the others follow it.
+    /// Row-major index of a tile's first element; the others follow it.
     pub(crate) fn first(&self, tile: &Tile) -> usize {
         tile.first_row * self.width + tile.column
     }
 
-    /// Between the elements of a run, for one operand.
+    /// Stride between the elements of a run, for one operand.
     pub(crate) fn step(&self, operand: usize) -> usize {
         self.axes[self.axes.len() - 1].1[operand]
     }
 
-    /// Where run `row` of a tile starts, in elements.
+    /// Offset of run `row` of a tile, in elements.
     fn offset(&self, operand: usize, tile: &Tile, row: usize) -> usize {
         let mut rest = tile.first_row + row;
         let mut offset = tile.column * self.step(operand);
@@ -240,7 +240,7 @@ impl Tiles {
         offset
     }
 
-    /// The tile's address, if it is f32 and in one piece.
+    /// The tile's address, if it is f32 and contiguous.
     pub(crate) fn piece(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile) -> Option<*mut f32> {
         let in_one_piece = tile.rows == 1 && (self.step(operand) == 1 || tile.width == 1);
         (in_one_piece && tensor.dtype == DType::F32).then(|| tensor.at(self.offset(operand, tile, 0)).cast())
@@ -251,7 +251,7 @@ impl Tiles {
     /// # Safety
     /// The tensors' contract.
     pub(crate) unsafe fn load(&self, operand: usize, tensor: &Tensor<'_>, tile: &Tile, to: &mut [f32]) {
-        // The bits of an i32 travel in the f32 registers untouched.
+        // The bits of an i32 are kept unchanged in the f32 registers.
         let dtype = if tensor.dtype == DType::I32 { DType::F32 } else { tensor.dtype };
         let step = self.step(operand);
         for row in 0..tile.rows {
@@ -285,7 +285,7 @@ impl Tiles {
     }
 }
 
-/// One region after another.
+/// Runs one region after another.
 fn run_bundle(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     parts_of(launch).iter().try_for_each(|part| run(part, &cx.part(part)))
 }
@@ -327,19 +327,19 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     // SAFETY: the only call of this launch.
     let partial = unsafe { cx.workspace() };
     let all = Shared::new(partial);
-    // Where the pieces of a sum lie, all of them.
+    // The range that holds all pieces of a sum.
     let place = |sum: usize| sum * pieces * width..(sum + 1) * pieces * width;
     cx.parallel(count.div_ceil(tiles_a_task), bytes_a_tile * tiles_a_task, |task| {
         let mut registers = vec![vec![0.0_f32; TILE]; program.registers];
         let mut loaded = vec![vec![]; ins];
         let piece = |sum: usize| place(sum).start + task * width..place(sum).start + (task + 1) * width;
-        // SAFETY: the task's pieces are its own, and each slice of them ends before the next begins.
+        // SAFETY: the task's pieces are exclusive, and each slice's lifetime ends before the next begins.
         (0..sums.len()).for_each(|sum| unsafe { all.slice(piece(sum)).fill(0.0) });
         for t in crate::cpu::context::chunk(task, tiles_a_task, count) {
             let tile = tiles.tile(t);
             let n = tile.len();
-            // SAFETY: tiles are disjoint and a task's own. Inputs that an output lies on are copied before anything
-            // is written, so no slice of them is alive; outputs are written through one slice at a time.
+            // SAFETY: tiles are disjoint and belong to one task. Inputs that an output overlaps are copied before anything is
+            // written, so no slice of them is alive; outputs are written through one slice at a time.
             unsafe {
                 let mut args: Vec<&[f32]> = Vec::with_capacity(ins);
                 for (i, (input, buffer)) in inputs.iter().zip(&mut loaded).enumerate() {
@@ -412,7 +412,7 @@ fn apply(step: &Step, args: &[&[f32]], registers: &[Vec<f32>], to: &mut [f32]) {
     }
 }
 
-/// Where integers are involved the definition itself is evaluated: exact, and too rare to be worth more.
+/// With integers the definition itself is evaluated: exact, and too rare to optimise.
 fn apply_i32(step: &Step, args: &[&[f32]], to: &mut [f32]) {
     let read = |x: f32| if step.dtype == DType::I32 { x.to_bits() as i32 as f64 } else { x as f64 };
     let mut x = [0.0; 3];
@@ -473,7 +473,7 @@ vectorised! {
                 let by = by as f32;
                 each(x, y, |x| x + by)
             }
-            // By its definition, until a vector form pays.
+            // Evaluates the definition; a vector form has not paid so far.
             f => each(x, y, |x| f.eval(&[f64::from(x)]) as f32),
         }
     }

@@ -1,7 +1,7 @@
 //! Quantisation to 8-bit types, row-major and transposed in one pass.
 //!
-//! Tiles of a few rows are read once; their codes are written along the rows and, transposed, down the columns. Exact:
-//! the codes are the type's own rounding of x times the scale's reciprocal.
+//! Tiles of a few rows are read once; their codes are written along the rows and, transposed, down the columns. Exact: the
+//! codes are x times the reciprocal of the scale, rounded by the type's definition.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -22,7 +22,7 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     run,
 }];
 
-/// Rows a task covers: columns of the transposed output are written this many elements at a time.
+/// Rows per task: columns of the transposed output are written this many elements at a time.
 const ROWS_A_TASK: usize = 16;
 
 /// Workspace for a norm's output and for the norm itself.
@@ -37,14 +37,14 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     }
 }
 
-/// Bytes of what is quantised, up to where the next scratch begins.
+/// Bytes of the tensor to quantise, rounded up to the next allocation.
 fn x_bytes(elements: usize, dtype: DType) -> usize {
     (elements * dtype.bytes()).next_multiple_of(64)
 }
 
 type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 
-/// The norm's own kernel writes x to where it is wanted or to scratch, and it is quantised from there.
+/// Lets the norm's own kernel write x to its output or to scratch, and quantises it from there.
 fn run_norm(launch: &Launch, cx: &Context<'_>, of: Source) -> Result<(), String> {
     let (op, kernel): (Op, Run) = match of {
         Source::Norm(spec, residual) => (spec.op(residual), norm::run),
@@ -111,13 +111,13 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     });
     if let Some(third) = third {
         let value = if current { scale } else { top.get() };
-        // SAFETY: one element, written after the input it may lie on was read.
+        // SAFETY: one element, written after the input that it may overlap was read.
         unsafe { third.rows().store(0, 0, &[value]) };
     }
     Ok(())
 }
 
-/// Writes a tile of rows along columns, from the element `at` of each on, which belong to one task.
+/// Writes a tile of rows along columns, starting at element `at` of each column; these elements belong to one task.
 fn transpose(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
     let mut column = vec![0.0; tile.len().checked_div(width).unwrap_or(0)];
     for c in 0..width {
@@ -127,7 +127,7 @@ fn transpose(tile: &[f32], width: usize, at: usize, to: &Tensor<'_>) {
     }
 }
 
-/// The input of the quantisation, by the operation that makes it.
+/// The input of the quantisation, by the operation that computes it.
 struct X<'a> {
     of: Source,
     ins: Vec<Rows<'a>>,
@@ -138,10 +138,10 @@ impl X<'_> {
         if matches!(self.of, Source::GatedGrad(_)) { 2 * self.ins[0].width } else { self.ins[0].width }
     }
 
-    /// A row of x, rounded to x's own type.
+    /// Computes a row of x, rounded to the type of x.
     fn load(&self, row: usize, to: &mut [f32], spare: &mut [f32]) {
         let n = self.ins[0].width;
-        // SAFETY: inputs are only read, and no output lies on them.
+        // SAFETY: inputs are only read, and no output overlaps them.
         unsafe {
             match self.of {
                 Source::Given => return self.ins[0].load(row, 0, to),
@@ -166,7 +166,7 @@ impl X<'_> {
     }
 }
 
-/// The largest magnitude of a slice; a NaN counts for nothing.
+/// The largest magnitude of a slice; NaN is ignored.
 fn magnitude(x: &[f32]) -> f32 {
     x.iter().fold(0.0, |top: f32, x| top.max(x.abs()))
 }
@@ -183,7 +183,7 @@ fn largest(x: &Rows<'_>, cx: &Context<'_>) -> f32 {
     top.get()
 }
 
-/// A maximum that tasks raise. Magnitudes are not negative, so their bits are in the order of their values.
+/// A maximum that tasks raise. Magnitudes are non-negative, so their bits have the order of their values.
 struct Top(AtomicU32);
 
 impl Top {

@@ -2,14 +2,14 @@
 //!
 //! The mathematics is that of `flatout_ir::ops::linear_attention`: out_i = sum over j of W_ij x_j.
 //!
-//! A task is a tile of rows of one output head. It walks over the tiles it sees: a tile's weights are one product, are
-//! scaled and masked, and a second product adds to the result, which is rounded once. Segments are cut into tiles of
-//! equal height, so that a row more than a tile does not cost a tile. bf16 is widened as it is read; all arithmetic is f32.
+//! A task is a tile of rows of one output head. It loops over the unmasked tiles: a tile's weights are one product, are scaled
+//! and masked, and a second product adds to the result, which is rounded once. Segments are divided into tiles of equal height,
+//! so that one row more than a tile does not cost a whole tile. bf16 is widened as it is read; all arithmetic is f32.
 //!
-//! Queries that are rotated as they are read are rotated in the widened copy and rounded to their type, as a rotation of its own
+//! Queries that are rotated as they are read are rotated in the widened copy and rounded to their type, as a separate rotation
 //! would store them; their gradient is rotated back before it is rounded.
 //!
-//! Scratch is a few tiles a core. The rows of a task and the order of every sum follow from the shapes and the segments,
+//! The workspace is a few tiles per core. The rows of a task and the order of every sum depend on the shapes and the segments,
 //! so bits do not depend on the number of threads.
 
 #[cfg(test)]
@@ -35,7 +35,7 @@ use crate::cpu::tensor::{self, Tensor};
 use crate::rows::{FLOATS, kernel_row};
 use crate::weighted_sum::{Owner, WeightedSum, sums};
 
-/// The most rows of a tile.
+/// Maximum rows per tile.
 const TILE: usize = 96;
 
 const fn kernel(name: &'static str, op: OpKind) -> Kernel {
@@ -48,7 +48,7 @@ pub const KERNELS: &[Kernel] = &[
     kernel("linear_attention_grad", OpKind::LinearAttentionGrad),
 ];
 
-/// Floats of a worker: two tiles of weights, the result, widened copies of a, b and x, and a token's cosines and sines.
+/// Floats of scratch per worker: two tiles of weights, the result, widened a, b and x, and a token's cosines and sines.
 fn floats(inner: usize, width: usize) -> usize {
     2 * TILE * TILE + 2 * TILE * width + 2 * TILE * inner + inner.max(width)
 }
@@ -60,7 +60,6 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     most * shapes.cores * size_of::<f32>()
 }
 
-/// One sum of a launch.
 struct Sum<'a> {
     scale: f32,
     mask: LinearMask,
@@ -69,14 +68,14 @@ struct Sum<'a> {
     right: Operand<'a>,
     rows: Operand<'a>,
     out: Operand<'a>,
-    /// The tensor the result is accumulated onto.
+    /// The tensor that the result is accumulated onto.
     base: Option<Tensor<'a>>,
-    /// The tensor whose elements must be above 0 for the result not to be 0.
+    /// If given, the result is set to 0 where this tensor is not above 0.
     above: Option<Tensor<'a>>,
     heads: usize,
 }
 
-/// A tensor of a sum, and the rotation of its heads as they are read, or back as they are written.
+/// A tensor of a sum, and the rotation of its heads when read, or its inverse when written.
 #[derive(Clone, Copy)]
 struct Operand<'a> {
     tensor: Tensor<'a>,
@@ -96,7 +95,7 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
     let axes = vec![0; q.dims[2] / 2];
     let bounds = |segments: Segments, at: usize| {
         matches!(segments, Segments::Ragged { .. }).then(|| {
-            // SAFETY: segment bounds are i32 inputs, which nobody writes during the launch.
+            // SAFETY: segment bounds are i32 inputs, which nothing writes during the launch.
             unsafe { [ctx.input(at).i32s(), ctx.input(at + 1).i32s()] }
         })
     };
@@ -111,7 +110,7 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
     )?;
 
     let positions = attend.positions();
-    // SAFETY: positions and table are inputs that nobody writes during the launch.
+    // SAFETY: positions and table are inputs that nothing writes during the launch.
     let rotation = attend.rotary.freq().map(|freq| unsafe {
         let table = attend.rotary.has_table().then(|| ctx.input(positions + 1));
         Rotation::new(freq, &axes, ctx.input(positions), table)
@@ -121,7 +120,7 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
         Operand { tensor, rotation: rotation.filter(|_| i == 0) }
     }
 
-    // SAFETY: taken once, here.
+    // SAFETY: this is the only call of this launch.
     let memory = unsafe { ctx.workspace() };
     let floats = memory.len();
     let scratch = Shared::new(memory);
@@ -142,14 +141,14 @@ fn run(launch: &Launch, ctx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Rotates a token's head, back where `sign` is -1. `angles` holds the cosines and sines meanwhile.
+/// Rotates a token's head; `sign` -1 rotates back. `angles` is scratch for the cosines and sines.
 fn rotate_head(rotation: &Rotation<'_>, token: usize, sign: f32, angles: &mut [f32], head: &mut [f32]) {
     let (cos, sin) = angles[..head.len()].split_at_mut(head.len() / 2);
     rotation.of(token, cos, sin);
     rotate(Pairs::Interleaved, sign, cos, sin, head);
 }
 
-/// Rows in tiles of equal height.
+/// Splits rows into tiles of equal height.
 fn tiles(rows: &Range<usize>) -> impl Iterator<Item = Range<usize>> + use<> {
     let count = rows.len().div_ceil(TILE);
     let height = rows.len().div_ceil(count.max(1)).max(1);
@@ -177,13 +176,13 @@ impl Sum<'_> {
         let workers = if work < SERIAL { 1 } else { ctx.threads.min(scratch_floats / floats) };
         share(ctx, workers, tasks.len(), |worker, task| {
             let (segment, head, tile) = &tasks[task];
-            // SAFETY: a worker runs one task at a time, and the pieces are disjoint.
+            // SAFETY: a worker runs one task at a time, and the ranges are disjoint.
             let scratch = unsafe { scratch.slice(worker * floats..(worker + 1) * floats) };
             self.tile(segment, *head, tile, scratch);
         });
     }
 
-    /// A tile of the rows of an output head.
+    /// Computes a tile of rows of an output head.
     fn tile(&self, segment: &Segment, head: usize, own: &Range<usize>, mut scratch: &mut [f32]) {
         let (inner, width) = (self.left.dims[2], self.rows.dims[2]);
         let weights = take(&mut scratch, TILE * TILE);
@@ -223,8 +222,8 @@ impl Sum<'_> {
             }
             let other = &mut x_copy[..width];
             let load = |x: &Tensor<'_>, to: &mut [f32]| {
-                // SAFETY: token and head lie in the tensor, whose rows have no gaps; only the base may lie on the output, and
-                // no other task writes its row.
+                // SAFETY: token and head lie in the tensor, whose rows are contiguous; only the base may overlap the output,
+                // and no other task writes its row.
                 unsafe { tensor::load(x.dtype, x.at(token * x.strides[0] + head * x.strides[1]), 1, to) };
             };
             if let Some(base) = &self.base {
@@ -236,13 +235,13 @@ impl Sum<'_> {
                 row.iter_mut().zip(&*other).for_each(|(y, x)| *y = if *x > 0.0 { *y } else { 0.0 });
             }
             let at = self.out.at(token * self.out.strides[0] + head * self.out.strides[1]);
-            // SAFETY: token and head lie in the tensor, a row has no gaps, and only this task writes it.
+            // SAFETY: token and head lie in the tensor, a row is contiguous, and only this task writes it.
             unsafe { tensor::store(self.out.dtype, at, 1, row) };
         }
     }
 
-    /// W [own, walk] = M(scale a b^T). Where the owner is the key, the walked rows are the queries; a is then on the keys'
-    /// side, and for `Both` a and b change places.
+    /// W [own, walk] = M(scale a b^T). If the owner is the key, the walked rows are the queries; a is then on the keys' side,
+    /// and for `Both` a and b are exchanged.
     fn weigh(
         &self,
         segment: &Segment,
@@ -258,7 +257,7 @@ impl Sum<'_> {
         let b = self.matrix(right, head, walk, b_copy, angles);
         let [m, n, k] = [own.len(), walk.len(), left.dims[2]];
         let w = Matrix { start: weights.as_mut_ptr(), row: n, column: 1 };
-        // SAFETY: rows of a and b lie in their tensors or copies; the weights are this worker's.
+        // SAFETY: rows of a and b lie in their tensors or copies; the weights belong to this worker.
         unsafe { multiply([m, n, k], w, false, a, Matrix { row: b.column, column: b.row, ..b }, 1) };
         for (i, row) in own.clone().zip(weights.chunks_exact_mut(n)) {
             let seen = self.seen(segment, i, by_keys);
@@ -268,7 +267,7 @@ impl Sum<'_> {
         }
     }
 
-    /// The rows of the other side that row i has a weight with.
+    /// The rows of the opposite side for which row i has a weight.
     fn seen(&self, segment: &Segment, i: usize, by_keys: bool) -> Range<i64> {
         let shift = segment.k.end as i64 - segment.q.end as i64;
         let i = i as i64;
@@ -283,7 +282,7 @@ impl Sum<'_> {
         }
     }
 
-    /// Whether some row of one tile has a weight with some row of the other.
+    /// Whether any row of one tile has a weight with any row of the other.
     fn meets(&self, segment: &Segment, own: &Range<usize>, walk: &Range<usize>) -> bool {
         let reaches = |i: usize, by_keys: bool| {
             let seen = self.seen(segment, i, by_keys);
@@ -297,7 +296,7 @@ impl Sum<'_> {
         }
     }
 
-    /// Rows of the head that head `h` reads: where they lie if they are f32 and not rotated, else made in `copy`.
+    /// Rows of the head that head `h` reads: in place if they are f32 and not rotated, otherwise computed into `copy`.
     fn matrix(
         &self,
         of: &Operand<'_>,
@@ -313,7 +312,7 @@ impl Sum<'_> {
         }
         let size = of.dims[2];
         for (row, to) in rows.clone().zip(copy.chunks_exact_mut(size)) {
-            // SAFETY: row and head lie in the tensor; a row has no gaps and nobody writes it.
+            // SAFETY: row and head lie in the tensor; a row is contiguous and nothing writes it.
             unsafe { tensor::load(of.dtype, at(row), 1, to) };
             if let Some(rotation) = of.rotation {
                 rotate_head(rotation, row, 1.0, angles, to);

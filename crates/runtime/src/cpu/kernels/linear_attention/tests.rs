@@ -1,30 +1,32 @@
 //! Tests of linear attention, both directions, against the oracle over masks, segments, heads, sizes and types.
 //!
-//! They include the symmetric form, in which queries are their own keys.
+//! They include the symmetric form, in which queries double as keys.
 
 use flatout_ir::DType;
 use flatout_ir::ops::attention::Segments;
 use flatout_ir::ops::linear_attention::{Keys, LinearAttend, LinearMask, Rotary};
 
-use crate::cpu::kernels::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
+use crate::cpu::kernels::attention::trial::{
+    LaunchVariant, TestInput, assert_near, expected, launched, workspace,
+};
 
-/// (start, length) of segments on an axis of a number of tokens; without any, equal lengths.
+/// (start, length) of segments on an axis of a number of tokens; uniform without any.
 #[derive(Clone, Debug)]
-struct Side {
+struct SideSegments {
     tokens: usize,
     len: usize,
     ragged: Vec<(i32, i32)>,
 }
 
-fn even(count: usize, len: usize) -> Side {
-    Side { tokens: count * len, len, ragged: vec![] }
+fn even(count: usize, len: usize) -> SideSegments {
+    SideSegments { tokens: count * len, len, ragged: vec![] }
 }
 
-fn uneven(tokens: usize, ragged: &[(i32, i32)]) -> Side {
-    Side { tokens, len: tokens, ragged: ragged.to_vec() }
+fn uneven(tokens: usize, ragged: &[(i32, i32)]) -> SideSegments {
+    SideSegments { tokens, len: tokens, ragged: ragged.to_vec() }
 }
 
-impl Side {
+impl SideSegments {
     fn segments(&self) -> Segments {
         match self.ragged.len() {
             0 => Segments::Uniform { len: self.len },
@@ -32,12 +34,12 @@ impl Side {
         }
     }
 
-    fn inputs(&self) -> Vec<Given> {
+    fn inputs(&self) -> Vec<TestInput> {
         if self.ragged.is_empty() {
             return vec![];
         }
         let (starts, lengths): (Vec<i32>, Vec<i32>) = self.ragged.iter().copied().unzip();
-        vec![Given::integers(&starts), Given::integers(&lengths)]
+        vec![TestInput::integers(&starts), TestInput::integers(&lengths)]
     }
 
     fn is_idle(&self, row: usize) -> bool {
@@ -49,10 +51,10 @@ impl Side {
 #[derive(Clone, Debug)]
 struct Case {
     mask: LinearMask,
-    q: Side,
-    /// `None` where the keys are the queries.
-    k: Option<Side>,
-    /// Of queries, keys and values.
+    q: SideSegments,
+    /// `None` if the queries double as keys.
+    k: Option<SideSegments>,
+    /// Heads of queries, keys and values.
     heads: [usize; 3],
     /// N and D.
     sizes: [usize; 2],
@@ -61,7 +63,7 @@ struct Case {
 }
 
 impl Case {
-    fn new(mask: LinearMask, q: Side, k: Option<Side>) -> Self {
+    fn new(mask: LinearMask, q: SideSegments, k: Option<SideSegments>) -> Self {
         let heads = if k.is_some() { [6, 2, 3] } else { [3, 3, 1] };
         Case { mask, q, k, heads, sizes: [6, 5], dtype: DType::F32, rotary: Rotary::None }
     }
@@ -71,30 +73,32 @@ impl Case {
         LinearAttend { scale: 0.3, mask: self.mask, q: self.q.segments(), k, rotary: self.rotary }
     }
 
-    /// The inputs of the forward operation; rows of no segment hold `idle`.
-    fn inputs(&self, idle: f64) -> Vec<Given> {
+    /// The inputs of the forward operation; rows outside every segment hold `idle`.
+    fn inputs(&self, idle: f64) -> Vec<TestInput> {
         let keys = self.k.as_ref().unwrap_or(&self.q);
-        let make = |side: &Side, heads: usize, size: usize, seed: u32| {
-            let x = Given::noise(self.dtype, &[side.tokens, heads, size], seed);
+        let make = |side: &SideSegments, heads: usize, size: usize, seed: u32| {
+            let x = TestInput::noise(self.dtype, &[side.tokens, heads, size], seed);
             x.with_rows(idle, |row| side.is_idle(row))
         };
         let mut ins = vec![make(&self.q, self.heads[0], self.sizes[0], 1)];
         ins.extend(self.k.as_ref().map(|k| make(k, self.heads[1], self.sizes[0], 2)));
         ins.push(make(keys, self.heads[2], self.sizes[1], 3));
         ins.extend(self.q.inputs());
-        ins.extend(self.k.iter().flat_map(Side::inputs));
+        ins.extend(self.k.iter().flat_map(SideSegments::inputs));
         if let Some(freq) = self.rotary.freq() {
-            // Places begin anew every 41 tokens; a table has 30 of them.
+            // Positions restart every 41 tokens; a table has 30 of them.
             let (tokens, half) = (self.q.tokens, self.sizes[0] / 2);
-            ins.push(Given::new(DType::I32, &[1, tokens], |i| (i % 41) as f64));
+            ins.push(TestInput::new(DType::I32, &[1, tokens], |i| (i % 41) as f64));
             let table: Vec<f64> = freq.table(30, half).collect();
-            ins.extend(self.rotary.has_table().then(|| Given::new(DType::F32, &[30, half, 2], |i| table[i])));
+            ins.extend(
+                self.rotary.has_table().then(|| TestInput::new(DType::F32, &[30, half, 2], |i| table[i])),
+            );
         }
         ins
     }
 
-    fn gradient_inputs(&self, idle: f64) -> Vec<Given> {
-        let d = Given::noise(self.dtype, &[self.q.tokens, self.heads[0], self.sizes[1]], 4);
+    fn gradient_inputs(&self, idle: f64) -> Vec<TestInput> {
+        let d = TestInput::noise(self.dtype, &[self.q.tokens, self.heads[0], self.sizes[1]], 4);
         let mut ins = self.inputs(idle);
         ins.push(d.with_rows(idle, |row| self.q.is_idle(row)));
         ins
@@ -102,7 +106,7 @@ impl Case {
 
     /// Runs both directions with everything outside the segments NaN and compares with the oracle.
     fn check(&self) {
-        // Rounding to 8 bits alone is 1.7e-3; the oracle rounds a gradient before it rotates it back and after.
+        // Rounding to bf16 alone is 1.7e-3; the oracle rounds a gradient before and after rotating it back.
         let bound = match (self.dtype, self.rotary) {
             (DType::F32, _) => 1e-6,
             (_, Rotary::None) => 2.5e-3,
@@ -114,7 +118,7 @@ impl Case {
             (at.grad(), self.gradient_inputs(0.0), self.gradient_inputs(f64::NAN)),
         ] {
             let want = expected(&op, &clean);
-            let got = launched(&op, &poisoned, 2, Manner::default()).unwrap();
+            let got = launched(&op, &poisoned, 2, LaunchVariant::default()).unwrap();
             for (i, (got, want)) in got.iter().zip(&want).enumerate() {
                 let what = format!("output {i} of {} of {self:?}", op.name());
                 assert_near(got.as_ref().unwrap(), want, bound, &what);
@@ -127,7 +131,7 @@ impl Case {
 fn even_segments_of_every_length_ratio() {
     for &mask in LinearMask::ALL {
         Case::new(mask, even(2, 75), Some(even(2, 75))).check();
-        // A tile and a row, three tiles of one height, more keys than queries and fewer.
+        // A tile and one row, three tiles of one height, more keys than queries and fewer.
         Case::new(mask, even(2, 97), Some(even(2, 97))).check();
         Case::new(mask, even(1, 20), Some(even(1, 257))).check();
         Case::new(mask, even(2, 200), Some(even(2, 13))).check();
@@ -167,7 +171,7 @@ fn heads_sizes_and_types() {
 }
 
 #[test]
-fn queries_are_turned_as_they_are_read() {
+fn queries_are_rotated_as_they_are_read() {
     for rotary in [Rotary::Angles(100.0.into()), Rotary::Table(100.0.into())] {
         for &mask in LinearMask::ALL {
             for (q, sizes) in [
@@ -183,9 +187,9 @@ fn queries_are_turned_as_they_are_read() {
     }
 }
 
-/// The same bits as a rotation of its own and plain linear attention, but for the gradient, which is rounded once.
+/// The same bits as a separate rotation and plain linear attention, except for the gradient, which is rounded once.
 #[test]
-fn turned_scores_have_the_bits_of_a_rotation_before_them() {
+fn fused_rotation_has_the_bits_of_a_separate_one() {
     use flatout_ir::Op;
     use flatout_ir::ops::rope::Pairs;
     let turned = Case {
@@ -202,9 +206,9 @@ fn turned_scores_have_the_bits_of_a_rotation_before_them() {
         inverse: false,
         table: true,
     };
-    let launch = |op: &Op, ins: &[Given]| launched(op, ins, 2, Manner::default()).unwrap();
+    let launch = |op: &Op, ins: &[TestInput]| launched(op, ins, 2, LaunchVariant::default()).unwrap();
     let rotated = launch(&rope, &[ins[0].clone(), ins[2].clone(), ins[3].clone()])[0].clone().unwrap();
-    let r = Given::new(DType::BF16, &[130, 3, 16], |i| rotated[i]);
+    let r = TestInput::new(DType::BF16, &[130, 3, 16], |i| rotated[i]);
     let plain = Case { rotary: Rotary::None, ..turned.clone() };
     let o = launch(&plain.attend().op(), &[r.clone(), ins[1].clone()]);
     assert_eq!(launch(&turned.attend().op(), &ins), o);
@@ -220,15 +224,19 @@ fn bits_do_not_depend_on_threads_and_outputs_not_on_each_other() {
         for (op, ins) in
             [(case.attend().op(), case.inputs(0.0)), (case.attend().grad(), case.gradient_inputs(0.0))]
         {
-            let first = launched(&op, &ins, 1, Manner::default()).unwrap();
+            let first = launched(&op, &ins, 1, LaunchVariant::default()).unwrap();
             for threads in [2, 5] {
-                assert_eq!(launched(&op, &ins, threads, Manner::default()).unwrap(), first, "{case:?}");
+                assert_eq!(
+                    launched(&op, &ins, threads, LaunchVariant::default()).unwrap(),
+                    first,
+                    "{case:?}"
+                );
             }
             for unread in 0..first.len() {
-                let manner = Manner { unread: &[unread], ..Manner::default() };
+                let variant = LaunchVariant { unread: &[unread], ..LaunchVariant::default() };
                 let mut want = first.clone();
                 want[unread] = None;
-                assert_eq!(launched(&op, &ins, 2, manner).unwrap(), want, "{case:?} without {unread}");
+                assert_eq!(launched(&op, &ins, 2, variant).unwrap(), want, "{case:?} without {unread}");
             }
         }
     }
@@ -238,7 +246,7 @@ fn bits_do_not_depend_on_threads_and_outputs_not_on_each_other() {
 fn scratch_does_not_grow_with_the_tokens() {
     let scratch = |tokens: usize| {
         let case = Case { sizes: [1024, 192], ..Case::new(LinearMask::Full, even(1, tokens), None) };
-        let zeros = |heads: usize, size: usize| Given::new(DType::F32, &[tokens, heads, size], |_| 0.0);
+        let zeros = |heads: usize, size: usize| TestInput::new(DType::F32, &[tokens, heads, size], |_| 0.0);
         let mut ins = vec![zeros(6, 1024), zeros(1, 192)];
         let forward = workspace(&case.attend().op(), &ins, 4);
         ins.push(zeros(6, 192));
@@ -253,10 +261,10 @@ fn keys_of_two_segments_have_no_gradient() {
     let shared = Some(uneven(20, &[(0, 12), (11, 9)]));
     let case = Case::new(LinearMask::Full, even(2, 5), shared);
     let error =
-        launched(&case.attend().grad(), &case.gradient_inputs(0.0), 1, Manner::default()).unwrap_err();
+        launched(&case.attend().grad(), &case.gradient_inputs(0.0), 1, LaunchVariant::default()).unwrap_err();
     assert!(error.contains("key row 11 lies in two segments"), "{error}");
-    // Forward may read keys twice.
+    // The forward pass may read keys twice.
     let (op, ins) = (case.attend().op(), case.inputs(0.0));
-    let got = launched(&op, &ins, 1, Manner::default()).unwrap();
+    let got = launched(&op, &ins, 1, LaunchVariant::default()).unwrap();
     assert_near(got[0].as_ref().unwrap(), &expected(&op, &ins)[0], 1e-6, "o over shared keys");
 }

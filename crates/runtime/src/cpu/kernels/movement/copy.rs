@@ -1,7 +1,7 @@
 //! Copies between any two strided views, constants and indices.
 //!
-//! A copy moves elements in row-major order of both views, whatever their axes: axes are cut until both views have
-//! the same ones, then joined where both step evenly. Bytes: each element once in, once out.
+//! A copy moves elements in row-major order of both views, whatever their axes: axes are split until both views have the same
+//! ones, then merged where both have compatible strides. Moves each element once in, once out.
 
 use flatout_ir::target::Layout;
 use flatout_ir::types::{DType, bf16_from_f32, contiguous_strides};
@@ -18,7 +18,7 @@ pub const KERNELS: &[Kernel] = &[
     Kernel { row: kernel_row("iota", OpKind::Iota, ANY_TYPE, Layout::Any), run: iota },
 ];
 
-/// How far each of two views steps along axes they share.
+/// The strides of two views along shared axes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Walk {
     pub dims: Vec<usize>,
@@ -27,7 +27,7 @@ pub struct Walk {
 }
 
 impl Walk {
-    /// `None` where the axes of the views cut the elements at places that do not nest.
+    /// `None` if the axes of the views do not nest.
     fn new(from: &View, to: &View) -> Option<Walk> {
         let mut walk = Walk { dims: vec![], from: vec![], to: vec![] };
         let axes = |view: &View| -> Vec<(usize, usize)> {
@@ -53,7 +53,7 @@ impl Walk {
         Some(walk)
     }
 
-    /// Adds an axis outside those there are, joined to the last where both sides step evenly.
+    /// Adds an outer axis, merged with the previous one if the strides of both sides allow it.
     fn join(&mut self, n: usize, from: usize, to: usize) {
         if let (Some(last), Some(f), Some(t)) = (self.dims.last_mut(), self.from.last(), self.to.last())
             && from == f * *last
@@ -81,7 +81,7 @@ impl Walk {
     /// Copies rows of the last axis.
     ///
     /// # Safety
-    /// Both sides hold the walk's elements, of `bytes` each; what is written overlaps nothing that is read.
+    /// Both sides hold the walk's elements, of `bytes` each; written memory does not overlap memory that is read.
     unsafe fn copy(&self, bytes: usize, from: *const u8, to: *mut u8, rows: std::ops::Range<usize>) {
         let (n, from_step, to_step) = match (self.dims.last(), self.from.last(), self.to.last()) {
             (Some(n), Some(f), Some(t)) => (*n, *f, *t),
@@ -104,15 +104,15 @@ impl Walk {
 }
 
 /// # Safety
-/// `n` elements a step apart may be read and written.
+/// `n` elements at the given strides may be read and written.
 unsafe fn strided<T: Copy>(from: *const T, from_step: usize, to: *mut T, to_step: usize, n: usize) {
-    // SAFETY: the caller's promise. The host's bytes need not be aligned to elements.
+    // SAFETY: guaranteed by the caller. The host's bytes need not be aligned to elements.
     (0..n).for_each(|i| unsafe {
         to.add(i * to_step).write_unaligned(from.add(i * from_step).read_unaligned())
     });
 }
 
-/// The offset of element `i` in row-major order, in elements.
+/// The offset of row-major element `i`, in elements.
 fn offset_of(view: &View, i: usize) -> usize {
     let (mut rest, mut offset) = (i, 0);
     for axis in (0..view.dims.len()).rev() {
@@ -122,7 +122,7 @@ fn offset_of(view: &View, i: usize) -> usize {
     offset
 }
 
-/// Elements a task moves.
+/// Elements per task.
 const TASK: usize = 16 << 10;
 
 pub(super) fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
@@ -152,8 +152,8 @@ pub(super) fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Copies the rows `rows` of the first axis between two views of the same type and inner dimensions, row
-/// `rows[i].0` of `from` to row `rows[i].1` of `to`, in order.
+/// Copies rows of the first axis between two views of the same type and inner dimensions, row `rows[i].0` of `from` to row
+/// `rows[i].1` of `to`, in order.
 ///
 /// # Safety
 /// The tensors' contract; the rows lie in the views.
@@ -195,7 +195,7 @@ fn iota(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Sets every element of output 0 from its place in row-major order.
+/// Sets every element of output 0 from its row-major index.
 fn write_each(cx: &Context<'_>, value: impl Fn(usize) -> f64 + Sync) {
     let Some(out) = cx.output(0) else { return };
     let rows = out.rows();
@@ -231,7 +231,7 @@ pub fn gather(view: &View, arena: &[u8]) -> Vec<u8> {
     assert!(view.offset + view.span_bytes() <= arena.len(), "{view:?} lies in the arena");
     let walk = Walk::new(view, &dense(view)).expect("equal dimensions have a common walk");
     let rows = view.elements() / walk.dims.last().copied().unwrap_or(1);
-    // SAFETY: the view was just found inside the arena, and `out` holds its elements.
+    // SAFETY: the view was just checked to lie in the arena, and `out` has room for its elements.
     unsafe {
         walk.copy(view.dtype.bytes(), arena.as_ptr().add(view.offset), out.as_mut_ptr(), 0..rows);
     }
@@ -262,10 +262,10 @@ mod tests {
     }
 
     #[test]
-    fn a_walk_joins_what_steps_evenly() {
+    fn a_walk_merges_axes_with_compatible_strides() {
         let dense = Walk::new(&view(&[4, 6], &[6, 1]), &view(&[2, 12], &[12, 1])).unwrap();
         assert_eq!(dense, Walk { dims: vec![24], from: vec![1], to: vec![1] });
-        // Heads out of a fused buffer: [T, H, K] by strides to [T, H K].
+        // Heads of a fused buffer: [T, H, K] by strides to [T, H K].
         let heads = Walk::new(&view(&[5, 2, 3], &[18, 3, 1]), &view(&[5, 6], &[6, 1])).unwrap();
         assert_eq!(heads, Walk { dims: vec![5, 6], from: vec![18, 1], to: vec![6, 1] });
         assert_eq!(Walk::new(&view(&[4, 6], &[8, 1]), &view(&[6, 4], &[5, 1])), None);

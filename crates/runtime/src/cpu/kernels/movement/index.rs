@@ -1,9 +1,9 @@
 //! Rows by index: gather, scatter-add and row replacement.
 //!
-//! A negative index is dropped; one beyond the last row is an error.
+//! A negative index is dropped; one past the last row is an error.
 //!
-//! The sum is deterministic: rows are sorted by destination, keeping their order, and each destination row is summed
-//! by one task in f32 and written once. Bytes: the index, the rows in, each touched row in and out.
+//! The sum is deterministic: rows are sorted by destination, stably, and each destination row is summed by one task in f32 and
+//! written once. Moves the index, the rows in, each touched row in and out.
 
 use flatout_ir::target::Layout;
 use flatout_ir::{Launch, OpKind, View};
@@ -21,7 +21,7 @@ pub const KERNELS: &[Kernel] = &[
     Kernel { row: kernel_row("row_scatter", OpKind::RowScatter, ANY_TYPE, Layout::Any), run: row_scatter },
 ];
 
-/// The index, every entry below `rows`.
+/// The index, with every entry checked to be below `rows`.
 fn checked(index: &Tensor<'_>, rows: usize) -> Result<Vec<i32>, String> {
     // SAFETY: an index is never an output of the launch.
     let index = unsafe { index.i32s() };
@@ -31,7 +31,7 @@ fn checked(index: &Tensor<'_>, rows: usize) -> Result<Vec<i32>, String> {
     }
 }
 
-/// Rows a task handles: about 16 KiB.
+/// Rows per task: about 16 KiB.
 fn rows_a_task(width: usize) -> usize {
     (4096 / width.max(1)).max(1)
 }
@@ -46,12 +46,12 @@ fn gather(_: &Launch, cx: &Context<'_>) -> Result<(), String> {
     }
     let zero =
         View { offset: 0, dtype: out.dtype, dims: out.dims.to_vec(), strides: vec![0; out.dims.len()] };
-    // SAFETY: every stride is 0, so only the first element is read, and nobody writes it.
+    // SAFETY: every stride is 0, so only the first element is read, and nothing writes it.
     let zero = unsafe { Tensor::new((&raw const ZERO).cast_mut().cast(), &zero) };
     let n = rows_a_task(width);
     cx.parallel(index.len().div_ceil(n), 2 * n * width * out.dtype.bytes(), |task| {
         let rows = chunk(task, n, index.len());
-        // SAFETY: the table is only read; a task writes its own rows.
+        // SAFETY: the table is only read; a task writes only its own rows.
         unsafe {
             let found = rows.clone().filter(|&r| index[r] >= 0).map(|r| (index[r] as usize, r));
             row_copies(&table, &out, found);
@@ -61,7 +61,7 @@ fn gather(_: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Zero in every type, at the alignment of the widest.
+/// Zero in every type, aligned for the widest.
 static ZERO: u32 = 0;
 
 fn row_scatter(_: &Launch, cx: &Context<'_>) -> Result<(), String> {
@@ -71,7 +71,7 @@ fn row_scatter(_: &Launch, cx: &Context<'_>) -> Result<(), String> {
     if out.elements() == 0 {
         return Ok(());
     }
-    // SAFETY: one thread; the rows overlap no output, and the base only where it is the output.
+    // SAFETY: single-threaded; the rows overlap no output, and the base only if it is the output.
     unsafe {
         if !cx.is_in_place(0, 0) {
             row_copies(&base, &out, (0..base.dims[0]).map(|r| (r, r)));
@@ -125,7 +125,7 @@ fn scatter_add(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// The places of an index sorted by destination, equal destinations in order.
+/// The entries of an index sorted stably by destination.
 struct ByDestination {
     starts: Vec<u32>,
     places: Vec<u32>,

@@ -38,7 +38,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         for r in 0..rank {
             add_times(&a[r * columns..][..columns], scale as f32 * b[row * rank + r], &mut sum);
         }
-        // SAFETY: a dense output, of which a task writes its own element.
+        // SAFETY: a dense output, of which a task writes only its own element.
         unsafe { *out.at(row).cast::<f32>() = inverse_norm(&sum) };
     });
     Ok(())

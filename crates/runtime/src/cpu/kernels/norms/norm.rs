@@ -1,9 +1,9 @@
-//! RMS norm and layer norm with the residual addition in front, and their gradients, one pass over memory each.
+//! RMS norm and layer norm with an optional residual addition, and their gradients, one pass over memory each.
 //!
-//! Forward, a row: h = x + residual, c = h or h - mean(h), y = c rstd g(w) + b. Backward: with u = dy g(w),
-//! dc = rstd u - c rstd^3 mean(c u), dx = dc or dc - mean(dc) (+ dh), dw = sum over rows of dy c rstd, db = sum over rows of
-//! dy; where they are asked for, y again and the sum over rows of dx as well. Statistics in f32, in sixteen lanes. These are
-//! summed over groups of `GROUP` rows in the workspace, then over groups in order, so their bits depend on shapes alone.
+//! Forward, per row: h = x + residual, c = h or h - mean(h), y = c rstd g(w) + b. Backward: with u = dy g(w), dc = rstd u - c
+//! rstd^3 mean(c u), dx = dc or dc - mean(dc) (+ dh), dw = sum over rows of dy c rstd, db = sum over rows of dy; optionally
+//! also y again and the sum over rows of dx. Statistics are f32 in sixteen lanes. Sums over rows are accumulated in groups of
+//! `GROUP` rows in the workspace, then over groups in order, so their bits depend on shapes alone.
 
 use flatout_ir::ops::norm::{NormSpec, NormWeight, again_at, sums_rows};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
@@ -25,7 +25,7 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Rows whose share of dw, db and the sum of dx is summed together.
+/// Rows whose contributions to dw, db and the sum of dx are accumulated together.
 const GROUP: usize = 64;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
@@ -33,19 +33,19 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     partial_bytes(sums, shapes.ins[0])
 }
 
-/// Workspace for a number of vectors that are summed over the rows of a tensor.
+/// Workspace for vectors that are summed over the rows of a tensor.
 pub(crate) fn partial_bytes(sums: usize, x: &TensorType) -> usize {
     sums * x.rows().div_ceil(GROUP) * x.last() * 4
 }
 
-/// The factors of a normed row: w, 1 + w or ones, in f32.
+/// The gains of a norm: w, 1 + w or ones, in f32.
 ///
 /// # Safety
 /// The tensors' contract.
 pub(crate) unsafe fn gains(weight: NormWeight, w: Option<Tensor<'_>>, width: usize) -> Vec<f32> {
     let mut g = vec![1.0; width];
     if let Some(w) = w {
-        // SAFETY: the caller keeps the contract; w is one row.
+        // SAFETY: the caller guarantees the contract; w is one row.
         unsafe { w.rows().load(0, 0, &mut g) };
         if weight == NormWeight::OnePlus {
             g.iter_mut().for_each(|g| *g += 1.0);
@@ -89,7 +89,7 @@ pub(crate) fn normed_row(h: &[f32], g: &[f32], eps: f32, y: &mut [f32]) {
     y.iter_mut().zip(h).zip(g).for_each(|((y, h), g)| *y = h * r * g);
 }
 
-/// dx of one row; its share is added to dw, which may be empty.
+/// dx of one row; its contribution is added to dw, which may be empty.
 #[inline(always)]
 pub(crate) fn normed_row_back(h: &[f32], g: &[f32], eps: f32, dy: &[f32], dx: &mut [f32], dw: &mut [f32]) {
     let n = h.len() as f32;
@@ -120,7 +120,7 @@ fn squares_and_slope(h: &[f32], g: &[f32], dy: &[f32]) -> (f32, f32) {
     (math::sum_lanes(squares), math::sum_lanes(slope))
 }
 
-/// y of one row, of which the mean is off where that is asked for.
+/// y of one row, including the mean subtraction of layer norm.
 fn biased(h: &[f32], g: &[f32], eps: f32, bias: Option<&[f32]>, y: &mut [f32]) {
     normed(h, g, eps, y);
     if let Some(bias) = bias {
@@ -133,7 +133,7 @@ pub(crate) fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let x = cx.input(0).rows();
     let residual = adds.then(|| cx.input(1).rows());
     let w = spec.weight.is_some().then(|| cx.input(1 + adds as usize));
-    // SAFETY: weight and bias lie on no output.
+    // SAFETY: weight and bias overlap no output.
     let (g, bias) = unsafe {
         let bias = spec.bias.then(|| gains(NormWeight::Plain, Some(cx.input(launch.ins.len() - 1)), x.width));
         (gains(spec.weight, w, x.width), bias)
@@ -177,7 +177,7 @@ pub(crate) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
     let dy = cx.input(1 + has_w as usize).rows();
     let dh = adds.then(|| cx.input(2 + has_w as usize).rows());
     let y = again_at(&launch.op).and_then(|at| cx.output(at)).map(|y| y.rows());
-    // SAFETY: weight and bias lie on no output.
+    // SAFETY: weight and bias overlap no output.
     let (g, bias) = unsafe {
         let bias = (spec.bias && y.is_some())
             .then(|| gains(NormWeight::Plain, Some(cx.input(launch.ins.len() - 1)), h.width));
@@ -197,8 +197,8 @@ pub(crate) fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> 
     cx.parallel(groups, 16 * GROUP.min(h.count) * h.width, |group| {
         let mut buffers: [Vec<f32>; 5] = std::array::from_fn(|_| vec![0.0; h.width]);
         let [h_row, dy_row, dh_row, dx_row, y_row] = &mut buffers;
-        // SAFETY: a row belongs to one task, and all of it is read before dx, which may lie on it, is written; the
-        // group's parts of the workspace are the task's.
+        // SAFETY: a row belongs to one task, and all of it is read before dx, which may overlap it, is written; the group's
+        // part of the workspace belongs to the task.
         unsafe {
             let part = |is_wanted: bool, at: usize| match is_wanted {
                 true => all.slice(sums(at).start + group * h.width..sums(at).start + (group + 1) * h.width),

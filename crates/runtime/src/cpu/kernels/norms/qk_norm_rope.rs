@@ -1,7 +1,7 @@
-//! The norm of each head of q or k fused with its rotation, and their gradient, one pass over memory each.
+//! RMS norm of each head of q or k fused with its rotation, and their gradient, one pass over memory each.
 //!
-//! Backward rotates dy back, then takes the norm's gradient of each head. dw is summed over groups of `GROUP` tokens in the
-//! workspace, then over groups in order.
+//! The backward pass rotates dy back, then computes the norm's gradient of each head. dw is accumulated over groups of `GROUP`
+//! tokens in the workspace, then over groups in order.
 
 use std::ops::Range;
 
@@ -29,7 +29,7 @@ pub const KERNELS: &[Kernel] = &[
     },
 ];
 
-/// Tokens whose share of dw is summed together.
+/// Tokens whose contributions to dw are accumulated together.
 const GROUP: usize = 32;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
@@ -64,7 +64,7 @@ vectorised! {
     }
 }
 
-/// Where a head's weight lies among those side by side.
+/// The range of a head's weight among adjacent weights.
 fn own(head: usize, first: usize, size: usize) -> Range<usize> {
     let nth = (first > 0 && head >= first) as usize;
     nth * size..(nth + 1) * size
@@ -78,7 +78,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let w = weight.is_some() as usize;
     let (x, to) = (Tokens::new(cx.input(0)), Tokens::new(out));
     let (tokens, half) = (out.dims[0], axis_of_freq.len());
-    // SAFETY: only x may lie on the output.
+    // SAFETY: only x may overlap the output.
     let (g, rotation) = unsafe {
         let g = gains(weight, weight.is_some().then(|| cx.input(1)), weights(first) * 2 * half);
         (g, Rotation::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
@@ -107,7 +107,7 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (x, dy) = (Tokens::new(cx.input(0)), Tokens::new(cx.input(launch.ins.len() - 1)));
     let (tokens, half) = (launch.ins[0].dims[0], axis_of_freq.len());
     let size = weights(first) * 2 * half;
-    // SAFETY: weight, positions and table lie on no output.
+    // SAFETY: weight, positions and table overlap no output.
     let (g, rotation) = unsafe {
         let g = gains(weight, weight.is_some().then(|| cx.input(1)), size);
         (g, Rotation::new(freq, axis_of_freq, cx.input(1 + w), table.then(|| cx.input(2 + w))))
@@ -121,8 +121,8 @@ fn run_grad(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         let mut buffers: [Vec<f32>; 3] = std::array::from_fn(|_| vec![0.0; x.width()]);
         let [x_token, dy_token, dx_token] = &mut buffers;
         let (mut cos, mut sin) = (vec![0.0; half], vec![0.0; half]);
-        // SAFETY: a token belongs to one task and is read before dx, which may lie on it, is written; the group's
-        // part of the workspace is the task's.
+        // SAFETY: a token belongs to one task and is read before dx, which may overlap it, is written; the group's part of the
+        // workspace belongs to the task.
         unsafe {
             let dw = match dw {
                 Some(_) => all.slice(group * size..(group + 1) * size),

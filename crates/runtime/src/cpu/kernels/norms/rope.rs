@@ -1,7 +1,7 @@
-//! Rotary positions: each token's cosines and sines once, then every head's pairs rotated by them.
+//! Rotary positions: computes each token's cosines and sines once, then rotates the pairs of every head.
 //!
-//! With a table they are looked up; a position outside it, and every one without a table, is computed in f64. Bytes:
-//! x once in, once out.
+//! With a table they are looked up; positions outside it, and all without a table, are computed in f64. Moves x once in, once
+//! out.
 
 use std::borrow::Cow;
 
@@ -18,13 +18,13 @@ use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[Kernel { row: kernel_row("rope", OpKind::Rope, FLOATS, Layout::Any), run }];
 
-/// The rotation of a token: positions, frequencies and, where there is one, the table.
+/// The rotation of a token: positions, frequencies and, optionally, the table.
 pub(crate) struct Rotation<'a> {
     /// [axes, T], row-major.
     positions: Vec<i32>,
     tokens: usize,
     axis_of_freq: &'a [u8],
-    /// Text: one row of the table rotates the token.
+    /// For text, where a single table row rotates the whole token.
     has_one_axis: bool,
     frequencies: Vec<f64>,
     amplitude: f64,
@@ -34,7 +34,7 @@ pub(crate) struct Rotation<'a> {
 
 impl<'a> Rotation<'a> {
     /// # Safety
-    /// The tensors' contract; positions and table lie on no output.
+    /// The tensors' contract; positions and table overlap no output.
     pub(crate) unsafe fn new(
         freq: Frequencies,
         axis_of_freq: &'a [u8],
@@ -44,13 +44,13 @@ impl<'a> Rotation<'a> {
         let half = axis_of_freq.len();
         let (frequencies, amplitude) = (freq.turns(half), freq.amplitude());
         let tokens = positions.dims[1];
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         let (positions, table) = unsafe { (positions.i32s(), table.map(|table| whole(&table))) };
         let has_one_axis = axis_of_freq.iter().all(|a| *a == 0);
         Rotation { positions, tokens, axis_of_freq, has_one_axis, frequencies, amplitude, table }
     }
 
-    /// The cosines and sines of a token.
+    /// Computes the cosines and sines of a token.
     pub(crate) fn of(&self, token: usize, cos: &mut [f32], sin: &mut [f32]) {
         let half = self.axis_of_freq.len();
         let table = self.table.as_deref().unwrap_or(&[]);
@@ -76,12 +76,12 @@ impl<'a> Rotation<'a> {
     }
 }
 
-/// All elements as f32: the arena's own where they are dense f32, as a table is; converted anew each launch otherwise.
+/// All elements as f32: in place if they are dense f32, as a table normally is; otherwise converted at every launch.
 ///
 /// # Safety
 /// The tensors' contract.
 unsafe fn whole<'a>(table: &Tensor<'a>) -> Cow<'a, [f32]> {
-    // SAFETY: the caller keeps the contract.
+    // SAFETY: the caller guarantees the contract.
     unsafe {
         if let Some(all) = table.f32s() {
             return Cow::Borrowed(all);
@@ -125,12 +125,12 @@ vectorised! {
     }
 }
 
-/// A [T, H, K] tensor read and written a token at a time.
+/// A [T, H, K] tensor that is read and written one token at a time.
 #[derive(Clone, Copy)]
 pub(crate) struct Tokens<'a> {
     rows: Rows<'a>,
     heads: usize,
-    /// A token's heads lie side by side: the token is one run.
+    /// Set if a token's heads are adjacent, so that the token is one run.
     whole: Option<(Tensor<'a>, usize)>,
 }
 
@@ -181,7 +181,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     };
     let Some(out) = cx.output(0) else { return Ok(()) };
     let (x, to) = (Tokens::new(cx.input(0)), Tokens::new(out));
-    // SAFETY: only x may lie on the output.
+    // SAFETY: only x may overlap the output.
     let rotation = unsafe { Rotation::new(freq, axis_of_freq, cx.input(1), table.then(|| cx.input(2))) };
     let (tokens, half) = (out.dims[0], axis_of_freq.len());
     let sign = if inverse { -1.0 } else { 1.0 };

@@ -1,6 +1,6 @@
 //! AdamW in one pass over parameter, gradient and moments.
 //!
-//! 16 bytes in and 12 out per element, 14 with the bf16 copy; 4 bytes less each way with moments in bf16, which are
+//! Moves 16 bytes in and 12 out per element, 14 with the bf16 copy; 4 bytes fewer each way with moments in bf16, which are
 //! rounded stochastically by the bits of `random::rounding`.
 
 use flatout_ir::random::rounding;
@@ -32,7 +32,7 @@ pub(super) struct Update {
 }
 
 impl Update {
-    /// By the operation's constants (beta1, beta2, eps, weight decay, lr scale) and what it reads: lr, scale, updates.
+    /// From the operation's constants (beta1, beta2, eps, weight decay, lr scale) and its scalar inputs: lr, scale, updates.
     pub(super) fn new(
         [beta1, beta2, eps, weight_decay, lr_scale]: [f32; 5],
         [lr, scale, updates]: [f32; 3],
@@ -57,17 +57,17 @@ vectorised! {
     }
 }
 
-/// Draws of a tile whose first element need not be the first of four.
+/// Draws for a tile whose first element need not be the first of a group of four.
 const DRAWS: usize = Tiles::LEN + 8;
 
 vectorised! {
-    /// The draws of elements 4 `block` and on.
+    /// The draws of elements from 4 `block`.
     pub(super) fn draw(block: u64, updates: u32, words: &mut [[u32; 4]]) {
         for (i, words) in words.iter_mut().enumerate() {
             *words = rounding(block + i as u64, updates);
         }
     }
-    /// Rounds moments to values of bf16.
+    /// Rounds moments to bf16 values.
     fn round(words: &[u32], m: &mut [f32], v: &mut [f32]) {
         for ((m, v), word) in m.iter_mut().zip(v).zip(words) {
             *m = bf16_to_f32(bf16_drawn(*m, *word as u16));
@@ -76,9 +76,9 @@ vectorised! {
     }
 }
 
-/// The number of the first element, behind those of the ranks before this one where the input behind `others` says which it is.
+/// The number of the first element. If the input after `others` gives the rank, its elements follow those of all lower ranks.
 pub(super) fn first_number(first: u64, others: usize, launch: &Launch, cx: &Context<'_>) -> u64 {
-    // SAFETY: the only element of an i32 input, which lies on no output.
+    // SAFETY: the only element of an i32 input, which overlaps no output.
     let rank = launch.ins.get(others).map_or(0, |_| unsafe { *cx.input(others).at(0).cast::<i32>() });
     first + rank as u64 * launch.ins[0].elements() as u64
 }
@@ -90,7 +90,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::AdamW { beta1, beta2, eps, weight_decay, lr_scale, copy, first } = launch.op else {
         unreachable!("the row is for adamw")
     };
-    // SAFETY: the four scalars lie on no output.
+    // SAFETY: the four scalars overlap no output.
     let [lr, scale, updates, is_finite] = std::array::from_fn(|i| unsafe { cx.input(4 + i).scalar() });
     let constants = Update::new([beta1, beta2, eps, weight_decay, lr_scale], [lr, scale, updates]);
     let outs = [cx.output(0), cx.output(1), cx.output(2), copy.then(|| cx.output(3)).flatten()];
@@ -141,7 +141,7 @@ mod tests {
 
     const COUNT: usize = 1024;
 
-    /// Rounds as an update of this number does.
+    /// Rounds as update number `updates` does.
     fn rounded(updates: u32, m: &mut [f32], v: &mut [f32]) {
         let mut words = [[0; 4]; COUNT / 4];
         draw(0, updates, &mut words);
@@ -152,7 +152,7 @@ mod tests {
         values.iter().map(|x| *x as f64).sum::<f64>() / values.len() as f64
     }
 
-    /// Over many draws the mean is the value, for either moment and on both sides of zero.
+    /// Over many draws the mean equals the value, for either moment and on both sides of zero.
     #[test]
     fn rounding_at_random_has_no_bias() {
         for x in [1.003_f32, -0.777, 3.1e-20, -1.0001] {
@@ -166,13 +166,13 @@ mod tests {
             }
             for sum in sums {
                 let off = (sum / updates as f64 / x as f64 - 1.0).abs();
-                // A step is 2^-7 at most; 262,144 draws leave a deviation of 2^-8 / 512 = 8e-6.
+                // A step is at most 2^-7; 262,144 draws leave a standard deviation of 2^-8 / 512 = 8e-6.
                 assert!(off < 4e-5, "{x} is off by {off:.1e}");
             }
         }
     }
 
-    /// Increments below half a step add up as they do in f32, and with rounding to nearest not at all.
+    /// Increments below half a step accumulate as in f32, whereas rounding to nearest would lose them.
     #[test]
     fn small_increments_are_not_lost() {
         let constants = Update::new([0.9, 0.999, 1e-8, 0.0, 1.0], [0.0, 1.0, 1.0]);

@@ -1,7 +1,7 @@
 //! AdamW with 8-bit moments, in one pass.
 //!
-//! A block of 256 is decoded, updated, rounded stochastically and encoded. 10 bytes in and 6 out per element, 8 with
-//! the bf16 copy, and 16 per block for both scales.
+//! A block of 256 is decoded, updated, rounded stochastically and encoded. Moves 10 bytes in and 6 out per element, 8 with the
+//! bf16 copy, and 16 per block for both scales.
 
 use flatout_ir::block8::{BLOCK, Code};
 use flatout_ir::target::Layout;
@@ -18,7 +18,7 @@ use crate::rows::kernel_row;
 pub const KERNELS: &[Kernel] =
     &[Kernel { row: kernel_row("adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense), run }];
 
-/// A block of a moment: its codes and its values.
+/// A block of a moment: its codes, scale and values.
 #[derive(Clone)]
 struct Moment {
     codes: [u8; BLOCK],
@@ -53,7 +53,7 @@ vectorised! {
     }
 }
 
-/// The largest size, by the bits: those of sizes are in their order.
+/// The largest magnitude, compared by bits, which have the order of magnitudes.
 #[inline(always)]
 fn largest(values: &[f32]) -> f32 {
     f32::from_bits(values.iter().fold(0, |most, x| most.max(x.to_bits() & 0x7fff_ffff)))
@@ -65,7 +65,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::AdamW8 { beta1, beta2, eps, weight_decay, lr_scale, copy, first } = launch.op else {
         unreachable!("the row is for adamw8")
     };
-    // SAFETY: the four scalars lie on no output.
+    // SAFETY: the four scalars overlap no output.
     let [lr, scale, updates, is_finite] = std::array::from_fn(|i| unsafe { cx.input(6 + i).scalar() });
     let constants = Update::new([beta1, beta2, eps, weight_decay, lr_scale], [lr, scale, updates]);
     let ins: [Tensor<'_>; 6] = std::array::from_fn(|i| cx.input(i));
@@ -81,12 +81,12 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         for b in chunk(task, BLOCKS_A_TASK, blocks) {
             let start = b * BLOCK;
             let n = BLOCK.min(count - start);
-            // Behind the last element of a short block: zeros, which stay zeros and are not the largest.
+            // Past the last element of a short block: zeros, which stay zeros and never are the largest.
             p[n..].fill(0.0);
             g[n..].fill(0.0);
             m.codes[n..].fill(0);
             v.codes[n..].fill(0);
-            // SAFETY: every tensor is dense, a block belongs to one task, and what it holds is read before it is written.
+            // SAFETY: every tensor is dense, a block belongs to one task, and its content is read before it is written.
             unsafe {
                 read(&ins[0], start, &mut p[..n]);
                 read(&ins[1], start, &mut g[..n]);
@@ -117,24 +117,24 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads elements of a dense tensor from one on.
+/// Reads elements of a dense tensor from element `start`.
 ///
 /// # Safety
-/// The tensors' contract; `T` is as large as the tensor's elements.
+/// The tensors' contract; `T` has the size of the tensor's elements.
 unsafe fn read<T: Copy>(from: &Tensor<'_>, start: usize, to: &mut [T]) {
     debug_assert_eq!(from.dtype.bytes(), size_of::<T>());
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(from.at(start).cast(), to.as_mut_ptr(), to.len()) }
 }
 
-/// Writes elements of a dense tensor from one on, where there is one.
+/// Writes elements of a dense tensor, if there is one, from element `start`.
 ///
 /// # Safety
-/// As `read`.
+/// As for `read`.
 unsafe fn write<T: Copy>(to: &Option<Tensor<'_>>, start: usize, values: &[T]) {
     let Some(to) = to else { return };
     debug_assert_eq!(to.dtype.bytes(), size_of::<T>());
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { std::ptr::copy_nonoverlapping(values.as_ptr(), to.at(start).cast(), values.len()) }
 }
 
@@ -143,8 +143,8 @@ mod tests {
     use super::*;
     use flatout_ir::random::normal;
 
-    /// Blocks of second moments whose gradients are noise of sizes that differ a hundredfold, over several times the memory of
-    /// beta 0.999: without bias, and their roots off by 8%.
+    /// Blocks of second moments whose gradients are noise with magnitudes that differ a hundredfold, over several times the
+    /// horizon of beta 0.999: no bias, and their roots off by 8%.
     #[test]
     fn slow_second_moments_follow_f32() {
         let constants = Update::new([0.9, 0.999, 1e-8, 0.0, 1.0], [0.0, 1.0, 1.0]);

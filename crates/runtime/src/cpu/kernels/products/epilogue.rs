@@ -1,4 +1,4 @@
-//! A product's epilogue, row by row, from f32 where the product was accumulated.
+//! A product's epilogue, row by row, from the f32 accumulation of the product.
 
 use flatout_ir::ops::epilogue::Epilogue;
 
@@ -23,20 +23,20 @@ vectorised! {
     }
 }
 
-/// From the product, which lies in `at` or, wider, in its dense f32 copy, to the launch's outputs.
+/// Takes the product from `at` or, if it was widened, from its dense f32 copy, and writes the launch's outputs.
 pub(super) fn finish(epilogue: Epilogue, at: &Tensor<'_>, copy: Option<Shared>, cx: &Context<'_>) {
     let product = at.rows();
     let width = product.width;
     let mut bias = vec![0.0; if epilogue.has_bias() { width } else { 0 }];
     if epilogue.has_bias() {
-        // SAFETY: the bias has a column of the product's elements, and nobody writes it.
+        // SAFETY: the bias has as many elements as the product has columns, and nothing writes it.
         unsafe { cx.input(2).rows().load(0, 0, &mut bias) };
     }
     let slope_at = (epilogue == Epilogue::GeluGrad).then(|| cx.input(2).rows());
     let y = cx.output(0).map(|y| y.rows());
     let h = if epilogue.has_gelu() { cx.output(1).map(|h| h.rows()) } else { None };
     in_row_tasks(&product, cx, |row, x| {
-        // SAFETY: a row of the product, its copy and each output belongs to one task; what is read is not written.
+        // SAFETY: a row of the product, its copy and each output belongs to one task; memory that is read is not written.
         unsafe {
             match copy {
                 Some(copy) => x.copy_from_slice(copy.slice(row * width..(row + 1) * width)),

@@ -1,12 +1,11 @@
-//! The head's product fused with the cross entropy: logits exist for one chunk of rows only, in the workspace.
+//! The output head's product fused with the cross entropy: logits exist for one chunk of rows at a time, in the workspace.
 //!
-//! A chunk is multiplied out on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot)
-//! with c the row's weight (or minus d logp, where that is given); two more products give dx and add to dw. Chunks
-//! come in order, so dw is summed in a fixed order whatever the number of threads. bf16 is widened as it is read, the
-//! head's weight a block at a time.
+//! A chunk's logits are computed on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot) with
+//! c the row's weight (or minus d logp, if given); two more products give dx and add to dw. Chunks are processed in order, so
+//! dw is summed in a fixed order for any number of threads. bf16 is widened as it is read, the head's weight by blocks.
 //!
-//! A row that no target or no weight makes count has no gradient, and its logits are looked at only where its logp or
-//! lse is asked for; a chunk of such rows costs nothing.
+//! A row without a target or with weight 0 has no gradient, and its logits are used only if its logp or lse is requested; a
+//! chunk of such rows costs nothing.
 
 use std::ops::Range;
 
@@ -34,16 +33,16 @@ pub const KERNELS: &[Kernel] = &[
     kernel("head_loss_train", OpKind::HeadLossTrain),
 ];
 
-/// Logits of a chunk, about: 32 MiB. Fewer rows would read and write dw too often for its products.
+/// Approximate logits per chunk: 32 MiB. With fewer rows dw would be read and written too often compared with its products.
 const CHUNK_LOGITS: usize = 8 << 20;
 /// Rows of a bf16 head that are widened at once.
 const WIDENED: usize = 1024;
 
-/// The pieces of the workspace, in floats.
+/// The parts of the workspace, in floats.
 struct Sizes {
-    /// Rows of a chunk.
+    /// Rows per chunk.
     rows: usize,
-    /// From a row of logits to the next.
+    /// Row stride of the logits.
     pitch: usize,
     /// Rows of the head that are multiplied at once.
     block: usize,
@@ -54,7 +53,7 @@ struct Sizes {
 impl Sizes {
     fn new(rows: usize, vocabulary: usize, width: usize, dtype: DType) -> Self {
         let most = (CHUNK_LOGITS / vocabulary.max(1)).clamp(64, 1024);
-        // Chunks of equal size: a short last one would multiply less efficiently.
+        // Chunks of equal size: a short last one would be less efficient.
         let chunks = rows.div_ceil(most).max(1);
         let rows = rows.div_ceil(chunks).next_multiple_of(16);
         let (block, widened) = if dtype == DType::F32 {
@@ -84,9 +83,9 @@ struct Head<'a, 'c> {
     target: Vec<i32>,
     /// The factor c of each row's d logits.
     factor: Vec<f32>,
-    /// The bound on logits; none where they are not capped.
+    /// Soft cap of logits, if any.
     cap: Option<f32>,
-    /// Where the forward pass left it.
+    /// lse from the forward pass, if given.
     known_lse: Option<Tensor<'a>>,
     sum: Option<Tensor<'a>>,
     logp: Option<Tensor<'a>>,
@@ -99,7 +98,7 @@ struct Head<'a, 'c> {
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (x, w) = (cx.input(0), cx.input(1));
-    // SAFETY: targets are an i32 input, which nobody writes during the launch.
+    // SAFETY: targets are an i32 input, which nothing writes during the launch.
     let target = unsafe { cx.input(2).i32s() };
     let vocabulary = w.dims[0];
     if let Some((row, t)) = target.iter().enumerate().find(|(_, t)| **t < -1 || **t >= vocabulary as i32) {
@@ -157,13 +156,13 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 /// The elements of an f32 vector.
 fn floats(x: &Tensor<'_>) -> Vec<f32> {
     let mut out = vec![0.0; x.elements()];
-    // SAFETY: one row of an input, which nobody writes during the launch.
+    // SAFETY: one row of an input, which nothing writes during the launch.
     unsafe { x.rows().load(0, 0, &mut out) };
     out
 }
 
 impl Head<'_, '_> {
-    /// dw begins as its base, or as zeros.
+    /// Initialises dw with its base, or with zeros.
     fn start_dw(&self, base: Option<usize>, output: usize) {
         let Some(dw) = self.dw else { return };
         if base.is_some_and(|base| self.cx.is_in_place(base, output)) {
@@ -222,7 +221,7 @@ impl Head<'_, '_> {
         self.dx.is_some() || self.dw.is_some()
     }
 
-    /// Everything about the rows of one chunk; gives its part of the sum.
+    /// Processes the rows of one chunk; returns their part of the sum.
     fn chunk(
         &self,
         rows: &Range<usize>,
@@ -295,7 +294,7 @@ impl Head<'_, '_> {
         -(0..count).filter(|&i| self.counts(rows.start + i)).map(weighted).sum::<f64>()
     }
 
-    /// One row's statistics, and its logits turned into their gradient where that is wanted.
+    /// Computes one row's statistics, and replaces its logits by their gradient if that is requested.
     fn row(&self, row: usize, logits: &mut [f32], [logp, lse, best]: [&mut f32; 3]) {
         let counts = self.counts(row);
         let target = usize::try_from(self.target[row]).ok();
@@ -304,14 +303,14 @@ impl Head<'_, '_> {
             return logits.fill(0.0);
         }
         let factor = self.factor[row];
-        // The slope of each capped logit.
+        // The derivative of the cap at each logit.
         let slopes = self.cap.map(|cap| {
             let mut slopes = vec![0.0; logits.len()];
-            keep_within(cap, logits, &mut slopes);
+            soft_cap(cap, logits, &mut slopes);
             slopes
         });
         if let Some(known) = &self.known_lse {
-            // SAFETY: an element of an f32 input, which nobody writes during the launch.
+            // SAFETY: an element of an f32 input, which nothing writes during the launch.
             let known = unsafe { *known.at(row * known.strides[0]).cast::<f32>() };
             exponentials(logits, known);
             multiply_by(logits, factor);
@@ -352,13 +351,13 @@ impl Head<'_, '_> {
             return Matrix { start: of.at(rows.start * pitch).cast(), row: pitch, column: 1 };
         }
         self.in_tasks(0..rows.len(), width, |i| {
-            // SAFETY: row i of scratch belongs to one task, and nobody writes the tensor.
+            // SAFETY: row i of scratch belongs to one task, and nothing writes the tensor.
             unsafe { of.rows().load(rows.start + i, 0, scratch.slice(i * width..(i + 1) * width)) };
         });
         dense(scratch, rows.len() * width, width)
     }
 
-    /// Rows in tasks of about 8192 elements' work, on all cores.
+    /// Runs `each` for rows on all cores, in tasks of about 8192 elements of work.
     fn in_tasks(&self, rows: Range<usize>, work: usize, each: impl Fn(usize) + Sync + Send) {
         let per_task = (8192 / work.max(1)).max(1);
         self.cx.parallel(rows.len().div_ceil(per_task), 8 * per_task * work, |task| {
@@ -383,7 +382,7 @@ vectorised! {
         math::max(x)
     }
 
-    /// x becomes e^(x - shift); gives their sum.
+    /// Replaces x by e^(x - shift); returns the sum.
     fn exponentials(x: &mut [f32], shift: f32) -> f32 {
         let mut sums = [0.0; LANES];
         for x in x.chunks_mut(LANES) {
@@ -395,7 +394,7 @@ vectorised! {
         math::sum_lanes(sums)
     }
 
-    /// The sum of e^(x - shift), x untouched.
+    /// The sum of e^(x - shift); leaves x unchanged.
     fn exponential_sum(x: &[f32], shift: f32) -> f32 {
         let mut sums = [0.0; LANES];
         for x in x.chunks(LANES) {
@@ -406,8 +405,8 @@ vectorised! {
         math::sum_lanes(sums)
     }
 
-    /// x becomes cap tanh(x / cap), whose slopes are written.
-    fn keep_within(cap: f32, x: &mut [f32], slopes: &mut [f32]) {
+    /// Replaces x by cap tanh(x / cap) and writes the derivatives.
+    fn soft_cap(cap: f32, x: &mut [f32], slopes: &mut [f32]) {
         for (x, slope) in x.iter_mut().zip(slopes) {
             let t = math::tanh(*x / cap);
             *x = cap * t;
@@ -423,7 +422,9 @@ vectorised! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cpu::kernels::attention::trial::{Given, Manner, assert_near, expected, launched, workspace};
+    use crate::cpu::kernels::attention::trial::{
+        LaunchVariant, TestInput, assert_near, expected, launched, workspace,
+    };
     use flatout_ir::ops::product::Compute;
 
     const FULL: Compute = Compute::Full;
@@ -440,42 +441,42 @@ mod tests {
 
     impl Case {
         /// x, w, targets (every fifth row has none) and weights (every third is 0, one is negative).
-        fn inputs(&self) -> Vec<Given> {
+        fn inputs(&self) -> Vec<TestInput> {
             let Case { rows, width, vocabulary, dtype, .. } = *self;
             let target = |i: usize| if i % 5 == 3 { -1 } else { (i * 7919 % vocabulary) as i32 };
             let targets: Vec<i32> = (0..rows).map(target).collect();
             vec![
-                Given::noise(dtype, &[rows, width], 1),
-                Given::noise(dtype, &[vocabulary, width], 2),
-                Given::integers(&targets),
-                Given::new(DType::F32, &[rows], |i| if i == 4 { -0.5 } else { (i % 3) as f64 * 0.75 }),
+                TestInput::noise(dtype, &[rows, width], 1),
+                TestInput::noise(dtype, &[vocabulary, width], 2),
+                TestInput::integers(&targets),
+                TestInput::new(DType::F32, &[rows], |i| if i == 4 { -0.5 } else { (i % 3) as f64 * 0.75 }),
             ]
         }
 
-        fn base(&self) -> Given {
-            Given::noise(DType::F32, &[self.vocabulary, self.width], 3)
+        fn base(&self) -> TestInput {
+            TestInput::noise(DType::F32, &[self.vocabulary, self.width], 3)
         }
 
-        fn train_inputs(&self, base: bool) -> Vec<Given> {
+        fn train_inputs(&self, base: bool) -> Vec<TestInput> {
             self.inputs().into_iter().chain(base.then(|| self.base())).collect()
         }
 
-        fn grad_inputs(&self, base: bool) -> Vec<Given> {
+        fn grad_inputs(&self, base: bool) -> Vec<TestInput> {
             let lse = expected(&Op::HeadLoss { compute: FULL, cap: self.cap }, &self.inputs()).swap_remove(2);
             let mut ins = self.inputs();
-            ins[3] = Given::new(DType::F32, &[self.rows], |i| lse[i]);
-            ins.push(Given::noise(DType::F32, &[self.rows], 5).with_rows(0.0, |row| row % 4 == 1));
+            ins[3] = TestInput::new(DType::F32, &[self.rows], |i| lse[i]);
+            ins.push(TestInput::noise(DType::F32, &[self.rows], 5).with_rows(0.0, |row| row % 4 == 1));
             ins.extend(base.then(|| self.base()));
             ins
         }
 
-        fn compare(&self, op: Op, ins: &[Given], names: &[&str], manner: Manner<'_>) {
-            // Only dx is rounded to bf16, which alone is 1.7e-3. The rest is f32 whatever the inputs' type, so it is
-            // held against the mathematics of the same numbers in f32.
+        fn compare(&self, op: Op, ins: &[TestInput], names: &[&str], variant: LaunchVariant<'_>) {
+            // Only dx is rounded to bf16, which alone is 1.7e-3. The rest is f32 whatever the inputs' type, so it is compared
+            // with the mathematics of the same numbers in f32.
             let bound = |name: &str| if self.dtype == DType::BF16 && name == "dx" { 3e-3 } else { 2e-5 };
-            let wide: Vec<Given> = ins.iter().map(Given::widened).collect();
+            let wide: Vec<TestInput> = ins.iter().map(TestInput::widened).collect();
             let want = expected(&op, &wide);
-            let got = launched(&op, ins, 2, manner).unwrap();
+            let got = launched(&op, ins, 2, variant).unwrap();
             for ((name, want), got) in names.iter().zip(&want).zip(&got) {
                 let Some(got) = got else { continue };
                 let Case { rows, width, vocabulary, dtype, .. } = self;
@@ -501,27 +502,27 @@ mod tests {
     }
 
     #[test]
-    fn all_three_forms_are_the_mathematics() {
+    fn all_three_operations_match_the_mathematics() {
         for case in cases() {
-            let manner = Manner::default();
+            let variant = LaunchVariant::default();
             case.compare(
                 Op::HeadLoss { compute: FULL, cap: case.cap },
                 &case.inputs(),
                 &["sum", "logp", "lse", "best"],
-                manner,
+                variant,
             );
             for base in [false, true] {
                 case.compare(
                     Op::HeadLossGrad { base, compute: FULL, cap: case.cap },
                     &case.grad_inputs(base),
                     &NAMES[3..],
-                    manner,
+                    variant,
                 );
                 case.compare(
                     Op::HeadLossTrain { base, compute: FULL, cap: case.cap },
                     &case.train_inputs(base),
                     &NAMES,
-                    manner,
+                    variant,
                 );
             }
         }
@@ -533,19 +534,24 @@ mod tests {
             let op = Op::HeadLossTrain { base: true, compute: FULL, cap: case.cap };
             for unread in [&[][..], &[1, 2], &[0, 1, 2], &[3], &[1, 4], &[1, 2, 3, 4]] {
                 let in_place = (!unread.contains(&4)).then_some((4, 4));
-                case.compare(op.clone(), &case.train_inputs(true), &NAMES, Manner { unread, in_place });
+                case.compare(
+                    op.clone(),
+                    &case.train_inputs(true),
+                    &NAMES,
+                    LaunchVariant { unread, in_place },
+                );
             }
-            let manner = Manner { unread: &[0], in_place: Some((5, 1)) };
+            let variant = LaunchVariant { unread: &[0], in_place: Some((5, 1)) };
             case.compare(
                 Op::HeadLossGrad { base: true, compute: FULL, cap: case.cap },
                 &case.grad_inputs(true),
                 &NAMES[3..],
-                manner,
+                variant,
             );
         }
     }
 
-    /// Rows of weight 0 cost nothing where only the sum is learnt from: whatever their logits, even NaN.
+    /// Rows of weight 0 cost nothing if only the sum is needed, whatever their logits, even NaN.
     #[test]
     fn chunks_that_do_not_count_are_skipped() {
         let case = Case { rows: 3000, width: 3, vocabulary: 11, dtype: DType::F32, cap: Cap::NONE };
@@ -557,12 +563,12 @@ mod tests {
         let op = Op::HeadLossTrain { base: false, compute: FULL, cap: case.cap };
         let want = expected(&op, &ins);
         ins[0] = ins[0].with_rows(f64::NAN, is_off);
-        let got = launched(&op, &ins, 2, Manner { unread: &[1, 2], in_place: None }).unwrap();
+        let got = launched(&op, &ins, 2, LaunchVariant { unread: &[1, 2], in_place: None }).unwrap();
         for out in [0, 3, 4] {
             assert_near(got[out].as_ref().unwrap(), &want[out], 2e-5, NAMES[out]);
         }
         ins[3] = ins[3].with_rows(0.0, |_| true);
-        let got = launched(&op, &ins, 2, Manner { unread: &[1, 2], in_place: None }).unwrap();
+        let got = launched(&op, &ins, 2, LaunchVariant { unread: &[1, 2], in_place: None }).unwrap();
         for out in [0, 3, 4] {
             assert!(
                 got[out].as_ref().unwrap().iter().all(|x| *x == 0.0),
@@ -580,7 +586,8 @@ mod tests {
             let case = Case { rows, width, vocabulary, dtype, cap: Cap::NONE };
             let op = Op::HeadLossTrain { base: true, compute: FULL, cap: case.cap };
             let bits = |threads: usize| -> Vec<u64> {
-                let outs = launched(&op, &case.train_inputs(true), threads, Manner::default()).unwrap();
+                let outs =
+                    launched(&op, &case.train_inputs(true), threads, LaunchVariant::default()).unwrap();
                 outs.into_iter().flatten().flatten().map(f64::to_bits).collect()
             };
             let one = bits(1);
@@ -592,11 +599,11 @@ mod tests {
     }
 
     #[test]
-    fn logits_of_one_chunk_are_all_the_scratch() {
+    fn workspace_holds_the_logits_of_one_chunk() {
         let scratch = |rows: usize| {
-            let zeros = |dims: &[usize]| Given::new(DType::F32, dims, |_| 0.0);
+            let zeros = |dims: &[usize]| TestInput::new(DType::F32, dims, |_| 0.0);
             let ins =
-                [zeros(&[rows, 8]), zeros(&[32768, 8]), Given::integers(&vec![0; rows]), zeros(&[rows])];
+                [zeros(&[rows, 8]), zeros(&[32768, 8]), TestInput::integers(&vec![0; rows]), zeros(&[rows])];
             workspace(&Op::HeadLossTrain { base: false, compute: FULL, cap: Cap::NONE }, &ins, 16)
         };
         assert_eq!(scratch(16384), scratch(1024), "more rows are more chunks");
@@ -604,13 +611,14 @@ mod tests {
     }
 
     #[test]
-    fn a_target_outside_the_vocabulary_is_refused_in_words() {
+    fn a_target_outside_the_vocabulary_is_refused_with_a_message() {
         let case = Case { rows: 4, width: 2, vocabulary: 5, dtype: DType::F32, cap: Cap::NONE };
         for target in [5, -2] {
             let mut ins = case.inputs();
-            ins[2] = Given::integers(&[0, 1, target, 2]);
-            let error = launched(&Op::HeadLoss { compute: FULL, cap: case.cap }, &ins, 1, Manner::default())
-                .unwrap_err();
+            ins[2] = TestInput::integers(&[0, 1, target, 2]);
+            let error =
+                launched(&Op::HeadLoss { compute: FULL, cap: case.cap }, &ins, 1, LaunchVariant::default())
+                    .unwrap_err();
             assert_eq!(
                 error,
                 format!("row 2 has target {target}; targets are -1 or below the vocabulary of 5")

@@ -1,8 +1,8 @@
 //! Matrix products through `gemm`: f32 in place by strides, narrower types widened into the workspace.
 //!
-//! Measured on one Zen 4 core: 113 GFLOP/s at 4096 x 128 x 128, 96% of what its FMA units do. An element is summed
-//! over k in the order of k, in blocks that depend on the shape alone, so the bits are the same for any number of
-//! threads. `gemm` packs operands into memory of its own, outside the arena.
+//! Measured on one Zen 4 core: 113 GFLOP/s at 4096 x 128 x 128, 96% of the peak of its FMA units. An element is summed in the
+//! order of k, in blocks that depend on the shape alone, so the bits are the same for any number of threads. `gemm` packs
+//! operands into memory that it allocates outside the arena.
 
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
@@ -30,17 +30,17 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     run,
 }];
 
-/// f32 copies of operands that are not, and of the output where it is bf16.
+/// f32 copies of operands in other types, and of a bf16 output.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let tensors = shapes.ins[..2].iter().copied().chain(&shapes.outs[..1]);
     tensors.filter(|t| t.dtype != DType::F32).map(|t| t.elements() * 4).sum()
 }
 
-/// Matrices of f32 in memory, all of one shape.
+/// A matrix of f32 in memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix {
     pub start: *mut f32,
-    /// Between rows and between columns, in elements.
+    /// Strides of rows and columns, in elements.
     pub row: usize,
     pub column: usize,
 }
@@ -50,10 +50,10 @@ unsafe impl Send for Matrix {}
 // SAFETY: as above.
 unsafe impl Sync for Matrix {}
 
-/// c [M, N] = a [M, K] b [K, N], added to c where `accumulate`.
+/// c [M, N] = a [M, K] b [K, N], added to c if `accumulate`.
 ///
 /// # Safety
-/// The matrices lie in live memory; c overlaps neither a nor b, and nobody else uses it meanwhile.
+/// The matrices lie in live memory; c overlaps neither a nor b, and nothing else uses it meanwhile.
 pub(crate) unsafe fn multiply(
     [m, n, k]: [usize; 3],
     c: Matrix,
@@ -65,7 +65,7 @@ pub(crate) unsafe fn multiply(
     let parallelism = if threads <= 1 { Parallelism::None } else { Parallelism::Rayon(threads) };
     let gemm = gemm_f32::gemm::f32::get_gemm_fn();
     let old = if accumulate { 1.0 } else { 0.0 };
-    // gemm writes columns: a c that lies in rows is the transposed product of the transposed operands.
+    // gemm is column-major: a row-major c is the transposed product of the transposed operands.
     let ([m, n], c, a, b) = if c.column < c.row || m == 1 {
         ([n, m], c.transposed(), b.transposed(), a.transposed())
     } else {
@@ -104,14 +104,14 @@ impl Matrix {
     }
 }
 
-/// A stack of matrices: where each starts, and its strides.
+/// A stack of matrices: the start of each, and their strides.
 struct Stack {
     starts: Vec<usize>,
     first: Matrix,
 }
 
 impl Stack {
-    /// A tensor of f32, its last two axes swapped where `transposed`.
+    /// A tensor of f32, with the last two axes swapped if `transposed`.
     fn of(x: &Tensor<'_>, transposed: bool) -> Self {
         let rank = x.dims.len();
         let first = Matrix { start: x.at(0).cast(), row: x.strides[rank - 2], column: x.strides[rank - 1] };
@@ -138,14 +138,14 @@ impl Stack {
     }
 }
 
-/// Multiplications below which a batch's matrix is one thread's work.
+/// Number of multiplications below which each matrix of a batch is multiplied by one thread.
 const SERIAL_MULTIPLICATIONS: usize = 1 << 21;
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Product { ta, tb, base, epilogue, .. } = launch.op else {
         unreachable!("the row is for product")
     };
-    // Where only what GELU is applied to is wanted, the product goes there.
+    // If only GELU's input is requested, the product is written there.
     let h = if epilogue.has_gelu() { cx.output(1) } else { None };
     let Some(out) = cx.output(0).or(h) else { return Ok(()) };
     if out.elements() == 0 {
@@ -162,16 +162,16 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         scratch = rest;
         let copy = Shared::new(copy);
         if is_input {
-            move_rows(x, copy, Way::Widen, cx);
+            move_rows(x, copy, Conversion::Widen, cx);
         }
         Some(copy)
     };
     let (a_copy, b_copy, out_copy) = (widened(&a, true), widened(&b, true), widened(&out, false));
     if let (true, Some(copy)) = (a.dtype.is_fp8(), a_copy) {
-        // SAFETY: the scales are one element each, and nobody writes them.
+        // SAFETY: the scales are one element each, and nothing writes them.
         let scale =
             unsafe { cx.input(launch.ins.len() - 2).scalar() * cx.input(launch.ins.len() - 1).scalar() };
-        // SAFETY: the copy is this launch's own, and nothing runs on it now.
+        // SAFETY: the copy belongs to this launch, and no task is running.
         unsafe { copy.slice(0..a.elements()) }.iter_mut().for_each(|x| *x *= scale);
     }
     let stack = |x: &Tensor<'_>, copy: Option<Shared>, transposed: bool| match copy {
@@ -189,12 +189,11 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
 
     let count = out_stack.starts.len();
     let multiply_one = |i: usize, threads: usize| {
-        // SAFETY: operands and output lie in the arena or the workspace; the output overlaps no operand, and its
-        // matrices are disjoint.
+        // SAFETY: all lie in the arena or the workspace; the output overlaps no operand, and its matrices are disjoint.
         unsafe { multiply([m, n, k], out_stack.at(i), base, a_stack.at(i), b_stack.at(i), threads) }
     };
     if count >= cx.threads && m * n * k < SERIAL_MULTIPLICATIONS {
-        // 8 multiplications take about the time of a byte.
+        // Eight multiplications take about the time of one byte.
         cx.parallel(count, m * n * k / 8, |i| multiply_one(i, 1));
     } else {
         (0..count).for_each(|i| multiply_one(i, cx.threads));
@@ -202,15 +201,15 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     if epilogue != Epilogue::None {
         epilogue::finish(epilogue, &out, out_copy, cx);
     } else if let Some(copy) = out_copy {
-        move_rows(&out, copy, Way::Narrow, cx);
+        move_rows(&out, copy, Conversion::Narrow, cx);
     }
     Ok(())
 }
 
-/// Puts the base where the product is added up: the f32 copy of the output, or the output.
+/// Copies the base to where the product is accumulated: the f32 copy of the output, or the output.
 fn start_from(base: &Tensor<'_>, out: &Tensor<'_>, copy: Option<Shared>, cx: &Context<'_>) {
     if let Some(copy) = copy {
-        return move_rows(base, copy, Way::Widen, cx);
+        return move_rows(base, copy, Conversion::Widen, cx);
     }
     let (from, to) = (base.rows(), out.rows());
     in_row_tasks(&from, cx, |row, buffer| {
@@ -223,23 +222,23 @@ fn start_from(base: &Tensor<'_>, out: &Tensor<'_>, copy: Option<Shared>, cx: &Co
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
-    /// From the tensor into f32.
+enum Conversion {
+    /// From the tensor to f32.
     Widen,
-    /// From f32 into the tensor.
+    /// From f32 to the tensor.
     Narrow,
 }
 
-/// Between a tensor and its dense f32 copy.
-fn move_rows(x: &Tensor<'_>, copy: Shared, way: Way, cx: &Context<'_>) {
+/// Converts between a tensor and its dense f32 copy.
+fn move_rows(x: &Tensor<'_>, copy: Shared, conversion: Conversion, cx: &Context<'_>) {
     let rows = x.rows();
     in_row_tasks(&rows, cx, |row, _| {
         // SAFETY: a row of either side belongs to one task.
         unsafe {
             let copy = copy.slice(row * rows.width..(row + 1) * rows.width);
-            match way {
-                Way::Widen => rows.load(row, 0, copy),
-                Way::Narrow => rows.store(row, 0, copy),
+            match conversion {
+                Conversion::Widen => rows.load(row, 0, copy),
+                Conversion::Narrow => rows.store(row, 0, copy),
             }
         }
     });

@@ -1,8 +1,7 @@
 //! Reductions along one axis, and the sum of other kernels' partial sums.
 //!
-//! Sums run over pieces of fixed size (`RUN` elements along a row, `GROUP` rows across), each in sixteen or more f32
-//! lanes; the pieces are added in f64, in order. So the bits depend on shapes alone, and the error of a sum over n
-//! elements is that of a piece.
+//! Sums run over pieces of fixed size (`RUN` elements along a row, `GROUP` rows across) in sixteen or more f32 lanes; the
+//! pieces are added in f64, in order. So bits depend on shapes alone, and the error of a sum is that of a piece.
 
 use flatout_ir::ops::reduce::Fold;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
@@ -20,17 +19,17 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     run,
 }];
 
-/// Elements along a row that one piece covers.
+/// Elements along a row per piece.
 const RUN: usize = 4096;
-/// Rows across that one piece covers.
+/// Rows across per piece.
 pub(crate) const GROUP: usize = 64;
 
-/// The pieces into which a sum over `rows` rows is cut.
+/// Number of pieces of a sum over `rows` rows.
 pub(crate) fn pieces_across(rows: usize) -> usize {
     rows.div_ceil(GROUP)
 }
 
-/// One f32 a piece (along) or a column of a piece (across).
+/// One f32 per piece (along), or per column of a piece (across).
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let Op::Reduce { axis, .. } = shapes.node.op else { unreachable!("the row is for reduce") };
     let dims = &shapes.ins[0].dims;
@@ -81,25 +80,25 @@ pub(crate) fn add_across(row: &[f32], so_far: &mut [f32]) {
     piece_across(Fold::Sum, row, so_far);
 }
 
-/// Raises the maxima of columns to a row.
+/// Raises the maxima of columns by a row.
 pub(crate) fn max_across(row: &[f32], so_far: &mut [f32]) {
     piece_across(Fold::Max, row, so_far);
 }
 
-/// The value of an empty fold.
-fn nothing(by: Fold) -> f32 {
+/// The result of an empty fold.
+fn identity(by: Fold) -> f32 {
     if by == Fold::Max { f32::NEG_INFINITY } else { 0.0 }
 }
 
-/// The pieces' folds, folded in order.
+/// Folds the pieces' results in order.
 fn join(by: Fold, pieces: impl Iterator<Item = f32>) -> f32 {
     match by {
-        Fold::Max => pieces.fold(nothing(by), f32::max),
+        Fold::Max => pieces.fold(identity(by), f32::max),
         _ => pieces.map(|x| x as f64).sum::<f64>() as f32,
     }
 }
 
-/// The last axis: rows of the input are folded.
+/// Folds rows of the input, along the last axis.
 fn along(by: Fold, rows: &Rows<'_>, out: &Tensor<'_>, partial: &mut [f32], cx: &Context<'_>) {
     let pieces = rows.width.div_ceil(RUN);
     let bytes = rows.tensor.dtype.bytes();
@@ -109,7 +108,7 @@ fn along(by: Fold, rows: &Rows<'_>, out: &Tensor<'_>, partial: &mut [f32], cx: &
         let mut buffer = [0.0; RUN];
         for i in chunk(task, per_task, count) {
             let (row, columns) = (i / pieces, chunk(i % pieces, RUN, rows.width));
-            // SAFETY: the input is only read; entry `i` is this task's.
+            // SAFETY: the input is only read; entry `i` belongs to this task.
             unsafe {
                 let x = if rows.is_f32() {
                     let at = rows.tensor.at(rows.offset(row) + columns.start).cast::<f32>();
@@ -130,7 +129,7 @@ fn along(by: Fold, rows: &Rows<'_>, out: &Tensor<'_>, partial: &mut [f32], cx: &
     }
 }
 
-/// Any other axis: rows of the last axis are folded onto each other.
+/// Folds rows onto each other, along any other axis.
 fn across(axis: usize, by: Fold, x: &Tensor<'_>, out: &Tensor<'_>, partial: &mut [f32], cx: &Context<'_>) {
     let rows = x.rows();
     let outer: usize = x.dims[..axis].iter().product();
@@ -141,10 +140,10 @@ fn across(axis: usize, by: Fold, x: &Tensor<'_>, out: &Tensor<'_>, partial: &mut
     cx.parallel(outer * groups, GROUP.min(n) * inner * x.dtype.bytes(), |task| {
         let (o, group) = (task / groups, task % groups);
         let mut buffer = vec![0.0; rows.width];
-        // SAFETY: the input is only read; the task's entries are its own.
+        // SAFETY: the input is only read; the task's entries are exclusive.
         unsafe {
             let so_far = all.slice(task * inner..(task + 1) * inner);
-            so_far.fill(nothing(by));
+            so_far.fill(identity(by));
             for a in chunk(group, GROUP, n) {
                 for m in 0..middle {
                     let x = rows.get((o * n + a) * middle + m, &mut buffer);
@@ -161,13 +160,13 @@ fn across(axis: usize, by: Fold, x: &Tensor<'_>, out: &Tensor<'_>, partial: &mut
                 let at = |group: usize| (o * groups + group) * inner + m * rows.width + c;
                 *y = join(by, (0..groups).map(|group| partial[at(group)]));
             }
-            // SAFETY: the output's own rows.
+            // SAFETY: rows of the output that belong to this task.
             unsafe { to.store(o * middle + m, 0, &line) }
         }
     }
 }
 
-/// The sum of `partial`, rows of `width`, into a vector of any float type: rows in order, in f64.
+/// Sums the rows of `partial`, of `width` each, into a vector of any float type: rows in order, in f64.
 pub(crate) fn sum_rows(partial: &[f32], width: usize, out: &Tensor<'_>) {
     let out = out.rows();
     let mut sums = vec![0.0_f64; width];
@@ -175,7 +174,7 @@ pub(crate) fn sum_rows(partial: &[f32], width: usize, out: &Tensor<'_>) {
         sums.iter_mut().zip(row).for_each(|(s, x)| *s += *x as f64);
     }
     let sums: Vec<f32> = sums.into_iter().map(|s| s as f32).collect();
-    // SAFETY: the only row of an output, after the tasks that read the inputs.
+    // SAFETY: the only row of an output, written after the tasks that read the inputs are done.
     unsafe { out.store(0, 0, &sums) }
 }
 
@@ -197,14 +196,14 @@ fn integers(axis: usize, by: Fold, x: &Tensor<'_>, out: &Tensor<'_>) {
     }
 }
 
-/// Scratch that tasks write at different places.
+/// Scratch that tasks write at different offsets.
 #[derive(Clone, Copy)]
 pub(crate) struct Shared {
     pub start: *mut f32,
     len: usize,
 }
 
-// SAFETY: `slice` makes its caller answer for disjointness.
+// SAFETY: `slice` requires its caller to guarantee disjointness.
 unsafe impl Sync for Shared {}
 // SAFETY: as above.
 unsafe impl Send for Shared {}
@@ -219,7 +218,7 @@ impl Shared {
     #[allow(clippy::mut_from_ref, reason = "the caller answers for disjointness")]
     pub(crate) unsafe fn slice(&self, range: std::ops::Range<usize>) -> &mut [f32] {
         assert!(range.start <= range.end && range.end <= self.len, "scratch is as large as its formula says");
-        // SAFETY: in range, and the caller's promise.
+        // SAFETY: in range, and guaranteed by the caller.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(range.start), range.len()) }
     }
 }

@@ -1,4 +1,4 @@
-//! The next token of every sequence, drawn from its logits as `flatout_ir::ops::sample` defines it. A task is one sequence.
+//! Draws the next token of every sequence from its logits, as `flatout_ir::ops::sample` defines it. A task is one sequence.
 
 use flatout_ir::ops::sample::{NUMBERS, SHARES, sample};
 use flatout_ir::target::Layout;
@@ -23,7 +23,7 @@ fn run(_: &Launch, cx: &Context<'_>) -> Result<(), String> {
     cx.parallel(rows, 64 * vocab, |row| {
         let of = |width: usize| row * width..(row + 1) * width;
         let drawn = sample(&logits[of(vocab)], &numbers[of(NUMBERS)], &shares[of(SHARES)]);
-        // SAFETY: a dense output, of which a task writes its own row.
+        // SAFETY: a dense output, of which a task writes only its own row.
         let out = unsafe { std::slice::from_raw_parts_mut(out.at(row * 2).cast::<f32>(), 2) };
         out.copy_from_slice(&drawn.map(|x| x as f32));
     });

@@ -1,8 +1,7 @@
-//! Windows: memory that NCCL allocates and that the ranks of a communicator register with one another, so that exchanges read and
-//! write it where it lies.
+//! Windows: memory that NCCL allocates and that the ranks of a communicator register with each other, for zero-copy exchanges.
 //!
-//! The arena lies alike on every rank, so all of it is one symmetric window. Registering is collective: NCCL waits for all
-//! ranks. A window goes before its communicator, and the memory after it.
+//! The arena has the same layout on every rank, so all of it is one symmetric window. Registering is collective: NCCL waits for
+//! all ranks. A window is deregistered before its communicator is destroyed, and the memory is freed afterwards.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -11,10 +10,10 @@ use std::sync::Arc;
 use super::{Communicator, Communicators, Handle, Nccl};
 use crate::cuda::context::CudaError;
 
-/// Every rank registers memory of the same size, and exchanges use the same offsets on each.
+/// Every rank registers the same size, and exchanges use the same offsets on each.
 const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 
-/// The entry points of windows, which not every build of NCCL has.
+/// The entry points for windows, which some builds of NCCL lack.
 #[derive(Clone, Copy)]
 pub struct WindowCalls {
     nccl: &'static Nccl,
@@ -25,7 +24,7 @@ pub struct WindowCalls {
 }
 
 impl Nccl {
-    /// The calls of windows, or a sentence that says what this NCCL lacks.
+    /// The entry points for windows, or a sentence that says what this NCCL lacks.
     pub fn windows(&'static self) -> Result<WindowCalls, CudaError> {
         let lacks = |why: CudaError| {
             let version = self.version();
@@ -48,7 +47,7 @@ impl Nccl {
 }
 
 impl WindowCalls {
-    /// Memory of the current device that can be registered; `free` gives it back.
+    /// Allocates memory of the current device that can be registered; release it with `free`.
     pub fn allocate(&self, bytes: usize) -> Result<u64, CudaError> {
         let mut at = null_mut();
         // SAFETY: writes one address.
@@ -60,19 +59,19 @@ impl WindowCalls {
     /// # Safety
     /// The address came from `allocate`, and nothing uses the memory any more.
     pub unsafe fn free(&self, at: u64) {
-        // SAFETY: the caller's promise. A status here has nobody to go to.
+        // SAFETY: guaranteed by the caller. An error while freeing cannot be reported.
         unsafe { (self.free)(at as *mut c_void) };
     }
 }
 
-/// Memory that is registered with the communicators of a rank; dropped, it is registered no more.
+/// Registrations of memory with the communicators of a rank, undone on drop.
 pub struct Windows {
     calls: WindowCalls,
     registered: Vec<(Arc<Communicator>, Handle)>,
 }
 
 impl Windows {
-    /// Registers memory that `allocate` gave with each communicator. All ranks call this, with as many bytes.
+    /// Registers memory from `allocate` with each communicator. Collective: all ranks call this with the same size.
     ///
     /// # Safety
     /// The memory stays allocated until the windows are dropped.
@@ -90,7 +89,7 @@ impl Windows {
             }
             let mut window = null_mut();
             let place = at as *mut c_void;
-            // SAFETY: the communicator is alive, and the memory is the caller's promise; writes one handle.
+            // SAFETY: the communicator is alive, and the caller guarantees the memory; writes one handle.
             let status = unsafe {
                 (calls.register)(communicator.raw, place, bytes, &mut window, NCCL_WIN_COLL_SYMMETRIC)
             };
@@ -106,7 +105,7 @@ impl Windows {
         Ok(windows)
     }
 
-    /// The communicators that have a window of the memory.
+    /// Number of communicators that have a window of the memory.
     pub fn count(&self) -> usize {
         self.registered.len()
     }
@@ -115,9 +114,9 @@ impl Windows {
 impl Drop for Windows {
     fn drop(&mut self) {
         for (communicator, window) in self.registered.drain(..) {
-            // A communicator that has failed is aborted, and its windows go with it.
+            // A failed communicator is aborted, which also removes its windows.
             if communicator.failure().is_none() {
-                // SAFETY: registered once in `register`; the communicator is alive, and no work that uses the memory is left.
+                // SAFETY: registered once in `register`; the communicator is alive, and no pending work uses the memory.
                 unsafe { (self.calls.deregister)(communicator.raw, window) };
             }
         }

@@ -1,5 +1,4 @@
-//! Paths and links of machines whose facts were written down: eight H100s at switches, pairs joined by bridges, GPUs of two sockets,
-//! and a virtual machine.
+//! Tests paths and links on recorded machines: H100s with NVSwitch, pairs with bridges, GPUs on two sockets, a virtual machine.
 
 use super::*;
 
@@ -34,7 +33,7 @@ fn eight_gpus_at_switches_have_all_their_links() {
 
 #[test]
 fn bridges_join_pairs_and_the_slowest_path_counts() {
-    // Four RTX 3090 in two bridged pairs: four links between two, and the host between pairs.
+    // Four RTX 3090 in two bridged pairs: four links within a pair, the host between pairs.
     let ends = |at: u32| vec![End::Gpu(address(0, at ^ 1, 0)); 4];
     let gpus = (0..4).map(|at| gpu(at, nvlink_of(8, 6), ends(at), PCIE4)).collect();
     let all = machine(gpus, |a, b| if a ^ 1 == b { told(true, true, 30) } else { told(false, false, 30) });
@@ -47,7 +46,7 @@ fn bridges_join_pairs_and_the_slowest_path_counts() {
 }
 
 #[test]
-fn pcie_is_direct_below_switches_alone() {
+fn pcie_is_direct_only_below_switches() {
     let gpus = || (0..2).map(|at| gpu(at, nvlink_of(8, 9), vec![], PCIE4)).collect();
     let path = |peers, level| machine(gpus(), |_, _| told(peers, false, level)).path(0, 1);
     assert_eq!(path(true, 10).to_string(), "PCIe4 x16 direct");
@@ -68,9 +67,9 @@ fn pcie_is_direct_below_switches_alone() {
 }
 
 #[test]
-fn what_nvml_does_not_tell_is_unknown() {
+fn unreported_facts_are_unknown() {
     let gpus = || (0..2).map(|at| gpu(at, nvlink_of(9, 0), vec![End::Unknown; 18], PCIE5)).collect();
-    // Ends are hidden, and the GPUs still say that they reach each other by NVLink.
+    // Remote ends are hidden, but the GPUs report that they reach each other over NVLink.
     let all = machine(gpus(), |_, _| told(true, true, 40));
     assert_eq!(all.path(0, 1).to_string(), "NVLink4 x18");
     let silent = machine(gpus(), |_, _| Between::default());
@@ -79,14 +78,14 @@ fn what_nvml_does_not_tell_is_unknown() {
     let nothing = Attachment::default();
     assert_eq!(nothing.to_string(), "no NVLink, PCIe unknown");
     assert_eq!(machine(vec![nothing.clone(), nothing], |_, _| told(true, false, 10)).link(2), None);
-    // An architecture that the table does not know has links and no prediction.
+    // An architecture that the table does not list has links but no prediction.
     let gpus = (0..2).map(|at| gpu(at, nvlink_of(12, 1), vec![End::Switch; 2], PCIE5)).collect();
     let new = machine(gpus, |_, _| told(true, true, 10));
     assert_eq!((new.path(0, 1).to_string().as_str(), new.link(2)), ("NVLink x2", None));
 }
 
 #[test]
-fn structs_lie_as_the_header_has_them() {
+fn struct_layouts_match_the_header() {
     assert_eq!(size_of::<PciInfo>(), 68);
     assert_eq!(std::mem::offset_of!(PciInfo, domain), 16);
     assert_eq!(std::mem::offset_of!(PciInfo, address), 36);

@@ -1,16 +1,16 @@
-// Arguments of our attention kernels, passed by value, and the meaning of each field: `call.rs` has the same struct.
+// The argument struct of our attention kernels, passed by value; `call.rs` has the same struct.
 //
-// Defines: MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED (whether the segments of a side are read
-// from the device), CAP (the bound on scores; not defined where they have none).
+// Defines: MASK (0 full, 1 causal, 2 window, 3 two intervals), Q_RAGGED, K_RAGGED (whether the segments of queries or keys are
+// read from device memory), CAP (soft cap of the scores; undefined without one).
 
-// Element e of head h of token t is at[t * token + h * head + e]; strides in elements, also where elements are f32.
-// Null where the tensor is absent.
+// Element e of head h of token t is at[t * token + h * head + e]; strides count elements of the tensor's type, also for f32.
+// Null if the tensor is absent.
 struct Rows {
     bf16* at;
     i64 token, head;
 };
 
-// Rows [first, first + height) of the whole tensor, cut at the segment's end. A segment below 0: nothing to do.
+// Rows [first, first + height) of the whole tensor, clipped at the segment's end. A negative segment marks an unused entry.
 struct Tile {
     int segment, first;
 };
@@ -19,23 +19,23 @@ struct Call {
     Rows q, k, v, o, d_o, dq, dk, dv;              // q, o, d_o, dq [tq, heads, SIZE]; the others [tk, kv_heads, SIZE]
     float* lse;                                    // [tq, heads], lse_row elements from token to token
     float* delta;                                  // scratch [heads, tq]: sum(do o) of each row
-    float* scratch;                                // scratch that the kernel asked for beside it
-    const int *q_start, *q_len, *k_start, *k_len;  // [segments]; null where uniform
+    float* scratch;                                // further scratch of the kernel
+    const int *q_start, *q_len, *k_start, *k_len;  // [segments]; null if uniform
     const int* intervals;                          // [tq, 4]: keys [a, b) and [c, d), interval_row from token to token
-    const Tile* q_tiles;                           // q_tile_count of them; null where uniform
+    const Tile* q_tiles;                           // q_tile_count entries; null if uniform
     const Tile* k_tiles;
     i64 lse_row, interval_row;
     int tq, tk, q_longest, k_longest, segments, q_tile_count, k_tile_count, heads, kv_heads, back, ahead;
     float scale;
 };
 
-// A pair of segments: rows [q0, q1) of the queries and [k0, k1) of the keys. Empty where q1 <= q0.
+// A pair of segments: query rows [q0, q1) and key rows [k0, k1). Empty if q1 <= q0.
 struct Segment {
     int q0, q1, k0, k1;
 };
 
-// The pair of segments, clamped to the tensors: a start and a length below 0 count as 0, a length above the longest as the
-// longest, an end behind the last token as the last token.
+// Loads a pair of segments, clamped to the tensors: starts and lengths below 0 to 0, lengths to the longest, ends to the last
+// token.
 __device__ __forceinline__ Segment segment(const Call& call, int s) {
     Segment g;
     g.q0 = Q_RAGGED ? max(call.q_start[s], 0) : s * call.q_longest;
@@ -47,19 +47,19 @@ __device__ __forceinline__ Segment segment(const Call& call, int s) {
     return g;
 }
 
-// The keys a query sees: [a, b) and [c, d).
+// The keys that a query attends to: [a, b) and [c, d).
 struct Seen {
     int a, b, c, d;
     __device__ __forceinline__ bool has(int key) const { return (key >= a && key < b) || (key >= c && key < d); }
 };
 
-// Nothing for a query behind the segment's end.
+// The keys that a query attends to; none past the segment's end.
 __device__ __forceinline__ Seen sees(const Call& call, const Segment& g, int query) {
     Seen seen = {0, 0, 0, 0};
     if (query >= g.q1) return seen;
     seen.a = g.k0;
     seen.b = g.k1;
-    // The causal position of a query is key query + k1 - q1: the last query meets the last key.
+    // The causal position of a query is key query + k1 - q1: the last query is aligned with the last key.
 #if MASK == 1
     seen.b = min(seen.b, query + g.k1 - g.q1 + 1);
 #elif MASK == 2
@@ -77,14 +77,14 @@ __device__ __forceinline__ Seen sees(const Call& call, const Segment& g, int que
 }
 
 #ifdef CAP
-// The product of q and k whose score is soft-capped; `unit` scales a product to a score in powers of two.
+// Soft-caps the product of q and k; `unit` scales a product to a score in base-2 units.
 __device__ __forceinline__ float capped(float product, float unit) {
     const float cap = CAP * 1.4426950408889634f;
     return cap / unit * tanhf(unit * product / cap);
 }
 #endif
 
-// The gradient of a score, from the gradient of the capped one; `product` is what `capped` gave.
+// Gradient of a score from the gradient of the capped score; `product` is the result of `capped`.
 __device__ __forceinline__ float through_cap(float slope, float product, float unit) {
 #ifdef CAP
     const float share = unit * product / (CAP * 1.4426950408889634f);
@@ -94,7 +94,7 @@ __device__ __forceinline__ float through_cap(float slope, float product, float u
 #endif
 }
 
-// Tile i of HEIGHT queries, and of keys: from the list, or by arithmetic where segments are equally long.
+// Tile i of HEIGHT queries, or of keys: from the list, or computed if segments are uniform.
 template <int HEIGHT> __device__ __forceinline__ Tile q_tile(const Call& call, int i) {
     if (Q_RAGGED) return call.q_tiles[i];
     const int each = (call.q_longest + HEIGHT - 1) / HEIGHT;

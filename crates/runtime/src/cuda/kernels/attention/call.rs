@@ -1,4 +1,4 @@
-//! The one argument of our attention kernels: the struct of `call.cuh`, word by word.
+//! The argument struct of our attention kernels: the layout of `call.cuh`, word by word.
 
 use flatout_ir::ops::attention::{Mask, Segments};
 use flatout_ir::{Launch, View};
@@ -17,7 +17,7 @@ pub(super) struct Rows {
 
 impl Rows {
     fn of(view: Option<&View>, at: &Prepare<'_>) -> Rows {
-        // Nothing steps along an axis of one; it gets the stride of a dense tensor, which is aligned.
+        // An axis of extent one has no meaningful stride; use that of a dense tensor, which is aligned.
         let stride = |view: &View, axis: usize| {
             let dense: usize = view.dims[axis + 1..].iter().product();
             if view.dims[axis] == 1 { dense as i64 } else { view.strides[axis] as i64 }
@@ -27,7 +27,7 @@ impl Rows {
     }
 }
 
-/// `Call` of call.cuh. Addresses are 0 where there is nothing.
+/// `Call` of call.cuh. Addresses of absent tensors are 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Call {
     pub q: Rows,
@@ -39,7 +39,7 @@ pub(super) struct Call {
     pub dk: Rows,
     pub dv: Rows,
     pub lse: u64,
-    /// A family that wants it takes it from the scratch.
+    /// Allocated from scratch by the families that need it.
     pub delta: u64,
     pub scratch: u64,
     pub q_start: u64,
@@ -47,7 +47,7 @@ pub(super) struct Call {
     pub k_start: u64,
     pub k_len: u64,
     pub intervals: u64,
-    /// `tiles::prepare` fills these and the counts.
+    /// Filled by `tiles::prepare`, with the counts.
     pub q_tiles: u64,
     pub k_tiles: u64,
     pub lse_row: i64,
@@ -66,11 +66,11 @@ pub(super) struct Call {
     pub scale: f32,
 }
 
-/// Windows beyond any sequence behave like the longest one and keep sums of positions in 32 bits.
+/// Longer windows are equivalent to this one, which keeps sums of positions within 32 bits.
 const LONGEST_REACH: usize = 1 << 28;
 
 impl Call {
-    /// All that the launch says; tiles and scratch are the family's.
+    /// The fields that follow from the launch; tiles and scratch are filled by the family.
     pub fn of(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Call {
         let ins = &launch.ins;
         let out = |i: usize| launch.outs.get(i).and_then(Option::as_ref);
@@ -121,7 +121,7 @@ impl Call {
         }
     }
 
-    /// The bytes of the struct: 64-bit fields first, then pairs of 32-bit ones, without gaps.
+    /// The bytes of the struct: 64-bit fields first, then pairs of 32-bit fields, without padding.
     pub fn block(&self) -> Block {
         let c = self;
         let mut words: Vec<u64> = vec![];
@@ -143,8 +143,7 @@ impl Call {
     }
 }
 
-/// Where the gradient of lse lies and how far its rows are apart, as arguments; zeros where there is none. Who computes
-/// delta takes it off.
+/// Address and row stride of the gradient of lse as arguments; zeros without one. The kernel that computes delta subtracts it.
 pub(super) fn d_lse(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> [Block; 2] {
     let view = p.d_lse.then(|| &launch.ins[p.inputs() + 3]);
     let (address, row) = view.map_or((0, 0), |view| (at.address(view), view.strides[0] as i64));
@@ -155,7 +154,7 @@ pub(super) fn is_ragged(segments: Segments) -> bool {
     matches!(segments, Segments::Ragged { .. })
 }
 
-/// The defines of call.cuh.
+/// The defines that call.cuh needs.
 pub(super) fn defines(p: &Problem) -> Vec<(String, String)> {
     let mask = match p.mask {
         Mask::Full => 0,
@@ -173,9 +172,9 @@ pub(super) fn defines(p: &Problem) -> Vec<(String, String)> {
 mod tests {
     use super::*;
 
-    /// 8 tensors of 3 words, 10 addresses, 2 strides, 11 integers and a float: what the compiler makes of the struct.
+    /// 8 tensors of 3 words, 10 addresses, 2 strides, 11 integers and a float: the size of the struct in C.
     #[test]
-    fn a_call_has_the_bytes_of_the_struct() {
+    fn call_layout_matches_the_struct() {
         let rows = Rows { at: 1, token: 2, head: 3 };
         let call = Call { q: rows, dv: rows, lse: 4, interval_row: 5, tq: 6, scale: 1.0, ..Call::default() };
         let block = call.block();

@@ -1,8 +1,8 @@
-//! The choice of an attention kernel: the families, the rule by shapes, and the choice by measured times.
+//! Chooses an attention kernel: the families, the rule by shape, and the choice by measured times.
 //!
-//! A family serves a problem or does not, by shapes, types and device; `serves` says no where equal bits are asked for
-//! and it has no form that gives them. Of those that serve, `autotune` takes the fastest on this device and remembers it;
-//! without it the first in the order of `by_rule` runs.
+//! A family serves a problem or not, depending on shapes, types and device; under `deterministic` it does not serve a problem
+//! for which it has no deterministic form. With `autotune` the fastest family on this device is chosen and remembered;
+//! otherwise the first in the order of `by_rule`.
 
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, PlanSet, View};
@@ -10,8 +10,7 @@ use flatout_ir::{Launch, Op, PlanSet, View};
 use super::{Problem, decode, dense, flash, hopper, mma, packed, timing};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source};
 
-/// The kernels a run may ask attention to run on. Few queries over many keys have a kernel of their own, which
-/// counts as part of each.
+/// The attention kernels a run may request. Few queries over many keys have a dedicated kernel, which is part of each choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum AttentionKernel {
     #[default]
@@ -20,12 +19,12 @@ pub enum AttentionKernel {
     Wgmma,
     Mma,
     Fma,
-    /// Asked for by checks alone.
+    /// Requested only by tests.
     Decode,
 }
 
 impl AttentionKernel {
-    /// Those that a run may ask for.
+    /// The kernels that a run may request.
     pub const ALL: &[AttentionKernel] = &[
         AttentionKernel::Auto,
         AttentionKernel::Cudnn,
@@ -45,7 +44,7 @@ impl AttentionKernel {
         }
     }
 
-    /// Why no attention runs on it on such a device, if so.
+    /// Why this kernel cannot run any attention on such a device, if so.
     pub fn missing(self, facts: &Facts) -> Option<String> {
         match self {
             AttentionKernel::Cudnn if facts.cudnn.is_none() => Some("cuDNN was not found".into()),
@@ -58,13 +57,13 @@ impl AttentionKernel {
     }
 }
 
-/// The kernels that a run may ask for by name and such a device does not have.
+/// The kernels that cannot be requested on such a device, with the reason.
 pub fn missing(facts: &Facts) -> Vec<(&'static str, String)> {
     let all = AttentionKernel::ALL.iter();
     all.filter_map(|kernel| Some((kernel.name(), kernel.missing(facts)?))).collect()
 }
 
-/// Why attention of these plans does not run on what `facts` force it to; always some kernel runs it without force.
+/// Why an attention of these plans cannot run on the requested kernel; without a request some kernel always can.
 pub fn refusal(plans: &PlanSet, facts: &Facts) -> Option<String> {
     let is_attention =
         |launch: &&Launch| matches!(launch.op, Op::Attention { .. } | Op::AttentionGrad { .. });
@@ -75,28 +74,28 @@ pub fn refusal(plans: &PlanSet, facts: &Facts) -> Option<String> {
         .map(|(p, _)| cannot_run(&p, facts))
 }
 
-/// Kernels of one kind, one row a direction where they differ.
+/// Kernels of one kind; they differ by direction through `Problem::grad`.
 pub(super) struct Family {
     pub name: &'static str,
-    /// Shapes, types and device it runs on, in a deterministic form where `Facts` ask for one.
+    /// Whether it supports these shapes and types on this device, in a deterministic form if `Facts` require one.
     pub serves: fn(&Problem, &Facts) -> bool,
-    /// A ceiling in bytes from shapes alone; 0 where it serves on no GPU.
+    /// Upper bound in bytes from shapes alone; 0 if it serves the problem on no GPU.
     pub workspace: fn(&Problem) -> usize,
     pub sources: fn(&Problem, &Facts) -> Vec<Source>,
-    /// Dynamic shared memory in bytes, the most of the kernels of one of its sources.
+    /// Dynamic shared memory in bytes: the maximum over the kernels of one of its sources.
     pub shared: fn(&Problem, &Facts, &Source) -> usize,
     pub prepare: fn(&Problem, &Launch, &Prepare<'_>) -> Prepared,
-    /// Whether it needs addresses at multiples of 16 bytes and strides at multiples of 8 elements.
+    /// Whether it needs 16-byte aligned addresses and strides that are multiples of 8 elements.
     pub is_aligned: bool,
-    /// Whether it runs with these outputs asked for, and these tensors the same.
+    /// Whether it supports the launch's set of requested outputs and its aliased tensors.
     pub takes: fn(&Problem, &Launch) -> bool,
-    /// Whether its backward pass takes a gradient of lse.
+    /// Whether its backward pass accepts a gradient of lse.
     pub takes_d_lse: bool,
-    /// Whether it caps scores.
+    /// Whether it supports a soft cap of scores.
     pub takes_cap: bool,
 }
 
-/// In the order of preference where none is better by `by_rule`; the last runs everything.
+/// Default order of preference, where `by_rule` knows no better; the last family supports everything.
 const FAMILIES: &[Family] = &[
     Family {
         name: "cudnn",
@@ -184,12 +183,12 @@ const FAMILIES: &[Family] = &[
     },
 ];
 
-/// The ceiling over all families: which one runs depends on the device, on addresses and on times.
+/// The maximum over all families: which one runs depends on the device, on addresses and on times.
 pub(super) fn workspace(p: &Problem) -> usize {
     FAMILIES.iter().map(|family| (family.workspace)(p)).max().unwrap_or(0)
 }
 
-/// The families in a fixed order by shape alone: without times the first that serves runs. As timed on an H200, bf16, in
+/// The families in an order that depends on shape alone; without times the first that serves is used. On an H200, bf16, in
 /// ms (wgmma, mma, cuDNN): forward 32 x 2048 of 12 heads on 4 of 64 causal 0.48, 0.72, 0.53; its backward 1.60, 2.40, 1.70;
 /// backward 256 x 257 of 12 heads of 64 full 0.46, 0.92, 0.94; backward 16 x 2048 of 16 heads on 8 of 128 causal 2.00,
 /// 3.46, 1.77; backward 64 x 512 of 4 heads on 1 of 256 0.37, 0.76, 0.54; packed 65,536 tokens in 325 segments of 12 heads
@@ -204,8 +203,8 @@ fn by_rule(p: &Problem) -> [&'static str; 5] {
     }
 }
 
-/// The families that can run a launch, by the rule's order. `fma` is among them only where no other kernel of ours is:
-/// it never is the fastest, and cuDNN may refuse a shape it was thought to take.
+/// The families that can run a launch, in the order of `by_rule`. `fma` is included only if no other kernel of ours is: it is
+/// never the fastest, and cuDNN may refuse a shape that it was expected to support.
 fn candidates(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<&'static Family> {
     let fits = |family: &&Family| {
         (family.serves)(p, facts)
@@ -231,7 +230,7 @@ fn candidates(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<&'static Famil
     found
 }
 
-/// Every kernel that a launch may be made to run on.
+/// Every kernel that a launch could be forced to run on.
 pub fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
     use AttentionKernel::{Cudnn, Decode, Fma, Mma, Wgmma};
     let serves = |kernel: &AttentionKernel| {
@@ -241,13 +240,13 @@ pub fn serving(launch: &Launch, facts: &Facts) -> Vec<AttentionKernel> {
     [Cudnn, Wgmma, Mma, Decode, Fma].into_iter().filter(serves).collect()
 }
 
-/// The most dynamic shared memory that kernels of a source ask for in running a launch.
+/// Maximum dynamic shared memory of the kernels of a source when they run a launch.
 pub fn shared_bytes(launch: &Launch, facts: &Facts, source: &Source) -> usize {
     let p = Problem::of(launch);
     candidates(&p, launch, facts).iter().map(|family| (family.shared)(&p, facts, source)).max().unwrap_or(0)
 }
 
-/// Tensors in steps of 16 bytes.
+/// Whether all tensors allow 16-byte accesses.
 fn is_aligned(p: &Problem, launch: &Launch) -> bool {
     let aligned = |view: &View| {
         let even = view.strides[..2].iter().zip(&view.dims).all(|(s, d)| *d == 1 || s.is_multiple_of(8));
@@ -268,17 +267,17 @@ pub(super) fn sources(p: &Problem, launch: &Launch, facts: &Facts) -> Vec<Source
     sources
 }
 
-/// The kernel an attention runs on, for the log.
+/// The kernel that an attention runs on, for the log.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Chosen {
     pub grad: bool,
     pub kernel: &'static str,
-    /// Milliseconds of this kernel and of the next best, where they were timed.
+    /// Milliseconds of this kernel and of the runner-up, if they were timed.
     pub ms: Option<f64>,
     pub next: Option<(&'static str, f64)>,
 }
 
-/// `cudnnStatus_t` of the kind CUDNN_STATUS_NOT_SUPPORTED, or a refusal of ours.
+/// Whether an error is a CUDNN_STATUS_NOT_SUPPORTED (see `cudnnStatus_t`) or a refusal of our own.
 pub(super) fn is_unsupported(error: &CudaError) -> bool {
     error.code == 0 || (3000..4000).contains(&error.code)
 }
@@ -292,7 +291,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
     let timed: Vec<&Family> = candidates.iter().copied().filter(|family| family.name != "fma").collect();
     let times =
         if facts.autotune && timed.len() > 1 { timing::times(p, launch, &timed, at)? } else { vec![] };
-    // The timed ones, fastest first, then the others by the rule.
+    // Timed families first, fastest first; then the others in the order of the rule.
     let place = |family: &&Family| times.iter().position(|t| t.name == family.name).unwrap_or(times.len());
     let mut order = candidates.clone();
     order.sort_by_key(place);
@@ -314,7 +313,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
                 let time = |name: &str| times.iter().find(|t| t.name == name).map(|t| t.ms);
                 let next = candidates.iter().filter(|f| f.name != family.name);
                 let next = next.filter_map(|f| Some((f.name, time(f.name)?)));
-                at.chose(Chosen {
+                at.record_attention(Chosen {
                     grad: p.grad,
                     kernel: family.name,
                     ms: time(family.name),
@@ -327,7 +326,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
     Err(refusal.unwrap_or_else(|| CudaError::new(cannot_run(p, facts))))
 }
 
-/// A forced kernel that does not take the problem. Without force there is always one.
+/// The error for a forced kernel that does not support the problem. Without force some kernel always does.
 fn cannot_run(p: &Problem, facts: &Facts) -> String {
     let name = facts.attention.name();
     let is_it = |family: &&Family| family.name == name;
@@ -354,7 +353,7 @@ fn cannot_run(p: &Problem, facts: &Facts) -> String {
     format!("`attention_kernel={name}` cannot run: {why}")
 }
 
-/// Why attention in bf16 has no kernel on the matrix units; a user can do something about it.
+/// Why a bf16 attention has no tensor-core kernel, in a sentence that a user can act on.
 fn why_slow(p: &Problem, facts: &Facts) -> Option<String> {
     if p.dtype != DType::BF16 {
         return None;
@@ -362,7 +361,7 @@ fn why_slow(p: &Problem, facts: &Facts) -> Option<String> {
     dense::unserved(p).or_else(|| facts.cudnn.is_none().then(|| "cuDNN is missing".into()))
 }
 
-/// The kernels of a session's attention in a line: `wgmma forward (0.52 ms, cudnn 0.54), cudnn backward`.
+/// Summarises a session's attention kernels in one line: `wgmma forward (0.52 ms, cudnn 0.54), cudnn backward`.
 pub fn describe(chosen: &[Chosen]) -> Option<String> {
     let direction = |grad: bool| {
         let mut kernels: Vec<String> = vec![];
@@ -435,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn every_problem_has_a_kernel_and_cudnn_only_what_it_takes() {
+    fn every_problem_has_a_kernel_and_cudnn_gets_only_supported_ones() {
         let bf16 = DType::BF16;
         assert!(names(&launch(bf16, 64, 128, 0, uniform(128)), &hopper()).contains(&"cudnn"));
         for (what, other) in [
@@ -452,7 +451,7 @@ mod tests {
         assert!(!names(&no_output, &hopper()).contains(&"cudnn"));
     }
 
-    /// Where two serve, the order is the rule's; a device that lacks one goes on to the next.
+    /// Among several that serve, the rule decides; on a device that lacks one, the next is used.
     #[test]
     fn without_times_the_rule_goes_by_shape() {
         let p = Problem::of(&launch(DType::BF16, 64, 2048, 0, uniform(2048)));
@@ -479,7 +478,7 @@ mod tests {
         assert_eq!(names(&launch(DType::BF16, 64, 2048, 0, op), &ampere), ["mma"]);
     }
 
-    /// The workspace of equal sequences with cuDNN alone: pretrain-226m's plan is that large and no larger.
+    /// cuDNN alone determines the workspace of equal sequences, as in the plan of pretrain-226m.
     #[test]
     fn no_family_raises_the_scratch_of_equal_sequences() {
         let p = Problem::of(&launch(DType::BF16, 64, 2048, 0, uniform(2048)));
@@ -514,7 +513,7 @@ mod tests {
         assert!(said.contains("does not take forward attention in f32 with heads of 64"), "{said}");
     }
 
-    /// Kernels without a cap are no candidates for scores that have one, and say so where they are forced.
+    /// Kernels without a cap are no candidates for capped scores, and say so if forced.
     #[test]
     fn capped_scores_run_where_they_are_capped() {
         let capped = |len: usize| {

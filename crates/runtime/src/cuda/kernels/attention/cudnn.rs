@@ -1,7 +1,7 @@
 //! cuDNN's backend API: handle, descriptors, operation graphs of rank 4, and plans bound to addresses.
 //!
-//! Constants are those of cudnn_graph.h 9.10 to 9.21 (equal in all of them); proven with 9.14 and 9.19. Descriptors
-//! live as long as the plan made from them.
+//! Constants are those of cudnn_graph.h 9.10 to 9.21 (identical in all of them); tested with 9.14 and 9.19. Descriptors live as
+//! long as the plan made from them.
 
 use std::collections::HashMap;
 use std::ffi::{c_char, c_int, c_void};
@@ -153,7 +153,7 @@ struct Entries {
 
 impl Entries {
     fn open(library: &'static Library) -> Result<Entries, CudaError> {
-        // SAFETY: the signatures are the header's for these symbols.
+        // SAFETY: the signatures are those of the header for these symbols.
         unsafe {
             Ok(Entries {
                 create: library.symbol("cudnnCreate")?,
@@ -171,13 +171,13 @@ impl Entries {
         }
     }
 
-    /// A status with the call and the library's own words, which are precise.
+    /// Turns a status into an error with the call and the library's own message, which is precise.
     fn ok(&self, status: c_int, call: impl FnOnce() -> String) -> Result<(), CudaError> {
         if status == 0 {
             return Ok(());
         }
         let mut words = [0_u8; 2048];
-        // SAFETY: writes at most as many bytes as the buffer has, ended by zero.
+        // SAFETY: writes at most as many bytes as the buffer has, zero-terminated.
         unsafe { (self.last_error)(words.as_mut_ptr().cast(), words.len()) };
         let end = words.iter().position(|b| *b == 0).unwrap_or(words.len());
         let words = String::from_utf8_lossy(&words[..end]).trim().replace('\n', " ");
@@ -201,7 +201,7 @@ struct Descriptor {
 
 impl Descriptor {
     fn set<T>(&self, name: Name, ty: Type, values: &[T]) -> Result<(), CudaError> {
-        // SAFETY: the attribute's elements are T, which the library copies.
+        // SAFETY: the attribute's elements have type T, which the library copies.
         let status = unsafe {
             let count = values.len() as i64;
             (self.entries.set)(self.raw, name as c_int, ty as c_int, count, values.as_ptr().cast())
@@ -229,13 +229,13 @@ impl Drop for Descriptor {
 
 struct Handle(Opaque);
 
-// SAFETY: cuDNN's handle may move between threads; the lock around it keeps them one at a time.
+// SAFETY: a cuDNN handle may move between threads; the lock around it prevents concurrent use.
 unsafe impl Send for Handle {}
 
-/// Plans by all that distinguishes them, or why there is none.
+/// Plans by key, or the error with which building one failed.
 type Plans = HashMap<Vec<i64>, Result<Arc<Plan>, CudaError>>;
 
-/// cuDNN and the plans made so far.
+/// The cuDNN handle and the plans built so far.
 pub struct Cudnn {
     entries: Entries,
     handle: Mutex<Handle>,
@@ -243,7 +243,7 @@ pub struct Cudnn {
 }
 
 impl Cudnn {
-    /// With the primary context current.
+    /// Requires a current primary context.
     pub fn open(library: &'static Library) -> Result<Cudnn, CudaError> {
         let entries = Entries::open(library)?;
         let mut handle = null_mut();
@@ -252,9 +252,9 @@ impl Cudnn {
         Ok(Cudnn { entries, handle: Mutex::new(Handle(handle)), plans: Mutex::default() })
     }
 
-    /// 91900 for 9.19.0.
+    /// Version: 91900 for 9.19.0.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no argument.
         unsafe { (self.entries.version)() }
     }
 
@@ -262,7 +262,7 @@ impl Cudnn {
         self.handle.lock().map_err(|_| CudaError::new("a thread failed while it used cuDNN"))
     }
 
-    /// The plan of a key, made by `build` the first time. A refusal is remembered too.
+    /// The plan of a key, built by `build` on first use. A failure is cached too.
     pub(super) fn plan(
         &self,
         key: &[i64],
@@ -287,7 +287,7 @@ impl Drop for Cudnn {
             plans.clear();
         }
         if let Ok(handle) = self.handle.get_mut() {
-            // SAFETY: created in `open`; works hold their `Cudnn`, so nothing uses it any more.
+            // SAFETY: created in `open`; works hold their `Cudnn`, so it is no longer in use.
             unsafe { (self.entries.destroy)(handle.0) };
         }
     }
@@ -300,12 +300,12 @@ pub(super) fn dense([_, b, c, d]: Dims) -> Dims {
     [b * c * d, c * d, d, 1]
 }
 
-/// The last two axes swapped: of dims and strides, a transpose.
-pub(super) fn swapped([a, b, c, d]: Dims) -> Dims {
+/// Swaps the last two axes; applied to dims and strides, this is a transpose.
+pub(super) fn transposed_axes([a, b, c, d]: Dims) -> Dims {
     [a, b, d, c]
 }
 
-/// A tensor of a graph.
+/// Handle of a tensor of a graph.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct T(usize);
 
@@ -315,7 +315,7 @@ struct Tensor {
     strides: Dims,
 }
 
-/// Unique ids below this are the caller's, for tensors in memory.
+/// Ids below this are the caller's, for tensors in device memory.
 const OWN_IDS: i64 = 1000;
 
 /// An operation graph under construction.
@@ -324,7 +324,7 @@ pub(super) struct Graph {
     tensors: Vec<Tensor>,
     operations: Vec<Descriptor>,
     others: Vec<Descriptor>,
-    /// By-value scalars: the library reads them from the host whenever a plan is executed.
+    /// By-value scalars, which the library reads from host memory at every execution of a plan.
     scalars: Vec<(i64, Box<f32>)>,
 }
 
@@ -363,7 +363,7 @@ impl Graph {
         OWN_IDS + self.tensors.len() as i64
     }
 
-    /// A tensor in device memory, bound by its id.
+    /// A tensor in device memory, bound to an address by its id.
     pub(super) fn real(&mut self, id: i64, dims: Dims, strides: Dims, data: Data) -> Result<T, CudaError> {
         debug_assert!(id < OWN_IDS);
         self.tensor(id, dims, strides, data, None, None)
@@ -382,12 +382,12 @@ impl Graph {
         self.tensor(id, dims, strides, data, None, Some(offsets))
     }
 
-    /// An intermediate that never lies in memory.
+    /// A virtual tensor, which is never written to memory.
     pub(super) fn hidden(&mut self, dims: Dims, strides: Dims, data: Data) -> Result<T, CudaError> {
         self.tensor(self.own_id(), dims, strides, data, Some(Name::TensorIsVirtual), None)
     }
 
-    /// Rank 4 like every tensor: rank 1 is refused.
+    /// A constant. Of rank 4 like every tensor, because rank 1 is refused.
     pub(super) fn scalar(&mut self, value: f32) -> Result<T, CudaError> {
         let id = self.own_id();
         self.scalars.push((id, Box::new(value)));
@@ -403,7 +403,7 @@ impl Graph {
         self.hidden(dims, strides, data)
     }
 
-    /// y = mode(x, b?), or x where `select` holds and b elsewhere.
+    /// y = mode(x, b), or mode(x) without b; with `select`, x where `select` holds and b elsewhere.
     #[allow(clippy::too_many_arguments, reason = "the descriptor's attributes")]
     fn pointwise_full(
         &mut self,
@@ -438,7 +438,7 @@ impl Graph {
         Ok(())
     }
 
-    /// y = mode(x, b?), into a given tensor.
+    /// y = mode(x, b), or mode(x) without b, into a given tensor.
     pub(super) fn pointwise(&mut self, mode: Pointwise, x: T, b: Option<T>, y: T) -> Result<(), CudaError> {
         self.pointwise_full(mode, Data::Float, None, x, b, None, y)
     }
@@ -450,14 +450,14 @@ impl Graph {
         Ok(y)
     }
 
-    /// mode(x, b), shaped like x; b is repeated where its extents are 1.
+    /// mode(x, b), shaped like x; b is broadcast along axes of extent 1.
     pub(super) fn binary(&mut self, mode: Pointwise, x: T, b: T, data: Data) -> Result<T, CudaError> {
         let y = self.like(x, data)?;
         self.pointwise(mode, x, Some(b), y)?;
         Ok(y)
     }
 
-    /// The index along an axis, shaped like x. Made in `math`: what it is compared with is of that type.
+    /// The index along an axis, shaped like x. Computed in type `math`, which comparisons with it need.
     pub(super) fn index(&mut self, x: T, axis: i64, math: Data) -> Result<T, CudaError> {
         let y = self.like(x, Data::Int32)?;
         self.pointwise_full(Pointwise::GenIndex, math, Some(axis), x, None, None, y)?;
@@ -470,7 +470,7 @@ impl Graph {
         Ok(y)
     }
 
-    /// x where `keep` holds, else `other`.
+    /// x where `keep` holds, otherwise `other`.
     pub(super) fn select(&mut self, x: T, other: T, keep: T) -> Result<T, CudaError> {
         let y = self.like(x, Data::Float)?;
         self.pointwise_full(Pointwise::BinarySelect, Data::Float, None, x, Some(other), Some(keep), y)?;
@@ -481,7 +481,7 @@ impl Graph {
         self.matmul_within(a, b, c, [None; 3])
     }
 
-    /// A product of which each entry along the first axis has its own M, N, K, at most those of the tensors.
+    /// A batched product in which each entry along the first axis has its own M, N and K, up to the tensors' extents.
     pub(super) fn matmul_within(
         &mut self,
         a: T,
@@ -513,7 +513,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Folds the axes in which y is shorter; heads fold in groups of neighbours.
+    /// Reduces the axes in which y is shorter; heads are reduced in groups of neighbours.
     pub(super) fn reduce(&mut self, by: Reduce, x: T, y: T) -> Result<(), CudaError> {
         let r = self.entries.descriptor(DescriptorType::Reduction)?;
         r.set(Name::ReductionCompType, Type::Data, &[Data::Float as i32])?;
@@ -529,7 +529,7 @@ impl Graph {
         Ok(())
     }
 
-    /// A transpose of intermediates, by the strides of y.
+    /// Transposes a virtual tensor, through the strides of y.
     pub(super) fn reshape(&mut self, x: T, y: T) -> Result<(), CudaError> {
         let o = self.entries.descriptor(DescriptorType::OperationReshape)?;
         o.link(Name::OperationReshapeXDesc, self.at(x))?;
@@ -539,7 +539,7 @@ impl Graph {
         Ok(())
     }
 
-    /// The first configuration of the heuristic whose plan can be finalised.
+    /// Takes the first configuration of the heuristic that can be finalised.
     fn plan(mut self, handle: &Handle) -> Result<Plan, CudaError> {
         let graph = self.entries.descriptor(DescriptorType::OperationGraph)?;
         let operations: Vec<Opaque> = self.operations.iter().map(|o| o.raw).collect();
@@ -554,7 +554,7 @@ impl Graph {
         let results = |configs: &mut [Opaque]| {
             let mut count = 0;
             let at = if configs.is_empty() { null_mut() } else { configs.as_mut_ptr().cast() };
-            // SAFETY: writes the count, and fills the descriptors handed in, which the library made.
+            // SAFETY: writes the count, and fills the descriptors passed in, which the library created.
             let status = unsafe {
                 let (name, ty) = (Name::EngineHeurResults as c_int, Type::BackendDescriptor as c_int);
                 (self.entries.get)(heuristic.raw, name, ty, configs.len() as i64, &mut count, at)
@@ -603,17 +603,17 @@ impl Graph {
 pub(super) struct Plan {
     plan: Descriptor,
     pub(super) workspace_bytes: usize,
-    /// Keeps the descriptors and the scalars.
+    /// Owns the descriptors and the scalars.
     graph: Graph,
 }
 
-// SAFETY: nothing of a plan changes once it is made, and it is executed under the handle's lock.
+// SAFETY: a plan is immutable once built, and is executed under the handle's lock.
 unsafe impl Send for Plan {}
 // SAFETY: as above.
 unsafe impl Sync for Plan {}
 
 impl Plan {
-    /// The plan on tensors at these addresses, by id, with scratch of at least `workspace_bytes`.
+    /// Binds the plan to tensor addresses, by id, and to a workspace of at least `workspace_bytes`.
     pub(super) fn bind(
         self: &Arc<Self>,
         cudnn: &Arc<Cudnn>,
@@ -631,7 +631,7 @@ impl Plan {
     }
 }
 
-/// A plan with addresses.
+/// A plan bound to addresses.
 struct Bound {
     pack: Descriptor,
     plan: Arc<Plan>,
@@ -645,7 +645,7 @@ impl Work for Bound {
         // SAFETY: handle and stream are alive.
         let status = unsafe { (entries.set_stream)(handle.0, stream.raw()) };
         entries.ok(status, || "take the stream".into())?;
-        // SAFETY: the pack's addresses hold what the plan's tensors say, by the caller's checked views.
+        // SAFETY: the addresses in the pack hold the tensors that the plan describes, as the caller's views were checked.
         let status = unsafe { (entries.execute)(handle.0, self.plan.plan.raw, self.pack.raw) };
         entries.ok(status, || "run attention".into())
     }

@@ -2,15 +2,15 @@
 //
 //   delta = sum(do o) - dlse, [heads, tq] in f32
 //
-// o, do [tq, heads, SIZE] by strides of tokens and heads, 16-byte accesses. Reads both once: 4 SIZE bytes a row, writes 4.
-// A thread block of 256 threads takes 32 tokens of a head, 8 lanes a row, so that its writes are coalesced.
-// Rows outside every segment are summed too: nothing reads them. Deterministic.
+// o, do [tq, heads, SIZE] by token and head strides, 16-byte accesses. Reads both once, 4 SIZE bytes per row, and writes 4. A
+// thread block of 256 threads takes 32 tokens of a head, 8 lanes per row, so that its writes are coalesced. Rows outside every
+// segment are computed too, but never read. Deterministic.
 //
 // Defines: those of call.cuh, SIZE (a multiple of 8).
 
 #define TOKENS 32
 
-// Grid: tokens in 32s, heads. `d_lse` may be null.
+// Grid: tiles of 32 tokens, heads. `d_lse` may be null.
 extern "C" __global__ void __launch_bounds__(8 * TOKENS)
 attention_delta(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row) {
     const i64 row = (i64)blockIdx.x * TOKENS + threadIdx.x / 8;

@@ -1,4 +1,4 @@
-//! The row sums of do * o, less the gradient of lse, that bf16 backward kernels take.
+//! Launches the kernel that computes delta = sum(do o) - dlse per row, an input of the bf16 backward kernels.
 
 use std::borrow::Cow;
 
@@ -10,10 +10,10 @@ use super::scratch::ALIGN;
 use crate::cuda::argument::launch_blocks;
 use crate::cuda::context::{Prepare, Prepared, Source};
 
-/// Tokens a block takes, 8 threads each.
+/// Tokens per block, 8 threads each.
 const TOKENS: usize = 32;
 
-/// Scratch of `Call::delta`.
+/// Bytes of scratch for `Call::delta`.
 pub(super) fn bytes(p: &Problem) -> usize {
     (4 * p.tq * p.heads).next_multiple_of(ALIGN)
 }
@@ -28,7 +28,7 @@ pub(super) fn source(p: &Problem) -> Source {
     }
 }
 
-/// Fills `call.delta` from o, do and, where it is given, the gradient of lse; o's and do's rows begin at multiples of 16 bytes.
+/// Fills `call.delta` from o, do and, if given, the gradient of lse. Rows of o and do must be 16-byte aligned.
 pub(super) fn prepare(p: &Problem, launch: &Launch, call: &Call, at: &Prepare<'_>) -> Prepared {
     let function = at.function(&source(p), "attention_delta")?;
     let grid = [p.tq.div_ceil(TOKENS), p.heads, 1];

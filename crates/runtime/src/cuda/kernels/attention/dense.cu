@@ -1,7 +1,7 @@
-// Converts between our lse [B * T, H], f32, `row` elements from token to token, and cuDNN's statistics [B, H, T], dense.
+// Converts between our lse, f32 [B * T, H] with row stride `row`, and cuDNN's statistics, dense [B, H, T].
 //
-// A thread block of 32 x 8 threads transposes a tile of 32 tokens by 32 heads through shared memory, so that reads and
-// writes are coalesced. Moved: 8 bytes a token and head. Grid: token tiles of every batch, head tiles.
+// A thread block of 32 x 8 threads transposes a tile of 32 tokens by 32 heads through shared memory, so that reads and writes
+// are coalesced. Moves 8 bytes per token and head. Grid: token tiles of every sequence, head tiles. Deterministic.
 
 #define TILE 32
 

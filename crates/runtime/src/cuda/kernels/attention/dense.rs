@@ -1,11 +1,11 @@
 //! Attention over equal sequences in bf16, as operation graphs of cuDNN.
 //!
-//! B sequences of T tokens, H query heads, HK key heads, head size D. cuDNN sees tensors [B, H, T, D] through strides
-//! into the token-major buffers, so nothing is moved except lse: cuDNN keeps its statistics dense [B, H, T], which a
-//! small kernel turns into our [B T, H] and back. Sums in dense scratch of ours need no clearing.
+//! B sequences of T tokens, H query heads, HK key heads, head size D. cuDNN sees tensors [B, H, T, D] through strides into the
+//! token-major buffers, so only lse is moved: cuDNN keeps its statistics dense [B, H, T], which a small kernel transposes to
+//! our [B T, H] and back. Its accumulators in our dense scratch need no clearing.
 //!
-//! The backward pass adds into dq from several blocks in any order. The form with equal bits writes dq in one product
-//! instead, for which cuDNN keeps all scores in bf16: it runs over few sequences, or few heads of one, at a time.
+//! cuDNN's backward pass accumulates dq from several blocks in arbitrary order. The deterministic form computes dq in a single
+//! product instead, for which cuDNN stores all scores in bf16: it runs over a few sequences, or a few heads of one, at a time.
 
 use std::borrow::Cow;
 
@@ -14,31 +14,31 @@ use flatout_ir::types::DType;
 use flatout_ir::{Launch, View};
 
 use super::Problem;
-use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, swapped};
+use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, transposed_axes};
 use super::scratch::{ALIGN, Scratch};
 use crate::cuda::context::{
     Arg, CudaError, Facts, Prepare, Prepared, Source, Work, launch as kernel_launch, sequence,
 };
 
-/// The least version the graphs were proven with: 9.14.
+/// The oldest version the graphs were tested with: 9.14.
 const LEAST_VERSION: u32 = 91400;
-/// Head sizes and lengths cuDNN is used for; what lies outside is ours.
+/// Head sizes and lengths cuDNN is used for; our kernels handle all others.
 const HEAD_SIZES: std::ops::RangeInclusive<usize> = 32..=256;
 pub(super) const LEAST_TOKENS: usize = 33;
-/// For what cuDNN takes beside the parts in the formulas: 256 bytes were seen.
+/// Workspace that cuDNN needs beyond the terms of the formulas: 256 bytes were seen.
 const SLACK: usize = 1 << 20;
 
-/// Whether a problem is for cuDNN, where the library is there and new enough.
+/// Whether cuDNN serves a problem, provided the library is present and new enough.
 pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
     facts.cudnn.is_some_and(|version| version >= LEAST_VERSION) && has_shapes(p)
 }
 
-/// Whether all gradients are asked for, or o.
+/// Whether o, or all gradients, are requested.
 pub(super) fn takes(p: &Problem, launch: &Launch) -> bool {
     if p.grad { launch.outs.iter().all(Option::is_some) } else { launch.outs[0].is_some() }
 }
 
-/// As far as shapes say.
+/// The part of `serves` that depends on shapes alone.
 fn has_shapes(p: &Problem) -> bool {
     let mask = match p.mask {
         Mask::Full | Mask::Causal => true,
@@ -51,7 +51,7 @@ fn has_shapes(p: &Problem) -> bool {
         && mask
         && has_size(p)
         && p.q_longest() >= LEAST_TOKENS
-        // The library's backward pass makes its own sums of do * o.
+        // cuDNN's backward pass computes sum(do o) itself, without a gradient of lse.
         && !p.d_lse
 }
 
@@ -63,7 +63,7 @@ fn has_size(p: &Problem) -> bool {
     HEAD_SIZES.contains(&p.size) && p.size.is_multiple_of(8)
 }
 
-/// Why a problem that is otherwise cuDNN's is not: its head size. A user can choose another.
+/// If only the head size keeps cuDNN from serving a problem, a sentence that says so: a user may choose another.
 pub(super) fn unserved(p: &Problem) -> Option<String> {
     let is_alike = p.dtype == DType::BF16 && has_equal_sequences(p) && p.q_longest() >= LEAST_TOKENS;
     let (least, most) = (HEAD_SIZES.start(), HEAD_SIZES.end());
@@ -76,7 +76,7 @@ pub(super) fn source() -> Source {
     Source { name: "attention/dense.cu", code, defines: vec![] }
 }
 
-/// Extents of a graph.
+/// Extents of an operation graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Extents {
     batch: usize,
@@ -97,30 +97,30 @@ impl Extents {
         (4 * self.batch * self.heads * self.tokens).next_multiple_of(ALIGN)
     }
 
-    /// Bytes of [B, H, T, D] in f32: the sums of dq, or the full heads of dk and dv in bf16.
+    /// Bytes of [B, H, T, D] in f32: the accumulators of dq, or dk and dv per query head in bf16.
     fn wide_bytes(&self) -> usize {
         (4 * self.batch * self.heads * self.tokens * self.size).next_multiple_of(ALIGN)
     }
 
-    /// cuDNN's workspace for a backward graph of these extents.
+    /// cuDNN's workspace for a backward graph with these extents.
     fn backward_bytes(&self, deterministic: bool) -> usize {
         let full_heads = if self.heads == self.kv_heads { 0 } else { self.wide_bytes() };
         let scores = 2 * self.batch * self.heads * self.tokens * self.tokens;
         full_heads + SLACK + if deterministic { scores.next_multiple_of(ALIGN) } else { 0 }
     }
 
-    /// The part of the problem with `batch` sequences and `kv_heads` key heads.
+    /// The extents of `batch` sequences and `kv_heads` key heads of the problem.
     fn part(&self, batch: usize, kv_heads: usize) -> Self {
         Extents { batch, kv_heads, heads: self.heads / self.kv_heads * kv_heads, ..*self }
     }
 
-    /// All the scratch of the form that does not keep scores.
+    /// All scratch of the form that does not store scores.
     fn fast_bytes(&self) -> usize {
         2 * self.row_bytes() + self.wide_bytes() + self.backward_bytes(false)
     }
 
-    /// The extents the deterministic form runs over at a time: as many sequences as fit in the scratch of the other
-    /// form, else as many key heads of one, at least one.
+    /// The extents that the deterministic form processes at a time: as many sequences as fit in the scratch of the other form,
+    /// otherwise as many key heads of one sequence, at least one.
     fn deterministic_part(&self) -> Extents {
         let room = self.fast_bytes().saturating_sub(2 * self.row_bytes());
         let fits = |e: &Extents| e.backward_bytes(true) <= room;
@@ -131,7 +131,7 @@ impl Extents {
     }
 }
 
-/// A ceiling on the scratch of either form.
+/// Upper bound on the scratch of either form.
 pub(super) fn workspace(p: &Problem) -> usize {
     if !has_shapes(p) {
         return 0;
@@ -157,7 +157,7 @@ pub(super) const DV: i64 = 9;
 pub(super) const SUM: i64 = 10;
 pub(super) const DQ_SUM: i64 = 11;
 
-/// The strides [B, H, T, D] of a token-major view in sequences of `tokens`.
+/// The strides [B, H, T, D] of a token-major view of sequences of `tokens` tokens.
 fn strides(view: &View, tokens: usize) -> Dims {
     let token = if view.dims[0] == 1 { view.dims[1] * view.dims[2] } else { view.strides[0] } as i64;
     let head = if view.dims[1] == 1 { view.dims[2] } else { view.strides[1] } as i64;
@@ -185,7 +185,7 @@ impl Shape {
         [self.e.batch, self.e.heads, self.e.tokens, 1].map(|x| x as i64)
     }
 
-    /// The properties that distinguish plans, beside strides.
+    /// The key of a plan without the strides.
     fn key(&self, form: i64) -> Vec<i64> {
         let mask = match self.mask {
             Mask::Full => [0, 0],
@@ -201,9 +201,9 @@ impl Shape {
     }
 }
 
-/// Hides the keys a query does not see. A window of `back` keys before the query's own is the causal mask and
-/// column + back + 1 > row.
-pub(super) fn hide(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError> {
+/// Masks the keys that a query does not attend to. A window of `back` keys before the query's own is the causal mask together
+/// with column + back + 1 > row.
+pub(super) fn apply_mask(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError> {
     if mask == Mask::Full {
         return Ok(scores);
     }
@@ -220,11 +220,11 @@ pub(super) fn hide(g: &mut Graph, mask: Mask, scores: T) -> Result<T, CudaError>
     g.select(seen, hidden, keep)
 }
 
-/// o = softmax(scale q k^T) v, and the rows' log sums.
+/// o = softmax(scale q k^T) v, and the log-sum-exp of each row.
 fn forward(g: &mut Graph, s: &Shape, [q, k, v, o]: [Dims; 4]) -> Result<(), CudaError> {
     let (queries, keys, scores, rows) = (s.queries(), s.keys(), s.scores(), s.rows());
     let q = g.real(Q, queries, q, Data::Bf16)?;
-    let k = g.real(K, swapped(keys), swapped(k), Data::Bf16)?;
+    let k = g.real(K, transposed_axes(keys), transposed_axes(k), Data::Bf16)?;
     let v = g.real(V, keys, v, Data::Bf16)?;
     let o = g.real(O, queries, o, Data::Bf16)?;
     let stats = g.real(STATS, rows, dense(rows), Data::Float)?;
@@ -233,7 +233,7 @@ fn forward(g: &mut Graph, s: &Shape, [q, k, v, o]: [Dims; 4]) -> Result<(), Cuda
     g.matmul(q, k, products)?;
     let scale = g.scalar(s.scale)?;
     let x = g.binary(Pointwise::Mul, products, scale, Data::Float)?;
-    let x = hide(g, s.mask, x)?;
+    let x = apply_mask(g, s.mask, x)?;
     let top = g.hidden(rows, dense(rows), Data::Float)?;
     g.reduce(Reduce::Max, x, top)?;
     let below = g.binary(Pointwise::Sub, x, top, Data::Float)?;
@@ -271,8 +271,8 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     let [batch, head, ..] = dense(scores);
     let transposed = [batch, head, 1, s.e.tokens as i64];
     let q = g.real(Q, queries, at.q, Data::Bf16)?;
-    let k = g.real(K, swapped(keys), swapped(at.k), Data::Bf16)?;
-    let v = g.real(V, swapped(keys), swapped(at.v), Data::Bf16)?;
+    let k = g.real(K, transposed_axes(keys), transposed_axes(at.k), Data::Bf16)?;
+    let v = g.real(V, transposed_axes(keys), transposed_axes(at.v), Data::Bf16)?;
     let o = g.real(O, queries, at.o, Data::Bf16)?;
     let d_o = g.real(D_O, queries, at.d_o, Data::Bf16)?;
     let stats = g.real(STATS, rows, dense(rows), Data::Float)?;
@@ -282,7 +282,7 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     let sum = g.real(SUM, rows, dense(rows), Data::Float)?;
     let scale = g.scalar(s.scale)?;
 
-    // Without the product with 1 the engine keeps all scores in f32.
+    // Without the multiplication by 1 the engine stores all scores in f32.
     let product = g.hidden(queries, dense(queries), Data::Float)?;
     g.pointwise(Pointwise::Mul, d_o, Some(o), product)?;
     let folded = g.hidden(rows, dense(rows), Data::Float)?;
@@ -294,10 +294,10 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     g.matmul(q, k, products)?;
     let x = g.binary(Pointwise::Mul, products, scale, Data::Float)?;
     let x = g.binary(Pointwise::Sub, x, stats, Data::Float)?;
-    let x = hide(g, s.mask, x)?;
+    let x = apply_mask(g, s.mask, x)?;
     let p = g.unary(Pointwise::Exp, x)?;
 
-    // Query heads that share keys add up.
+    // Gradients of query heads that share a key head are summed.
     let to_keys = |g: &mut Graph, left: T, right: T, to: T| {
         if s.e.heads == s.e.kv_heads {
             return g.matmul(left, right, to);
@@ -329,7 +329,7 @@ fn backward(g: &mut Graph, s: &Shape, at: &Strides, deterministic: bool) -> Resu
     g.pointwise(Pointwise::Identity, dq_sum, None, dq)
 }
 
-/// Between lse and statistics.
+/// Converts between lse and cuDNN's statistics.
 fn transposition(
     entry: &str,
     [from, to]: [u64; 2],
@@ -402,11 +402,11 @@ fn prepare_backward(problem: &Problem, launch: &Launch, p: &Prepare<'_>) -> Prep
     let group = whole.heads / whole.kv_heads;
     for batch in (0..whole.batch).step_by(part.batch) {
         for kv_head in (0..whole.kv_heads).step_by(part.kv_heads) {
-            // The parts run one after the other and share their statistics' place.
+            // The parts run one after the other and share one buffer for their statistics.
             let rows = batch * whole.tokens * lse.strides[0] + group * kv_head;
             let from = p.address(lse) + 4 * rows as u64;
             works.push(transposition("lse_to_stats", [from, stats], lse, &part, p)?);
-            // q, o, do and dq move by query heads, k, v, dk and dv by key heads.
+            // q, o, do and dq advance by query heads; k, v, dk and dv by key heads.
             let heads = [group, 1, 1, group, group, group, 1, 1].map(|per| per * kv_head);
             let ids = [Q, K, V, O, D_O, DQ, DK, DV];
             let mut tensors: Vec<(i64, u64)> = (0..views.len())
@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_sequences_in_bf16_are_for_cudnn() {
+    fn cudnn_serves_equal_sequences_in_bf16() {
         let good = problem(4, 12, 4, 197, 64);
         assert!(has_shapes(&good));
         assert!(has_shapes(&Problem { mask: Mask::Window { back: 100, ahead: 0 }, ..good }));
@@ -468,7 +468,7 @@ mod tests {
         }
     }
 
-    /// The scratch seen with cuDNN 9.19 for the forms the formulas stand for.
+    /// The workspace that cuDNN 9.19 reported, against the formulas.
     #[test]
     fn scratch_is_bounded_in_both_forms() {
         let p = problem(32, 12, 4, 2048, 64);
@@ -477,7 +477,7 @@ mod tests {
         assert_eq!(e.fast_bytes(), 2 * 3_145_728 + 2 * 201_326_592 + SLACK);
         assert_eq!(e.deterministic_part(), e.part(2, 4));
         assert_eq!(workspace(&p), e.fast_bytes());
-        // One long sequence goes by key heads.
+        // One long sequence is split by key heads.
         let p = problem(1, 16, 8, 8192, 128);
         let e = Extents::of(&p);
         assert_eq!(e.deterministic_part(), e.part(1, 1));
@@ -486,7 +486,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_of_a_fused_buffer_is_seen_by_its_strides() {
+    fn a_slice_of_a_fused_buffer_is_described_by_its_strides() {
         let view = View { offset: 0, dtype: DType::BF16, dims: vec![20, 4, 64], strides: vec![512, 64, 1] };
         assert_eq!(strides(&view, 10), [5120, 64, 512, 1]);
     }

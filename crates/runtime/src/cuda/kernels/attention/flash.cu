@@ -1,21 +1,20 @@
 // Attention for every shape: f32 and bf16, head sizes 1 to 256, any mask and segments, grouped heads.
 //
-//   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
+//   scores = scale q k^T, p = softmax over the keys a query attends to, o = p v, lse = log of the sum of exponentials
 //   delta = sum(do o) - dlse, ds = p (do v^T - delta), dq = scale ds k, dk = scale ds^T q, dv = p^T do
 //   with CAP, scores s are cap tanh(s / cap), and ds is multiplied by 1 - (s / cap)^2
 //
-// q, o, do, dq [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in T_X by strides of tokens and heads; lse [Tq, H] and delta
-// [H, Tq] in f32: all in `Call`. Scores stay on the chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
+// q, o, do, dq [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in T_X by token and head strides; lse [Tq, H] and delta [H, Tq] in
+// f32: all in `Call`. Scores stay on chip. Arithmetic is f32 on the FMA units, from tiles in shared memory.
 //
-// A thread block of 128 threads owns a tile of rows of one head: queries in `flash_forward` and `flash_dq`, keys of one key
-// head in `flash_dkv`, which walks all query heads of the group. It walks the other side tile by tile. Thread (y, x) of 16
-// x 8 holds rows y, y + 16, .. and columns x, x + 8, ..; the 8 threads of a row are neighbouring lanes. Rows in shared
-// memory have odd pitch, so walking down a column has no bank conflicts.
-// Launch bounds leave registers for two thread blocks a multiprocessor: left to itself the assembler saves some and spills.
+// A thread block of 128 threads owns a tile of rows of one head: queries in `flash_forward` and `flash_dq`; in `flash_dkv` keys
+// of one key head, for which it loops over all query heads of the group. It loops over the other side tile by tile. Thread (y,
+// x) of 16 x 8 holds rows y, y + 16, .. and columns x, x + 8, ..; the 8 threads of a row are neighbouring lanes. Rows in shared
+// memory have odd pitch, so accesses down a column have no bank conflicts.
+// The launch bounds leave registers for two thread blocks per multiprocessor; without them the assembler uses fewer and spills.
 // Each output element belongs to one thread and is summed in a fixed order: deterministic.
 //
-// Defines: those of call.cuh; T_X, SIZE, GRAD (which direction), OWN and WALK (rows of the owned and of the walked
-// tile).
+// Defines: those of call.cuh; T_X, SIZE, GRAD (direction), OWN and WALK (rows of the owned tile and of the tiles looped over).
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -29,12 +28,12 @@
 
 extern __shared__ float memory[];
 
-// The rows of a head.
+// First element of a head.
 __device__ __forceinline__ T_X* of(const Rows& rows, int head) {
     return reinterpret_cast<T_X*>(rows.at) + head * rows.head;
 }
 
-// ROWS rows of a head from row `first` on, widened to f32; zeros behind `end` and SIZE.
+// Loads ROWS rows of a head from row `first`, widened to f32; zeros past `end` and SIZE.
 template <int ROWS>
 __device__ __forceinline__ void stage(float* to, const T_X* from, i64 token, int first, int end) {
     for (int i = threadIdx.x; i < ROWS * WIDE * X; i += THREADS) {
@@ -44,7 +43,7 @@ __device__ __forceinline__ void stage(float* to, const T_X* from, i64 token, int
     }
 }
 
-// out[i][j] = the product of rows y + 16 i of a and x + 8 j of b.
+// out[i][j] = dot product of row y + 16 i of a and row x + 8 j of b.
 __device__ __forceinline__ void dots(float (&out)[RM][CN], const float* a, const float* b, int y, int x) {
 #pragma unroll
     for (int i = 0; i < RM; i++)
@@ -81,7 +80,7 @@ __device__ __forceinline__ void add_rows(float (&sum)[RM][WIDE], const float* we
     }
 }
 
-// Products to those whose scores are capped, where there is a cap.
+// Soft-caps all products, if CAP is defined.
 __device__ __forceinline__ void cap_all(float (&products)[RM][CN], float unit) {
 #ifdef CAP
 #pragma unroll
@@ -98,7 +97,7 @@ __device__ __forceinline__ void clear_sum(float (&sum)[RM][WIDE]) {
         for (int j = 0; j < WIDE; j++) sum[i][j] = 0.0f;
 }
 
-// Writes rows first + y + 16 i below `end`, times a factor each.
+// Writes rows first + y + 16 i below `end`, each scaled by its factor.
 __device__ __forceinline__ void write(T_X* to, i64 token, int first, int end, const float (&sum)[RM][WIDE],
                                       const float (&factor)[RM], int y, int x) {
 #pragma unroll
@@ -111,7 +110,7 @@ __device__ __forceinline__ void write(T_X* to, i64 token, int first, int end, co
     }
 }
 
-// The keys that the rows of the block's tile of queries see, and the first and behind the last of them. A barrier.
+// Finds the keys that each row of the block's query tile attends to, and the range that covers them all. Contains a barrier.
 __device__ __forceinline__ void look(Seen* seen, int first, const Segment& g, const Call& call, int* low, int* high) {
     __shared__ int ends[2];
     if (threadIdx.x == 0) {
@@ -136,7 +135,7 @@ __device__ __forceinline__ void look(Seen* seen, int first, const Segment& g, co
     *high = ends[1];
 }
 
-// Whether some row of the block sees one of the keys [from, from + WALK). A barrier.
+// Whether any row of the block attends to one of the keys [from, from + WALK). Contains a barrier.
 __device__ __forceinline__ bool any_sees(const Seen* seen, int from) {
 #if MASK == 3
     bool found = false;
@@ -197,7 +196,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_forward(const __g
 #pragma unroll
             for (int lane = X / 2; lane > 0; lane /= 2) peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, lane));
             peak = fmaxf(peak, top[i]);
-            // A row that has seen nothing yet has only zeros to rescale and to add.
+            // A row without any key so far has only zeros to rescale and to add.
             const float base = peak == -infinity() ? 0.0f : peak;
             const float shrink = exp2f(top[i] - base);
             top[i] = peak;
@@ -230,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_forward(const __g
 
 #else
 
-// delta = sum(do o) - dlse, a warp a token and head; `d_lse` may be null. Grid: tokens and heads in fours.
+// delta = sum(do o) - dlse, one warp per token and head; `d_lse` may be null. Grid: groups of four (token, head) pairs.
 extern "C" __global__ void __launch_bounds__(THREADS)
 flash_delta(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row) {
     const i64 row = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
@@ -246,7 +245,7 @@ flash_delta(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row
         call.delta[head * (i64)call.tq + token] = sum - (d_lse ? d_lse[token * d_lse_row + head] : 0.0f);
 }
 
-// The logarithm of a row's sum in units of log 2. A row that sees nothing gives probabilities of 0 with any number.
+// lse in base-2 units. Rows without any key get probability 0; their lse may be any finite number.
 __device__ __forceinline__ float log2_sum(float lse) { return lse == -infinity() ? 0.0f : LOG2E * lse; }
 
 // Grid: query tiles, heads.
@@ -299,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dq(const __grid_c
                 weights[(y + Y * i) * (WALK + 1) + x + X * j] = ds;
             }
         }
-        // A row's weights are written and read by the same lanes.
+        // The weights of a row are written and read by the same lanes.
         __syncwarp();
         add_rows(sum, weights, keys, y, x);
     }
@@ -324,7 +323,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dkv(const __grid_
     stage<OWN>(keys, of(call.k, kv_head), call.k.token, first, g.k1);
     stage<OWN>(values, of(call.v, kv_head), call.v.token, first, g.k1);
 
-    // The queries that may see one of the tile's keys.
+    // The queries that may attend to one of the tile's keys.
     int low = g.q0, high = g.q1;
 #if MASK == 1
     low = max(low, first - (g.k1 - g.q1));
@@ -368,7 +367,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) flash_dkv(const __grid_
                     weights[r * (WALK + 1) + c] = e;
                     changes[r * (WALK + 1) + c] = through_cap(e * (dp[i][j] - mean[c]), p[i][j], unit);
                 }
-            // A row's weights are written and read by the same lanes.
+            // The weights of a row are written and read by the same lanes.
             __syncwarp();
             add_rows(of_v, weights, slopes, y, x);
             add_rows(of_k, changes, queries, y, x);

@@ -1,7 +1,6 @@
-//! Our attention kernel without tensor cores, for shapes and types that no other family serves.
+//! Our attention kernel without tensor cores, the fallback for shapes and types that no other family serves.
 //!
-//! It serves f32, ragged segments, windows that look ahead, two intervals, odd head sizes and GPUs without cuDNN.
-//! Deterministic in both directions.
+//! It supports f32, ragged segments, look-ahead windows, two intervals, odd head sizes and GPUs without cuDNN. Deterministic.
 
 use std::borrow::Cow;
 
@@ -16,11 +15,11 @@ use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::context::{CudaError, Prepare, Source, Work, sequence};
 
 const THREADS: u32 = 128;
-/// Head sizes the kernel's registers and shared memory are laid out for.
+/// The largest head size that the kernel's registers and shared memory are laid out for.
 const MOST_SIZE: usize = 256;
 
-/// Rows of the tile a block owns and of the tiles it walks over, so that they fit in 99 KiB of shared memory, the
-/// least of the GPUs from sm_80 on, and sums fit in registers.
+/// Rows of the owned tile and of the tiles looped over, chosen to fit the 99 KiB of shared memory that every GPU from sm_80 on
+/// has, with the accumulators in registers.
 fn tile(p: &Problem) -> (usize, usize) {
     match (p.grad, p.size) {
         (false, ..=64) => (64, 64),
@@ -31,14 +30,14 @@ fn tile(p: &Problem) -> (usize, usize) {
     }
 }
 
-/// Dynamic shared memory: tiles of the owned and the walked rows, and matrices of weights between them.
+/// Dynamic shared memory: tiles of owned rows and of rows looped over, and the weight matrices between them.
 fn shared_bytes(p: &Problem, owned: usize, walked: usize, weights: usize) -> u32 {
     let (own, walk) = tile(p);
     let pitch = p.size.next_multiple_of(8) + 1;
     (4 * ((owned * own + walked * walk) * pitch + weights * own * (walk + 1))) as u32
 }
 
-/// Dynamic shared memory, the most of a source's kernels.
+/// Dynamic shared memory: the maximum over the kernels of a source.
 pub(super) fn most_shared_bytes(p: &Problem, of: &Source) -> usize {
     match p.grad {
         _ if *of != source(p) => 0,
@@ -47,7 +46,7 @@ pub(super) fn most_shared_bytes(p: &Problem, of: &Source) -> usize {
     }
 }
 
-/// The rows' sums of do * o, less the gradient of lse, which the backward pass keeps.
+/// Bytes of delta = sum(do o) - dlse per row, for the backward pass.
 fn delta_bytes(p: &Problem) -> usize {
     (4 * p.tq * p.heads).next_multiple_of(ALIGN)
 }
@@ -56,7 +55,7 @@ pub(super) fn workspace(p: &Problem) -> usize {
     tiles::workspace(p, heights(p)) + if p.grad { delta_bytes(p) } else { 0 }
 }
 
-/// Rows of tiles, which the forward pass takes of queries only.
+/// Heights of the tiles; the forward pass only tiles queries.
 fn heights(p: &Problem) -> Heights {
     let (own, _) = tile(p);
     Heights { q: Some(own), k: p.grad.then_some(own) }
@@ -132,7 +131,7 @@ mod tests {
     use flatout_ir::ops::attention::{Mask, Segments};
     use flatout_ir::ops::cap::Cap;
 
-    /// 99 KiB is what sm_86 and sm_89 have; a kilobyte of it is the runtime's and the kernels' own.
+    /// sm_86 and sm_89 have 99 KiB, of which 1 KiB is taken by the runtime and static shared memory.
     #[test]
     fn tiles_fit_in_the_smallest_shared_memory() {
         for size in 1..=MOST_SIZE {

@@ -1,8 +1,8 @@
-//! Attention on the GPU: several families of kernels, of which `choice` takes one per launch.
+//! Attention on the GPU: several kernel families, of which `choice` selects one per launch.
 //!
-//! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`), a plain kernel of ours everything (`flash`,
-//! the family `fma`), and few queries over many keys have one of their own (`decode`). Kernels of ours take one struct
-//! (`call`), and where segments are ragged a list of tiles made on the device (`tiles`).
+//! cuDNN runs equal sequences in bf16 (`dense`) and packed ones (`packed`); a plain kernel of ours supports everything
+//! (`flash`, the family `fma`); few queries over many keys have a dedicated kernel (`decode`). Our kernels take one argument
+//! struct (`call`) and, if segments are ragged, a list of tiles built on the device (`tiles`).
 
 mod call;
 pub mod choice;
@@ -34,20 +34,20 @@ const fn kernel(name: &'static str, op: OpKind, deterministic: bool) -> Kernel {
     Kernel { row, sources, prepare }
 }
 
-/// cuDNN's backward pass is deterministic only where `Facts` ask for that: the row says what holds without.
+/// cuDNN's backward pass is deterministic only if `Facts` require it; the rows describe the default.
 pub const KERNELS: &[Kernel] = &[
     kernel("cuda.attention", OpKind::Attention, true),
     kernel("cuda.attention_grad", OpKind::AttentionGrad, false),
 ];
 
-/// The most queries a segment has in decoding.
+/// Maximum queries per segment in decoding.
 const DECODE_QUERIES: usize = 16;
 
-/// The shapes of either direction.
+/// The shapes and options of an attention, in either direction.
 #[derive(Clone, Copy, Debug)]
 struct Problem {
     grad: bool,
-    /// Whether the backward pass is given a gradient of lse.
+    /// Whether the backward pass receives a gradient of lse.
     d_lse: bool,
     dtype: DType,
     tq: usize,
@@ -56,7 +56,7 @@ struct Problem {
     kv_heads: usize,
     size: usize,
     scale: f32,
-    /// The bound on scores.
+    /// Soft cap of the scores.
     cap: Cap,
     mask: Mask,
     q: Segments,
@@ -91,7 +91,7 @@ impl Problem {
         Problem::new(&launch.op, launch.ins[0].dtype, &launch.ins[0].dims, &launch.ins[1].dims)
     }
 
-    /// The inputs of the forward operation.
+    /// Number of inputs of the forward operation.
     fn inputs(&self) -> usize {
         attention::inputs(self.mask, self.q, self.k)
     }
@@ -108,12 +108,12 @@ impl Problem {
         call::is_ragged(self.q) || call::is_ragged(self.k)
     }
 
-    /// Few queries over many keys: tiles of queries would be mostly empty.
+    /// Few queries over many keys, for which tiles of queries would be mostly empty.
     fn is_decode(&self) -> bool {
         self.q_longest() <= DECODE_QUERIES && self.k_longest() > self.q_longest()
     }
 
-    /// Pairs of segments.
+    /// Number of segment pairs.
     fn segments(&self) -> usize {
         match self.q {
             Segments::Uniform { len } => self.tq / len.max(1),

@@ -1,5 +1,5 @@
-// Prologue and epilogue of cuDNN's attention over ragged segments: the offset of each segment in each tensor, and rows
-// copied from a slice of a wider tensor into a dense one or back.
+// Prologue and epilogue of cuDNN's attention over ragged segments: the offset of each segment in each tensor, and copies of
+// rows from a slice of a wider tensor into a dense one or back.
 
 #define THREADS 1024
 #define MOST 9
@@ -9,10 +9,10 @@ struct Steps {
     i64 of[MOST];
 };
 
-// first[s] = the segment's first token, first[segments] = the end of the last one; offsets[t][s] = first[s] times the step
-// of tensor t, `pitch` elements from tensor to tensor; lengths twice, clamped to the tensors as `segment` does. A segment
-// without tokens begins where those before it end: the library needs offsets that do not fall. One thread block. Read: 8
-// bytes a segment; written: 8 a segment and tensor, and 8.
+// first[s] = the segment's first token, first[segments] = the end of the last one; offsets[t][s] = first[s] times the token
+// stride of tensor t, with `pitch` elements between tensors; lengths are written twice, clamped to the tensors as `segment`
+// does. An empty segment starts at the end of the segments before it, because cuDNN needs non-decreasing offsets. One thread
+// block. Reads 8 bytes per segment; writes 8 per segment and tensor, and 8 per segment.
 extern "C" __global__ void __launch_bounds__(THREADS)
 packed_offsets(const int* start, const int* len, int segments, int tokens, int longest,
                const __grid_constant__ Steps steps, int tensors, i64* offsets, i64 pitch, int* q_len, int* k_len) {
@@ -26,7 +26,7 @@ packed_offsets(const int* start, const int* len, int segments, int tokens, int l
             first = min(max(start[s], 0), tokens);
             rows = min(max(min(len[s], longest), 0), tokens - first);
         }
-        // The furthest end of this and all earlier segments.
+        // The maximum end of this and all earlier segments.
         int end = rows > 0 ? first + rows : 0;
 #pragma unroll
         for (int o = 1; o < 32; o *= 2) {
@@ -54,8 +54,8 @@ packed_offsets(const int* start, const int* len, int segments, int tokens, int l
     }
 }
 
-// to[t, h, e] = from[t, h, e] by the steps of tokens and heads; `size`, a multiple of 8, elements a head lie side by side.
-// A thread moves 16 bytes. Grid: pieces of 8 elements, in blocks of 1024.
+// to[t, h, e] = from[t, h, e] with token and head strides; the `size` elements of a head (a multiple of 8) are contiguous. A
+// thread moves 16 bytes. Grid: pieces of 8 elements, in blocks of 1024.
 extern "C" __global__ void __launch_bounds__(THREADS)
 move_rows(const bf16* from, bf16* to, i64 tokens, int heads, int size, i64 from_token, i64 from_head, i64 to_token,
           i64 to_head) {

@@ -1,18 +1,18 @@
 //! Attention over ragged segments in bf16, as operation graphs of cuDNN with offsets.
 //!
-//! S segments of at most L tokens, H query heads, HK key heads, head size D. Extents of the graph are capacities; where a
-//! segment begins and how long it is are read on the device at every run. cuDNN sees tensors [S, H, L, D] through strides
-//! into the token-major buffers, and statistics as our lse.
+//! S segments of at most L tokens, H query heads, HK key heads, head size D. Extents of the graph are capacities; starts and
+//! lengths of segments are read on the device at every run. cuDNN sees tensors [S, H, L, D] through strides into the
+//! token-major buffers, and its statistics have the layout of our lse.
 //!
-//! Only what was proven is taken (cuDNN 9.19 on Hopper; several other spellings build and give wrong numbers):
+//! Only tested configurations are used (cuDNN 9.19 on Hopper; several other formulations build but give wrong results):
 //! * queries and keys have the same segments; heads of 64, 128 and 256; no windows;
-//! * lengths bound every product and hide scores too: without the first the library faults, without the second it is
-//!   wrong where lengths are no multiples of its tiles;
-//! * the f32 sums of dq have dq's own strides and offsets, and those are q's; full heads of dk and dv, which groups of
-//!   heads are added up from, have those of dk and dv times the group. With q a slice of a wider tensor and dq dense, dq
-//!   was wrong. So every tensor is dense, and v and dv, which usually are slices, are copied.
+//! * lengths both bound every product and mask the scores: without the first the library crashes, without the second results
+//!   are wrong if lengths are not multiples of its tiles;
+//! * the f32 sums of dq have the strides and offsets of dq, which equal those of q; the per-query-head dk and dv, which are
+//!   summed over groups of heads, have those of dk and dv times the group size. With q a slice of a wider tensor and dq dense,
+//!   dq was wrong. So every tensor is dense, and v and dv, which usually are slices, are copied.
 //!
-//! Its time grows with S even where segments are empty.
+//! Its time grows with S even if segments are empty.
 
 use std::borrow::Cow;
 
@@ -22,21 +22,21 @@ use flatout_ir::{Launch, View};
 
 use super::Problem;
 use super::call::Call;
-use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, swapped};
-use super::dense::{D_O, DK, DQ, DQ_SUM, DV, K, LEAST_TOKENS, O, Q, STATS, SUM, V, hide};
+use super::cudnn::{Data, Dims, Graph, Pointwise, Reduce, T, dense, transposed_axes};
+use super::dense::{D_O, DK, DQ, DQ_SUM, DV, K, LEAST_TOKENS, O, Q, STATS, SUM, V, apply_mask};
 use super::scratch::{ALIGN, Scratch};
 use super::tiles::{self, Heights};
 use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::context::{Arg, CudaError, Facts, Prepare, Prepared, Source, Work, sequence};
 
-/// The least version; ragged heads of 256 were silently wrong in an older one and are right in the second.
+/// The oldest version used; an older one gave silently wrong results for ragged heads of 256, which need the second.
 const LEAST_VERSION: u32 = 91800;
 const LEAST_VERSION_OF_256: u32 = 91900;
 const HEAD_SIZES: [usize; 3] = [64, 128, 256];
-/// cuDNN's workspace per segment, of which it counts at least 64; 448 bytes and 1152 more were seen.
+/// cuDNN's workspace per segment, which it computes for at least 64 segments; 448 bytes and 1152 more were seen.
 const SEGMENT_BYTES: usize = 512;
 const SLACK: usize = 64 << 10;
-/// Tensors with offsets of their own, in either direction.
+/// Maximum number of tensors with their own offsets, in either direction.
 const MOST_OFFSETS: usize = 9;
 
 pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
@@ -49,7 +49,7 @@ pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
 
 fn has_shapes(p: &Problem) -> bool {
     let is_packed = match (p.q, p.k) {
-        // Where the longest may have one token, the rows' log sums came out as NaN.
+        // If the longest segment may have one token, cuDNN returned NaN as the log-sum-exp.
         (Segments::Ragged { max_segments, .. }, k) => {
             p.q == k && max_segments > 0 && p.q_longest() >= LEAST_TOKENS
         }
@@ -62,7 +62,7 @@ fn has_shapes(p: &Problem) -> bool {
         && matches!(p.mask, Mask::Full | Mask::Causal)
 }
 
-/// Whether queries and keys have the same segments, all gradients or o are wanted, and all but v and dv are dense.
+/// Whether queries and keys have the same segments, o or all gradients are requested, and all tensors but v and dv are dense.
 pub(super) fn takes(p: &Problem, launch: &Launch) -> bool {
     let (ins, outs, n) = (&launch.ins, &launch.outs, p.inputs());
     let is_same = |a: &View, b: &View| a.offset == b.offset;
@@ -82,7 +82,7 @@ pub(super) fn takes(p: &Problem, launch: &Launch) -> bool {
         && dense.into_iter().all(|view| view.is_some_and(View::is_dense))
 }
 
-/// A ceiling over where v and dv lie.
+/// Upper bound for any strides of v and dv.
 pub(super) fn workspace(p: &Problem) -> usize {
     if !has_shapes(p) {
         return 0;
@@ -138,13 +138,13 @@ impl Extents {
     fn rows(&self) -> Dims {
         [self.segments, self.heads, self.longest, 1].map(|x| x as i64)
     }
-    /// Of statistics [tokens, heads].
+    /// Strides of statistics [tokens, heads].
     fn row_strides(&self) -> Dims {
         let heads = self.heads as i64;
         [self.longest as i64 * heads, 1, heads, 1]
     }
 
-    /// Elements from the offsets of one tensor to those of the next.
+    /// Elements between the offsets of one tensor and those of the next.
     fn offset_pitch(&self) -> usize {
         aligned(8 * (self.segments + 1)) / 8
     }
@@ -153,7 +153,7 @@ impl Extents {
     }
 }
 
-/// A token-major tensor: where it lies, and its steps of tokens and heads.
+/// A token-major tensor: its address, and its strides along tokens and heads.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct StridedTensor {
     at: u64,
@@ -168,7 +168,7 @@ impl StridedTensor {
         StridedTensor { at: at.address(view), token: step(0), head: step(1) }
     }
 
-    /// [S, H, L, D]; what moves between segments are the offsets.
+    /// [S, H, L, D]; the offsets, not the strides, move between segments.
     fn strides(&self, longest: usize) -> Dims {
         [longest as i64 * self.token, self.head, self.token, 1]
     }
@@ -176,23 +176,23 @@ impl StridedTensor {
 
 /// Whether a tensor is read or written.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
-    In,
-    Out,
+enum Access {
+    Read,
+    Write,
 }
 
-/// A dense tensor in place of a view, which may be a slice of a wider one: the view itself, or scratch and the copy
-/// between the two, to run before cuDNN or behind it.
-fn densely(
+/// Replaces a view, which may be a slice of a wider tensor, by a dense tensor: the view itself, or scratch and the copy between
+/// the two, which must run before or after cuDNN.
+fn as_dense(
     p: &Problem,
     view: &View,
-    way: Way,
+    access: Access,
     scratch: &mut Scratch,
     at: &Prepare<'_>,
 ) -> Result<(StridedTensor, Option<Box<dyn Work>>), CudaError> {
-    let there = StridedTensor::of(view, at);
+    let strided = StridedTensor::of(view, at);
     if view.is_dense() {
-        return Ok((there, None));
+        return Ok((strided, None));
     }
     let (heads, size) = (view.dims[1], view.dims[2]);
     let dense = StridedTensor {
@@ -200,7 +200,7 @@ fn densely(
         token: (heads * size) as i64,
         head: size as i64,
     };
-    let (from, to) = if way == Way::In { (there, dense) } else { (dense, there) };
+    let (from, to) = if access == Access::Read { (strided, dense) } else { (dense, strided) };
     let args = [
         Arg::Ptr(from.at),
         Arg::Ptr(to.at),
@@ -218,7 +218,7 @@ fn densely(
     Ok((dense, Some(copy)))
 }
 
-// Ids beside those of equal sequences; a tensor's offsets have its own and so much more.
+// Ids in addition to those of equal sequences; the id of a tensor's offsets is its own plus OFFSETS.
 const FULL_K: i64 = 12;
 const FULL_V: i64 = 13;
 const Q_LEN: i64 = 14;
@@ -251,7 +251,7 @@ impl<'a> Packed<'a> {
         self.g.ragged(id, dims, strides, Data::Bf16, offsets)
     }
 
-    /// Hides rows and columns behind the segment's end.
+    /// Masks rows and columns past the segment's end.
     fn within(&mut self, scores: T) -> Result<T, CudaError> {
         let row = self.g.index(scores, 2, Data::Int32)?;
         let column = self.g.index(scores, 3, Data::Int32)?;
@@ -262,19 +262,19 @@ impl<'a> Packed<'a> {
         self.g.select(scores, hidden, keep)
     }
 
-    /// Queries by keys.
+    /// Queries times keys.
     fn scores(&mut self, a: T, b: T) -> Result<T, CudaError> {
         let scores = self.g.hidden(self.e.scores(), dense(self.e.scores()), Data::Float)?;
         self.g.matmul_within(a, b, scores, [Some(self.q_len), Some(self.k_len), None])?;
         Ok(scores)
     }
 
-    /// Scores by rows of keys.
+    /// Scores times rows of keys.
     fn sum_keys(&mut self, scores: T, b: T, to: T) -> Result<(), CudaError> {
         self.g.matmul_within(scores, b, to, [Some(self.q_len), None, Some(self.k_len)])
     }
 
-    /// Transposed scores times rows of queries; query heads that share keys add up in full heads first.
+    /// Transposed scores times rows of queries; query heads that share keys are then summed from `full`.
     fn sum_queries(&mut self, transposed: T, b: T, to: T, full: Option<T>) -> Result<(), CudaError> {
         let extents = [Some(self.k_len), None, Some(self.q_len)];
         let Some(full) = full else { return self.g.matmul_within(transposed, b, to, extents) };
@@ -283,13 +283,13 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// o = softmax(scale q k^T) v within segments, and the rows' log sums.
+/// o = softmax(scale q k^T) v within segments, and the log-sum-exp of each row.
 fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> Result<(), CudaError> {
     let (queries, keys, rows) = (e.queries(), e.keys(), e.rows());
     let mut b = Packed::new(g, e)?;
     let [q, k, v, o] = at;
     let q = b.tensor(Q, queries, q)?;
-    let k = b.tensor(K, swapped(keys), swapped(k))?;
+    let k = b.tensor(K, transposed_axes(keys), transposed_axes(k))?;
     let v = b.tensor(V, keys, v)?;
     let o = b.tensor(O, queries, o)?;
     let offsets = b.offsets(STATS)?;
@@ -299,7 +299,7 @@ fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> 
     let scale = b.g.scalar(scale)?;
     let x = b.g.binary(Pointwise::Mul, products, scale, Data::Float)?;
     let x = b.within(x)?;
-    let x = hide(b.g, mask, x)?;
+    let x = apply_mask(b.g, mask, x)?;
     let top = b.g.hidden(rows, dense(rows), Data::Float)?;
     b.g.reduce(Reduce::Max, x, top)?;
     let below = b.g.binary(Pointwise::Sub, x, top, Data::Float)?;
@@ -312,7 +312,7 @@ fn forward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 4]) -> 
     b.sum_keys(p, v, o)
 }
 
-/// As in `dense`, within segments. `at` are the strides of q, k, v, o, do, dq, dk and dv, in this order.
+/// As in `dense`, within segments. `at` holds the strides of q, k, v, o, do, dq, dk and dv, in this order.
 fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) -> Result<(), CudaError> {
     let (queries, keys, scores, rows) = (e.queries(), e.keys(), e.scores(), e.rows());
     let [batch, head, ..] = dense(scores);
@@ -321,8 +321,8 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let mut b = Packed::new(g, e)?;
     let [q_at, k_at, v_at, o_at, do_at, dq_at, dk_at, dv_at] = at;
     let q = b.tensor(Q, queries, q_at)?;
-    let k = b.tensor(K, swapped(keys), swapped(k_at))?;
-    let v = b.tensor(V, swapped(keys), swapped(v_at))?;
+    let k = b.tensor(K, transposed_axes(keys), transposed_axes(k_at))?;
+    let v = b.tensor(V, transposed_axes(keys), transposed_axes(v_at))?;
     let o = b.tensor(O, queries, o_at)?;
     let d_o = b.tensor(D_O, queries, do_at)?;
     let of_rows = b.offsets(STATS)?;
@@ -342,7 +342,7 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let full_v = full(&mut b, FULL_V, dv_at, of_dv)?;
     let scale = b.g.scalar(scale)?;
 
-    // Without the product with 1 the engine keeps all scores in f32.
+    // Without the multiplication by 1 the engine stores all scores in f32.
     let product = b.g.hidden(queries, dense(queries), Data::Float)?;
     b.g.pointwise(Pointwise::Mul, d_o, Some(o), product)?;
     let folded = b.g.hidden(rows, dense(rows), Data::Float)?;
@@ -354,7 +354,7 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     let x = b.g.binary(Pointwise::Mul, products, scale, Data::Float)?;
     let x = b.within(x)?;
     let x = b.g.binary(Pointwise::Sub, x, stats, Data::Float)?;
-    let x = hide(b.g, mask, x)?;
+    let x = apply_mask(b.g, mask, x)?;
     let p = b.g.unary(Pointwise::Exp, x)?;
     let pt = b.g.hidden(scores, transposed, Data::Bf16)?;
     b.g.reshape(p, pt)?;
@@ -374,16 +374,16 @@ fn backward(g: &mut Graph, e: Extents, scale: f32, mask: Mask, at: [Dims; 8]) ->
     b.g.pointwise(Pointwise::Identity, dq_sum, None, dq)
 }
 
-/// Where segments begin in each of some tensors, and how long they are.
+/// Device arrays with the start of each segment in several tensors, and the lengths.
 struct Offsets {
     lengths: [u64; 2],
-    /// By id of the tensor.
+    /// By tensor id.
     of: Vec<(i64, u64)>,
     work: Box<dyn Work>,
 }
 
 impl Offsets {
-    /// `steps` are elements from token to token by id.
+    /// `steps` holds the token stride of each tensor id.
     fn prepare(
         p: &Problem,
         launch: &Launch,
@@ -433,7 +433,7 @@ fn key(p: &Problem, form: i64, at: &[Dims]) -> Vec<i64> {
     key
 }
 
-/// Rows outside every segment are cleared; no list of tiles is made.
+/// Clears rows outside every segment; builds no list of tiles.
 fn clear(
     p: &Problem,
     launch: &Launch,
@@ -447,7 +447,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepare
     if p.grad { prepare_backward(p, launch, at) } else { prepare_forward(p, launch, at) }
 }
 
-// Of keys of plans: `dense` has the forms below.
+// For plan keys; `dense` uses smaller numbers.
 const FORWARD: i64 = 10;
 const BACKWARD: i64 = 11;
 
@@ -457,7 +457,7 @@ fn prepare_forward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared {
     let o = launch.outs[0].as_ref().ok_or_else(|| CudaError::new("attention without its output"))?;
     let mut scratch = Scratch::of(launch, at);
     let [q, k, o] = [&launch.ins[0], &launch.ins[1], o].map(|view| StridedTensor::of(view, at));
-    let (v, bring) = densely(p, &launch.ins[2], Way::In, &mut scratch, at)?;
+    let (v, bring) = as_dense(p, &launch.ins[2], Access::Read, &mut scratch, at)?;
     let places = [q, k, v, o];
     let strides = places.map(|place| place.strides(e.longest));
     let plan = cudnn.plan(&key(p, FORWARD, &strides), |g| forward(g, e, p.scale, p.mask, strides))?;
@@ -492,8 +492,8 @@ fn prepare_backward(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Prepared 
     let mut scratch = Scratch::of(launch, at);
     let [q, k, o, d_o, dq, dk] =
         [&ins[0], &ins[1], &ins[n], &ins[n + 2], dq, dk].map(|view| StridedTensor::of(view, at));
-    let (v, bring) = densely(p, &ins[2], Way::In, &mut scratch, at)?;
-    let (dv, place) = densely(p, dv, Way::Out, &mut scratch, at)?;
+    let (v, bring) = as_dense(p, &ins[2], Access::Read, &mut scratch, at)?;
+    let (dv, place) = as_dense(p, dv, Access::Write, &mut scratch, at)?;
     let places = [q, k, v, o, d_o, dq, dk, dv];
     let strides = places.map(|place| place.strides(e.longest));
     let plan = cudnn.plan(&key(p, BACKWARD, &strides), |g| backward(g, e, p.scale, p.mask, strides))?;
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_was_proven_is_taken() {
+    fn only_tested_configurations_are_served() {
         let good = packed(328, 512, 65536, 12, 4);
         let hopper = Facts { cudnn: Some(91900), ..Facts::on_paper("sm_90a") };
         assert!(serves(&good, &hopper));
@@ -575,9 +575,9 @@ mod tests {
         }
     }
 
-    /// Memory follows tokens, not segments times the longest.
+    /// The workspace grows with the tokens, not with segments times the longest.
     #[test]
-    fn scratch_follows_the_tokens() {
+    fn workspace_grows_with_the_tokens_alone() {
         let p = packed(328, 512, 65536, 12, 4);
         let row = 65536 * 12 * 64;
         let all = 4 * row + 2 * 2 * row + 2 * 2 * row / 3;

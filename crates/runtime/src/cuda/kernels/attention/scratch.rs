@@ -1,10 +1,10 @@
-//! An allocator of a launch's workspace, from the front.
+//! A bump allocator over a launch's workspace.
 
 use flatout_ir::Launch;
 
 use crate::cuda::context::{CudaError, Prepare};
 
-/// The alignment of every piece.
+/// Alignment of every allocation.
 pub(super) const ALIGN: usize = 256;
 
 pub(super) struct Scratch {

@@ -1,30 +1,30 @@
-// Tile lists and cleared rows for attention over ragged segments, from their starts and lengths, in one launch beforehand:
+// Prologue of attention over ragged segments, from their starts and lengths, in one launch:
 //
-//   the tiles: rows of every segment cut into tiles of `height`, for queries and for keys, in the order that `list_tiles` says
-//   the rows of outputs that lie in no segment: zeros, and an lse of minus infinity
+//   the tile lists: rows of every segment cut into tiles of `height`, for queries and for keys, in the order of `list_tiles`
+//   the rows of outputs outside every segment: zeros, and an lse of minus infinity
 //
-// Grid: block 0 lists tiles of queries, block 1 tiles of keys, the others look at SPAN tokens each: first those of the
-// queries, then those of the keys. 1024 threads.
+// Grid: block 0 lists tiles of queries, block 1 tiles of keys; the others check SPAN tokens each, first of the queries, then of
+// the keys. 1024 threads.
 //
-// A list is a counting sort: a warp takes 32 segments, cuts them into tiles and counts the tiles by classes of work; a scan
-// of the classes gives each its place behind all heavier ones; a second pass puts the tiles there. Within a class tiles
-// come in any order, so nothing may depend on it. Entries behind the last tile get the segment -1. Read: 8 or 16 bytes a
-// segment, twice; written: 8 a tile. Segments that overlap may have more tiles than the list holds: those are left out.
+// A list is a counting sort: a warp takes 32 segments, cuts them into tiles and counts the tiles by class of work; a scan over
+// the classes gives each its offset after all heavier ones; a second pass stores the tiles. Within a class the order of tiles
+// is arbitrary, so nothing may depend on it. Entries past the last tile get segment -1. Reads 8 or 16 bytes per segment, twice;
+// writes 8 per tile. Overlapping segments may have more tiles than the list holds: the excess is dropped.
 //
-// A block of SPAN tokens marks in bits which of them lie in a segment, in whatever order segments come, and clears
-// the rows of the others. Read: every start and length by every block; written: only what is cleared.
+// A block of SPAN tokens sets a bit for each of them that lies in a segment, with segments in any order, and clears the rows of
+// the others. Every block reads all starts and lengths; only cleared rows are written.
 //
 // On an H200, over 65,536 tokens in a captured graph: 5 us for 325 segments, 7 us with keys too, 15 us for 4096.
-// Shared memory: 5 KiB. Registers: within 64 for 1024 threads. Deterministic but for the order of tiles of equal work.
+// Shared memory: 5 KiB. Registers: at most 64, for 1024 threads. Deterministic except for the order of tiles of equal work.
 //
-// Defines: those of call.cuh; GRAD (which direction's outputs are cleared).
+// Defines: those of call.cuh; GRAD (the direction whose outputs are cleared).
 
 #define THREADS 1024
 #define WARPS (THREADS / 32)
 #define CLASSES 256
 #define SPAN 256
 
-// The sum of x over threads before this one, and over all of them. Two barriers.
+// Exclusive prefix sum of x over the threads, and the total. Contains two barriers.
 __device__ __forceinline__ int scan(int x, int* total) {
     __shared__ int warps[WARPS];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -48,7 +48,7 @@ __device__ __forceinline__ int scan(int x, int* total) {
     return (warp > 0 ? before : 0) + sum - x;
 }
 
-// The approximate number of rows of the other side that the rows of a tile meet, which its time is proportional to.
+// Approximate number of rows of the other side that the rows of a tile attend to, which its time is proportional to.
 template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const Segment& g, int first, int height) {
 #if MASK == 1
     const int lead = g.k1 - g.q1;
@@ -58,7 +58,7 @@ template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const
     const int reach = call.back + call.ahead + height;
     return min(KEYS ? g.q1 - g.q0 : g.k1 - g.k0, reach);
 #elif MASK == 3
-    // By what some queries see of the tile's first key, or by its middle query.
+    // Estimated from queries sampled against the tile's first key, or from its middle query.
     if (!KEYS) {
         const Seen s = sees(call, g, min(first + height / 2, g.q1 - 1));
         return min(max(s.b - s.a, 0) + max(s.d - s.c, 0), g.k1 - g.k0);
@@ -74,22 +74,22 @@ template <bool KEYS> __device__ __forceinline__ int work(const Call& call, const
 #endif
 }
 
-// A section is `span` rows of the other side.
+// Lists the tiles of a side. A section is `span` rows of the other side.
 template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, int height, int span) {
     __shared__ int counts[CLASSES], places[CLASSES];
     const int lane = threadIdx.x % 32, capacity = KEYS ? call.k_tile_count : call.q_tile_count;
     const int longest = KEYS ? call.q_longest : call.k_longest;
-    // The class of a tile, which is its place in the order.
+    // The class of a tile, which is its rank in the order.
 #if MASK == 0 || MASK == 2
-    // Tiles of a segment weigh alike and come together in any case: the heaviest of all come first. (With a full mask the order
-    // below took 2 to 4% longer.) Classes are as wide as the longest segment wants.
+    // All tiles of a segment have equal weight and so come together: heaviest first. (With a full mask the order below took 2
+    // to 4% longer.) The class width is chosen for the longest segment.
     int shift = 0;
     while (longest >> shift >= CLASSES) shift++;
     auto class_of = [&](const Segment&, int work) { return CLASSES - 1 - min(max(work, 0) >> shift, CLASSES - 1); };
 #else
-    // Sections of segments, whose walked rows stay in L2 together, come one after another; tiles with more than half of the most work
-    // come first, and the others of a section behind the next section's heavy ones: the list ends with light tiles, and no block is
-    // left alone. The heaviest of either kind come first.
+    // Segments are grouped into sections, whose walked rows stay in L2 together. Within a section, tiles with more than half of
+    // the maximum work come first; its light tiles come after the next section's heavy ones, so that the list ends with light
+    // tiles and no block finishes much later than the others. Of either kind the heaviest come first.
     const int rows = KEYS ? call.tq : call.tk, sections = (rows + span - 1) / span;
     const int wide = CLASSES / (2 * sections + 2), half = (longest + 1) / 2;
     auto class_of = [&](const Segment& g, int work) {
@@ -102,19 +102,19 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
     for (int i = threadIdx.x; i < CLASSES; i += THREADS) counts[i] = 0;
     __syncthreads();
     const int groups = min(max((call.segments + 31) / 32, 1), WARPS), share = WARPS / groups;
-    // A warp that finds no turn has no group.
+    // Warps without a turn have no group.
     const int warp = threadIdx.x / 32, turn = warp / groups;
     const int group = turn < share ? warp % groups : call.segments;
 
     for (int pass = 0; pass < 2; pass++) {
-        // All lanes together; those without a tile have a segment below 0.
+        // Called by all lanes together; lanes without a tile pass a negative segment.
         auto put = [&](const Segment& g, Tile tile) {
             const int of = tile.segment < 0 ? CLASSES : class_of(g, work<KEYS>(call, g, tile.first, height));
             if (pass == 0) {
                 if (tile.segment >= 0) atomicAdd(&counts[of], 1);
                 return;
             }
-            // Warp-aggregated: lanes of one class take their places together.
+            // Warp-aggregated: lanes of one class reserve their entries together.
             const u32 alike = __match_any_sync(ALL_LANES, of);
             const int leader = __ffs(alike) - 1;
             int place = 0;
@@ -122,7 +122,7 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
             place = __shfl_sync(ALL_LANES, place, leader) + __popc(alike & ((1u << lane) - 1));
             if (tile.segment >= 0 && place < capacity) list[place] = tile;
         };
-        // Where there are fewer groups than warps, several share a group and take its tiles in turn.
+        // If there are fewer groups than warps, several warps share a group and take its tiles in turn.
         auto load = [&](int s) { return s < call.segments ? segment(call, s) : Segment{0, 0, 0, 0}; };
         Segment next = load(group * 32 + lane);
         for (int base = group * 32; base < call.segments; base += THREADS) {
@@ -142,7 +142,7 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
                 for (int t = turn; t < most; t += share) put(g, {t < tiles ? s : -1, first + t * height});
                 continue;
             }
-            // Some are much longer than others: lanes share the tiles of all, and look up whose each is.
+            // Lengths differ widely: lanes share the tiles of all segments, and look up each tile's owner.
             for (int from = turn * 32; from < total; from += share * 32) {
                 const int i = from + lane;
                 int owner = 0;
@@ -166,7 +166,7 @@ template <bool KEYS> __device__ void list_tiles(const Call& call, Tile* list, in
     }
 }
 
-// Zeros in one row of `bytes` bytes a head; a warp a call.
+// Zeroes one row of `bytes` bytes per head; called by a warp.
 __device__ __forceinline__ void clear_row(const Rows& rows, int token, int heads, int bytes, int element) {
     if (!rows.at) return;
     char* at = (char*)rows.at + token * rows.token * element;
@@ -182,7 +182,7 @@ __device__ __forceinline__ void clear_row(const Rows& rows, int token, int heads
     }
 }
 
-// Clears rows of SPAN tokens from `base` on that lie in no segment of their side.
+// Clears rows of the SPAN tokens from `base` that lie in no segment of their side.
 template <bool KEYS> __device__ void clear_outside(const Call& call, int base, int bytes, int element) {
     __shared__ u32 inside[SPAN / 32];
     const int tokens = KEYS ? call.tk : call.tq;
@@ -216,9 +216,9 @@ template <bool KEYS> __device__ void clear_outside(const Call& call, int base, i
     }
 }
 
-// `bytes` and `element` are those of a head's row and of one of its elements. `q_spans` blocks look at queries. Tiles of queries
-// have sections of `q_section` keys, and tiles of keys those of `k_section` queries. Without a list of a side its tiles are not
-// listed.
+// `bytes` and `element` are the sizes of a head's row and of one element. `q_spans` blocks check queries. Sections span
+// `q_section` keys for tiles of queries, and `k_section` queries for tiles of keys. Without a list for a side, its tiles are
+// not listed.
 extern "C" __global__ void __launch_bounds__(THREADS)
 attention_tiles(const __grid_constant__ Call call, int q_height, int k_height, int q_section, int k_section, int q_spans,
                 int bytes, int element) {
@@ -233,8 +233,8 @@ attention_tiles(const __grid_constant__ Call call, int q_height, int k_height, i
     }
 }
 
-// Segments to time attention on: as many equal ones as there may be, side by side; each query sees the keys up to its
-// own place. Grid: segments and queries in blocks of 1024 threads.
+// Fills segments for timing attention: the maximum number of equal ones, contiguous; with intervals, each query attends to the
+// keys up to its own position. Grid: segments and queries in blocks of 1024 threads.
 extern "C" __global__ void __launch_bounds__(THREADS) even_segments(const __grid_constant__ Call call) {
     const int i = blockIdx.x * THREADS + threadIdx.x;
     if (i < call.segments) {

@@ -1,7 +1,7 @@
-//! The list of tiles of ragged segments, made on the device before the kernels that walk them.
+//! The list of tiles of ragged segments, built on the device before the kernels that walk them.
 //!
-//! Rows of outputs that lie in no segment are cleared there. Uniform segments need neither: their tiles are arithmetic,
-//! and they cover every row.
+//! The same launch clears output rows outside every segment. Uniform segments need neither: their tiles are computed, and they
+//! cover every row.
 
 use std::borrow::Cow;
 
@@ -14,23 +14,22 @@ use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::context::{Arg, CudaError, Prepare, Source, Work};
 
 const THREADS: u32 = 1024;
-/// Tokens a block looks at for rows outside every segment.
+/// Tokens per block that looks for rows outside every segment.
 const SPAN: usize = 256;
-/// A segment and its first row.
+/// Bytes of an entry: segment and first row.
 const TILE_BYTES: usize = 8;
 
-/// Sections that tiles may be in: a list has 256 classes, and every section some of them.
+/// Maximum number of sections: a list has 256 classes, of which every section takes some.
 const MOST_SECTIONS: usize = 15;
 
-/// Rows of the tiles a family cuts queries and keys into; `None` where it does not walk a side by tiles.
+/// Heights of the tiles that a family cuts queries and keys into; `None` for a side that it does not tile.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Heights {
     pub q: Option<usize>,
     pub k: Option<usize>,
 }
 
-/// The number of tiles of `height` rows that segments may have: exact
-/// where they are uniform, a bound where they are ragged.
+/// Number of tiles of `height` rows: exact if segments are uniform, an upper bound if they are ragged.
 pub(super) fn count(tokens: usize, longest: usize, segments: usize, ragged: bool, height: usize) -> usize {
     if ragged { tokens / height + segments } else { segments * longest.div_ceil(height) }
 }
@@ -47,8 +46,8 @@ fn is_any_ragged(p: &Problem) -> bool {
     is_ragged(p.q) || is_ragged(p.k)
 }
 
-/// Rows of the other side, of `heads` heads, whose two tensors are a quarter of the L2 cache: the tiles that walk them come
-/// one after another.
+/// Rows of the other side per section: their two tensors, with `heads` heads, take a quarter of the L2 cache, so tiles of a
+/// section are scheduled one after another.
 fn section(p: &Problem, rows: usize, heads: usize, l2_bytes: usize) -> usize {
     let fit = l2_bytes / 4 / (2 * heads * p.size * p.dtype.bytes());
     fit.max(rows.div_ceil(MOST_SECTIONS)).max(1)
@@ -62,7 +61,7 @@ pub(super) fn workspace(p: &Problem, heights: Heights) -> usize {
     q + k
 }
 
-/// The source `prepare` and `even_segments` need; none where there is nothing on the device to read.
+/// The source for `prepare` and `even_segments`; empty if no segments are read on the device.
 pub(super) fn sources(p: &Problem) -> Vec<Source> {
     if is_any_ragged(p) || p.mask == Mask::TwoIntervals { vec![source(p)] } else { vec![] }
 }
@@ -74,8 +73,8 @@ fn source(p: &Problem) -> Source {
     Source { name: "attention/tiles.cu", code: Cow::Borrowed(code), defines }
 }
 
-/// Fills the call's tiles and their counts. The work lists them and clears what lies outside the segments: it comes
-/// before the kernels. `None` where segments are uniform.
+/// Fills the call's tile lists and counts. The returned work lists the tiles and clears rows outside the segments, and must run
+/// before the kernels. `None` if segments are uniform.
 pub(super) fn prepare(
     p: &Problem,
     call: &mut Call,
@@ -114,7 +113,7 @@ pub(super) fn prepare(
     launch_blocks(function, [2 + q_spans + k_spans, 1, 1], THREADS, 0, args).map(Some)
 }
 
-/// Equal segments that fill the tokens, and intervals: something to time attention on before a run has any.
+/// Fills equal segments that cover the tokens, and intervals, so that attention can be timed before a run has any.
 pub(super) fn even_segments(p: &Problem, call: &Call, at: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
     let function = at.function(&source(p), "even_segments")?;
     let threads = p.tq.max(p.segments());
@@ -146,7 +145,7 @@ mod tests {
         }
     }
 
-    /// The tiles that `list_tiles` lists, but for the order: (segment, first row).
+    /// The tiles that `list_tiles` lists, in any order: (segment, first row).
     fn listed(starts: &[i32], lens: &[i32], tokens: i32, longest: i32, height: i32) -> Vec<(usize, i32)> {
         let mut tiles = vec![];
         for (s, (start, len)) in starts.iter().zip(lens).enumerate() {
@@ -157,7 +156,7 @@ mod tests {
         tiles
     }
 
-    /// Empty segments, segments of one, a length above the longest, a start below 0 and ends behind the last token.
+    /// Covers empty segments, segments of one row, a length above the longest, a negative start and ends past the last token.
     #[test]
     fn a_list_covers_every_row_once_within_its_capacity() {
         let starts = [0, 7, 7, 8, 100, -5, 300, 2_000_000_000];
@@ -180,7 +179,7 @@ mod tests {
     fn capacity_holds_any_segments_that_do_not_overlap() {
         for (tokens, height) in [(1000_usize, 64), (64, 64), (5, 128), (4096, 128)] {
             for segments in [1, 3, 64, 1000] {
-                // The worst: as many tiles with a single row as there may be, the rest in one segment.
+                // The worst case: as many single-row tiles as possible, and the rest in one segment.
                 let short = (segments - 1).min(tokens);
                 let tiles = short + (tokens - short).div_ceil(height);
                 let bound = count(tokens, tokens, segments, true, height);
@@ -190,7 +189,7 @@ mod tests {
         assert_eq!(count(1024, 256, 4, false, 96), 12);
     }
 
-    /// Every section has a place for heavy and for light tiles among 256 classes.
+    /// Every section has classes for heavy and for light tiles among the 256.
     #[test]
     fn sections_are_few_and_fit_in_the_cache() {
         let p = problem(Segments::Ragged { max_segments: 4, max_len: 300 });

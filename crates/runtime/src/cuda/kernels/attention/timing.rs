@@ -1,6 +1,6 @@
-//! Measured times of the attention families that can run a problem, remembered on disk.
+//! Measures the attention families that can run a problem; times are stored on disk.
 //!
-//! They are taken on this device and on the session's own arena.
+//! Times are taken on this device, in the session's own arena.
 
 use flatout_ir::Launch;
 use flatout_ir::types::DType;
@@ -14,12 +14,12 @@ use crate::cuda::kernels::timing::median_ms;
 use crate::cuda::session::noise::{self, Noise};
 use crate::cuda::session::tuned::KernelTime;
 
-/// The sources `times` needs beside the families' own.
+/// The sources that `times` needs besides those of the families.
 pub(super) fn sources(p: &Problem) -> Vec<Source> {
     tiles::sources(p)
 }
 
-/// Times of all candidates that run, fastest first: remembered, or taken now on noise and equal segments. Writes the
+/// Times of all candidates that run, fastest first: from the cache, or measured now on noise and equal segments. Overwrites the
 /// launch's inputs and outputs.
 pub(super) fn times(
     p: &Problem,
@@ -35,7 +35,7 @@ pub(super) fn times(
     let mut times: Vec<KernelTime> = vec![];
     for family in candidates {
         let work = match (family.prepare)(p, launch, at) {
-            // Passed over here, and by the choice with a note.
+            // Skipped here; the choice reports it with a note.
             Err(error) if is_unsupported(&error) => continue,
             prepared => prepared?,
         };
@@ -43,13 +43,13 @@ pub(super) fn times(
         let ms = median_ms(&*work, best, at)?;
         times.push(KernelTime { name: family.name.into(), ms });
     }
-    // A stable sort: of equal times the rule's order decides.
+    // Stable sort: equal times keep the order of the rule.
     times.sort_by(|a, b| a.ms.total_cmp(&b.ms));
     at.tuned().remember_kernels(&name, &times);
     Ok(times)
 }
 
-/// All that the times depend on beside GPU and driver: the problem, where its tensors lie, cuDNN and our sources.
+/// The cache key besides GPU and driver: the problem, the layout of its tensors, cuDNN's version and our sources.
 fn problem_name(p: &Problem, launch: &Launch, candidates: &[&Family], at: &Prepare<'_>) -> String {
     let facts = at.facts();
     let sources: Vec<Source> = candidates.iter().flat_map(|family| (family.sources)(p, facts)).collect();
@@ -64,16 +64,16 @@ fn problem_name(p: &Problem, launch: &Launch, candidates: &[&Family], at: &Prepa
     format!("{p:?} with strides {strides:?} on {names:?}, cuDNN {cudnn}, kernels {}", store::name(texts))
 }
 
-/// Noise in the tensors, and segments and intervals that make sense: the arena holds neither yet.
+/// Fills tensors with noise, and segments and intervals with plausible values, because the arena is still empty.
 fn fill(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<(), CudaError> {
     let function = at.function(&noise::source(), "noise")?;
     let floats = launch.ins.iter().filter(|view| view.dtype != DType::I32);
     for (seed, view) in floats.enumerate() {
-        // Whole words from the first that begins in the view; other tensors between its rows get noise too.
+        // Whole words, from the first that starts in the view; other tensors between its rows get noise too.
         let from = at.address(view).next_multiple_of(4);
         let end = at.address(view) + view.span_bytes() as u64;
         let words = end.saturating_sub(from) as usize / 4;
-        // SAFETY: the view lies in the arena, by the launch's check, and the arena outlives the stream's work.
+        // SAFETY: the launch was validated, so the view lies in the arena, which outlives the work on the stream.
         unsafe { noise::fill(&function, from, words, 1 + seed as u32, Noise::WIDE, at.stream()) }?;
     }
     if !tiles::sources(p).is_empty() {

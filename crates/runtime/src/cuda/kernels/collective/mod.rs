@@ -1,10 +1,10 @@
-//! Collectives on the GPU: NCCL moves bytes between ranks, and adds them where their order is free.
+//! Collectives on the GPU: NCCL moves data between ranks, and reduces it where the order of additions is free.
 //!
-//! Where sums have one order, NCCL only exchanges: terms of a block come side by side into scratch, and `tree_sum` adds them by
-//! the tree that the CPU and lanes add by, whatever algorithm, ring or environment NCCL has. `all_reduce` adds a block on each
-//! rank and then exchanges the blocks, so a rank sends 2 (ways - 1) / ways of its bytes, as over a ring; what is small is
-//! gathered whole instead and added by every rank, which is one exchange and not two. Large tensors go a piece at a time, so
-//! that scratch does not grow with them. All of it is enqueued and nothing waits, so it is captured like any other work.
+//! If sums have a fixed order, NCCL only exchanges: the terms of a block are gathered in scratch, and `tree_sum` adds them with
+//! the same tree as the CPU and lanes do, whatever algorithm, ring or environment NCCL uses. `all_reduce` sums one block on
+//! each rank and then exchanges the blocks, so a rank sends 2 (ways - 1) / ways of its bytes, as over a ring; small tensors are
+//! instead gathered whole and summed by every rank, which takes one exchange instead of two. Large tensors are processed in
+//! pieces, so that scratch does not grow with them. All work is enqueued without waiting, so it is captured like any other.
 
 mod rank;
 pub mod tree_sum;
@@ -19,13 +19,13 @@ use flatout_ir::{Axis, Launch, Op, OpKind, View};
 
 use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, Stream, Work, sequence};
 use crate::cuda::driver::Driver;
-use crate::cuda::driver::nccl::{Communicator, Passage, Reduction};
+use crate::cuda::driver::nccl::{Communicator, Reduction, Transfer};
 use crate::rows::{FLOATS, kernel_row};
 use tree_sum::{Places, TOGETHER, TreeSum};
 
 const F32: &[DType] = &[DType::F32];
 
-/// Of two rows for one operation the first is taken; a target that must be deterministic has the second alone.
+/// Of two rows for one operation the first is used; a deterministic target has only the second.
 pub const KERNELS: &[Kernel] = &[
     Kernel {
         row: kernel_row("cuda.rank", OpKind::Rank, &[DType::I32], Layout::Dense),
@@ -39,19 +39,19 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         row: KernelRow {
-            workspace: before_base,
+            workspace: sum_workspace,
             deterministic: false,
             ..kernel_row("cuda.reduce_scatter", OpKind::ReduceScatter, F32, Layout::Dense)
         },
-        sources: |launch, _| Vec::from_iter(onto_base(launch).map(TreeSum::source)),
+        sources: |launch, _| Vec::from_iter(base_sum(launch).map(TreeSum::source)),
         prepare: reduce_scatter,
     },
     Kernel {
         row: KernelRow {
-            workspace: of_terms,
+            workspace: terms_workspace,
             ..kernel_row("cuda.reduce_scatter_tree", OpKind::ReduceScatter, F32, Layout::Dense)
         },
-        sources: of_tree,
+        sources: tree_sources,
         prepare: reduce_scatter_tree,
     },
     Kernel {
@@ -64,30 +64,30 @@ pub const KERNELS: &[Kernel] = &[
     },
     Kernel {
         row: KernelRow {
-            workspace: of_terms,
+            workspace: terms_workspace,
             ..kernel_row("cuda.all_reduce_tree", OpKind::AllReduce, F32, Layout::Dense)
         },
-        sources: of_tree,
+        sources: tree_sources,
         prepare: all_reduce_tree,
     },
 ];
 
-/// Elements of all ranks' blocks that are exchanged at once: 64 MiB.
+/// Elements over all ranks' blocks that are exchanged at once: 64 MiB.
 const PIECE: usize = 16 << 20;
-/// The most elements of all ranks together that are gathered whole: 256 KiB.
+/// Largest number of elements over all ranks that are gathered whole: 256 KiB.
 const SMALL: usize = 64 << 10;
 
-/// How the elements of a sum over ranks are exchanged.
+/// How the terms of a sum over ranks are exchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Exchange {
     /// Every rank gets all terms of all elements.
     Whole,
-    /// Each rank gets the terms of its own block, of as many elements at most.
+    /// Each rank gets the terms of its own block, of at most this many elements.
     Blocks { longest: usize },
 }
 
 impl Exchange {
-    /// Of an operation whose input has `elements` elements on each rank.
+    /// For an operation whose input has `elements` elements on each rank.
     fn of(op: &Op, elements: usize) -> Exchange {
         let ways = op.ways().unwrap_or(1);
         match op {
@@ -96,7 +96,7 @@ impl Exchange {
         }
     }
 
-    /// Elements of one term in scratch, the distance of terms.
+    /// Distance between terms in scratch, in elements.
     fn stride(self, elements: usize) -> usize {
         match self {
             Exchange::Whole => elements.next_multiple_of(TOGETHER),
@@ -105,8 +105,8 @@ impl Exchange {
     }
 }
 
-/// Scratch for the terms of the elements that are exchanged at once. NCCL needs none for what no order changes.
-fn of_terms(shapes: &Shapes<'_>) -> usize {
+/// Scratch for the terms that are exchanged at once; 0 for reductions that do not depend on an order, which NCCL does.
+fn terms_workspace(shapes: &Shapes<'_>) -> usize {
     let (op, elements) = (&shapes.node.op, shapes.ins[0].elements());
     match op {
         Op::AllReduce { by: Combine::Max, .. } | Op::AllReduce { ways: 1, .. } => 0,
@@ -114,49 +114,50 @@ fn of_terms(shapes: &Shapes<'_>) -> usize {
     }
 }
 
-/// Scratch for NCCL's sum where a base is added to it.
-fn before_base(shapes: &Shapes<'_>) -> usize {
+/// Scratch for NCCL's sum if a base is added to it.
+fn sum_workspace(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op {
         Op::ReduceScatter { base: true, .. } => shapes.outs[0].bytes(),
         _ => 0,
     }
 }
 
-/// The addition of a base behind a sum that NCCL made.
-fn onto_base(launch: &Launch) -> Option<TreeSum> {
-    matches!(launch.op, Op::ReduceScatter { base: true, .. }).then(|| TreeSum { ways: 1, ..added(launch) })
+/// The addition of a base after a sum by NCCL.
+fn base_sum(launch: &Launch) -> Option<TreeSum> {
+    matches!(launch.op, Op::ReduceScatter { base: true, .. })
+        .then(|| TreeSum { ways: 1, ..launch_sum(launch) })
 }
 
-/// The sum that a launch makes of its terms.
-fn added(launch: &Launch) -> TreeSum {
+/// The sum of a launch's terms.
+fn launch_sum(launch: &Launch) -> TreeSum {
     let has_base = matches!(launch.op, Op::ReduceScatter { base: true, .. });
     let views = launch.ins[1..].iter().chain(launch.outs.iter().flatten());
     let is_aligned = |view: &View| view.offset.is_multiple_of(TOGETHER * DType::F32.bytes());
     TreeSum { ways: launch.op.ways().unwrap_or(1), has_base, is_aligned: views.clone().all(is_aligned) }
 }
 
-fn of_tree(launch: &Launch, _: &Facts) -> Vec<Source> {
+fn tree_sources(launch: &Launch, _: &Facts) -> Vec<Source> {
     match launch.op {
         Op::AllReduce { by: Combine::Max, .. } | Op::AllReduce { ways: 1, .. } => vec![],
-        _ => vec![added(launch).source()],
+        _ => vec![launch_sum(launch).source()],
     }
 }
 
-/// The parts of a launch that every collective here looks at.
-struct Parts<'a, 'b> {
+/// What all collectives here need from a launch.
+struct Operands<'a, 'b> {
     launch: &'a Launch,
     p: &'a Prepare<'b>,
     axis: Axis,
     ways: usize,
-    /// `None` where one rank has nobody to exchange with and no communicator: it copies.
+    /// `None` for a single rank without a communicator, which copies.
     communicator: Option<&'b Arc<Communicator>>,
     from: u64,
     to: u64,
 }
 
-impl<'a, 'b> Parts<'a, 'b> {
-    /// `None` where nobody reads the output.
-    fn of(launch: &'a Launch, p: &'a Prepare<'b>) -> Result<Option<Parts<'a, 'b>>, CudaError> {
+impl<'a, 'b> Operands<'a, 'b> {
+    /// `None` if the output is not read.
+    fn of(launch: &'a Launch, p: &'a Prepare<'b>) -> Result<Option<Operands<'a, 'b>>, CudaError> {
         let (Some(axis), Some(ways)) = (launch.op.axis(), launch.op.ways()) else {
             unreachable!("the row is for an exchange")
         };
@@ -179,7 +180,7 @@ impl<'a, 'b> Parts<'a, 'b> {
         }
         let Some(out) = &launch.outs[0] else { return Ok(None) };
         let (from, to) = (p.address(&launch.ins[0]), p.address(out));
-        Ok(Some(Parts { launch, p, axis, ways, communicator, from, to }))
+        Ok(Some(Operands { launch, p, axis, ways, communicator, from, to }))
     }
 
     fn elements(&self) -> usize {
@@ -195,7 +196,7 @@ impl<'a, 'b> Parts<'a, 'b> {
         self.launch.ins.get(1).map(|view| self.p.address(view))
     }
 
-    /// A call of NCCL; a copy where one rank has no communicator.
+    /// A call of NCCL, or a copy for a single rank without a communicator.
     fn call(&self, from: u64, to: u64, call: Call, elements: usize, bytes: usize) -> Box<dyn Work> {
         match self.communicator {
             Some(communicator) => {
@@ -205,12 +206,14 @@ impl<'a, 'b> Parts<'a, 'b> {
         }
     }
 
-    /// Passages to and from the ranks of the group.
-    fn passages(&self, send: Vec<Passage>, receive: Vec<Passage>) -> Box<dyn Work> {
+    /// Transfers to and from the ranks of the group.
+    fn transfers(&self, send: Vec<Transfer>, receive: Vec<Transfer>) -> Box<dyn Work> {
         match self.communicator {
-            Some(communicator) => Box::new(Passing { communicator: Arc::clone(communicator), send, receive }),
+            Some(communicator) => {
+                Box::new(Transfers { communicator: Arc::clone(communicator), send, receive })
+            }
             None => {
-                let copy = |(from, to): (Passage, Passage)| {
+                let copy = |(from, to): (Transfer, Transfer)| {
                     let (driver, bytes) = (self.p.driver(), from.elements * DType::F32.bytes());
                     Box::new(Copy { driver, from: from.at, to: to.at, bytes }) as Box<dyn Work>
                 };
@@ -220,19 +223,19 @@ impl<'a, 'b> Parts<'a, 'b> {
     }
 }
 
-/// The address of an element behind another.
-fn behind(at: u64, elements: usize) -> u64 {
+/// The address `elements` f32 elements after another.
+fn element_address(at: u64, elements: usize) -> u64 {
     at + (elements * DType::F32.bytes()) as u64
 }
 
 fn all_gather(launch: &Launch, p: &Prepare<'_>) -> Prepared {
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let bytes = parts.elements() * launch.ins[0].dtype.bytes();
-    Ok(parts.call(parts.from, parts.to, Call::AllGather, bytes, bytes))
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let bytes = operands.elements() * launch.ins[0].dtype.bytes();
+    Ok(operands.call(operands.from, operands.to, Call::AllGather, bytes, bytes))
 }
 
-/// Refuses to let NCCL choose the order of a sum that has one.
-fn is_free(order: Order, ways: usize) -> Result<(), CudaError> {
+/// Refuses to let NCCL choose the order of a sum whose order is fixed.
+fn check_free_order(order: Order, ways: usize) -> Result<(), CudaError> {
     match order == Order::Tree && ways > 1 {
         true => Err(CudaError::new("the sum has the order of a tree, which NCCL does not keep")),
         false => Ok(()),
@@ -243,44 +246,57 @@ fn reduce_scatter(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Op::ReduceScatter { ways, order, .. } = launch.op else {
         unreachable!("the row is for reduce_scatter")
     };
-    is_free(order, ways)?;
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let own = parts.elements() / ways;
+    check_free_order(order, ways)?;
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let own = operands.elements() / ways;
     let bytes = own * DType::F32.bytes();
-    let Some(sum) = onto_base(launch) else {
-        return Ok(parts.call(parts.from, parts.to, Call::ReduceScatter, own, bytes));
+    let Some(sum) = base_sum(launch) else {
+        return Ok(operands.call(operands.from, operands.to, Call::ReduceScatter, own, bytes));
     };
-    let terms = parts.scratch()?;
-    let at = Places { terms, stride: own, base: parts.base(), out: parts.to };
-    Ok(sequence(vec![parts.call(parts.from, terms, Call::ReduceScatter, own, bytes), sum.work(at, own, p)?]))
+    let terms = operands.scratch()?;
+    let at = Places { terms, stride: own, base: operands.base(), out: operands.to };
+    Ok(sequence(vec![
+        operands.call(operands.from, terms, Call::ReduceScatter, own, bytes),
+        sum.work(at, own, p)?,
+    ]))
 }
 
 fn all_reduce(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Op::AllReduce { ways, by, order, .. } = launch.op else { unreachable!("the row is for all_reduce") };
     if by == Combine::Sum {
-        is_free(order, ways)?;
+        check_free_order(order, ways)?;
     }
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let elements = parts.elements();
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let elements = operands.elements();
     let by = if by == Combine::Sum { Reduction::Sum } else { Reduction::Max };
-    Ok(parts.call(parts.from, parts.to, Call::AllReduce(by), elements, elements * DType::F32.bytes()))
+    Ok(operands.call(
+        operands.from,
+        operands.to,
+        Call::AllReduce(by),
+        elements,
+        elements * DType::F32.bytes(),
+    ))
 }
 
 fn reduce_scatter_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let (ways, block) = (parts.ways, parts.elements() / parts.ways);
-    let Exchange::Blocks { longest } = Exchange::of(&launch.op, parts.elements()) else {
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let (ways, block) = (operands.ways, operands.elements() / operands.ways);
+    let Exchange::Blocks { longest } = Exchange::of(&launch.op, operands.elements()) else {
         unreachable!("blocks are exchanged as blocks")
     };
-    let (terms, sum) = (parts.scratch()?, added(launch));
+    let (terms, sum) = (operands.scratch()?, launch_sum(launch));
     let mut works = vec![];
     for piece in pieces(block, longest) {
         let elements = piece.len();
-        let sent = |rank| Passage { rank, at: behind(parts.from, rank * block + piece.start), elements };
-        let received = |rank| Passage { rank, at: behind(terms, rank * longest), elements };
-        works.push(parts.passages((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
-        let base = parts.base().map(|base| behind(base, piece.start));
-        let at = Places { terms, stride: longest, base, out: behind(parts.to, piece.start) };
+        let sent = |rank| Transfer {
+            rank,
+            at: element_address(operands.from, rank * block + piece.start),
+            elements,
+        };
+        let received = |rank| Transfer { rank, at: element_address(terms, rank * longest), elements };
+        works.push(operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
+        let base = operands.base().map(|base| element_address(base, piece.start));
+        let at = Places { terms, stride: longest, base, out: element_address(operands.to, piece.start) };
         works.push(sum.work(at, elements, p)?);
     }
     Ok(sequence(works))
@@ -288,22 +304,22 @@ fn reduce_scatter_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
 
 fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Op::AllReduce { by, ways, .. } = launch.op else { unreachable!("the row is for all_reduce") };
-    // No order changes a maximum, or a sum of one term.
+    // A maximum, or a sum of one term, does not depend on an order.
     if by == Combine::Max || ways == 1 {
         return all_reduce(launch, p);
     }
-    let Some(parts) = Parts::of(launch, p)? else { return Ok(sequence(vec![])) };
-    let (all, here) = (parts.elements(), p.coordinate(parts.axis));
-    let (terms, sum) = (parts.scratch()?, added(launch));
+    let Some(operands) = Operands::of(launch, p)? else { return Ok(sequence(vec![])) };
+    let (all, here) = (operands.elements(), p.coordinate(operands.axis));
+    let (terms, sum) = (operands.scratch()?, launch_sum(launch));
     let longest = match Exchange::of(&launch.op, all) {
         Exchange::Blocks { longest } => longest,
-        // A term a rank, each where a vector may begin.
+        // One term per rank, each aligned for vector accesses.
         exchange @ Exchange::Whole => {
             let stride = exchange.stride(all);
-            let sent = |rank| Passage { rank, at: parts.from, elements: all };
-            let received = |rank| Passage { rank, at: behind(terms, rank * stride), elements: all };
-            let gather = parts.passages((0..ways).map(sent).collect(), (0..ways).map(received).collect());
-            let at = Places { terms, stride, base: None, out: parts.to };
+            let sent = |rank| Transfer { rank, at: operands.from, elements: all };
+            let received = |rank| Transfer { rank, at: element_address(terms, rank * stride), elements: all };
+            let gather = operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect());
+            let at = Places { terms, stride, base: None, out: operands.to };
             return Ok(sequence(vec![gather, sum.work(at, all, p)?]));
         }
     };
@@ -313,31 +329,33 @@ fn all_reduce_tree(launch: &Launch, p: &Prepare<'_>) -> Prepared {
             let place = |at: usize| (piece.start + at * longest).min(piece.end);
             place(rank)..place(rank + 1)
         };
-        let passage = |rank: usize, at: u64, of: Range<usize>| Passage { rank, at, elements: of.len() };
+        let transfer = |rank: usize, at: u64, of: Range<usize>| Transfer { rank, at, elements: of.len() };
         let own = block(here);
-        let sent = |rank: usize| passage(rank, behind(parts.from, block(rank).start), block(rank));
-        let received = |rank: usize| passage(rank, behind(terms, rank * longest), own.clone());
-        works.push(parts.passages((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
-        let (base, out) = (None, behind(parts.to, own.start));
+        let sent =
+            |rank: usize| transfer(rank, element_address(operands.from, block(rank).start), block(rank));
+        let received = |rank: usize| transfer(rank, element_address(terms, rank * longest), own.clone());
+        works.push(operands.transfers((0..ways).map(sent).collect(), (0..ways).map(received).collect()));
+        let (base, out) = (None, element_address(operands.to, own.start));
         if !own.is_empty() {
             works.push(sum.work(Places { terms, stride: longest, base, out }, own.len(), p)?);
         }
-        // Each sends what it has added to all others.
+        // Each rank sends its summed block to all others.
         let others = || (0..ways).filter(|rank| *rank != here);
-        let sent = |rank: usize| passage(rank, out, own.clone());
-        let received = |rank: usize| passage(rank, behind(parts.to, block(rank).start), block(rank));
-        works.push(parts.passages(others().map(sent).collect(), others().map(received).collect()));
+        let sent = |rank: usize| transfer(rank, out, own.clone());
+        let received =
+            |rank: usize| transfer(rank, element_address(operands.to, block(rank).start), block(rank));
+        works.push(operands.transfers(others().map(sent).collect(), others().map(received).collect()));
     }
     Ok(sequence(works))
 }
 
-/// Ranges of up to `together` elements that follow one another.
+/// Splits into consecutive ranges of up to `together` elements.
 fn pieces(elements: usize, together: usize) -> impl Iterator<Item = Range<usize>> {
     let together = together.max(1);
     (0..elements).step_by(together).map(move |start| start..(start + together).min(elements))
 }
 
-/// A call of NCCL over whole tensors.
+/// An NCCL call over whole tensors.
 #[derive(Clone, Copy, Debug)]
 enum Call {
     /// Counted in bytes.
@@ -357,7 +375,7 @@ struct Whole {
 impl Work for Whole {
     fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
         let Whole { communicator, from, to, call, elements } = self;
-        // SAFETY: both lie in the arena, as `launch::check` found, which outlives its stream's work.
+        // SAFETY: `launch::check` found both ranges to lie in the arena, which outlives the work on its stream.
         unsafe {
             match call {
                 Call::AllGather => communicator.all_gather(*from, *to, *elements, stream),
@@ -368,22 +386,21 @@ impl Work for Whole {
     }
 }
 
-/// Bytes that move between ranks.
-struct Passing {
+/// Point-to-point transfers between ranks.
+struct Transfers {
     communicator: Arc<Communicator>,
-    send: Vec<Passage>,
-    receive: Vec<Passage>,
+    send: Vec<Transfer>,
+    receive: Vec<Transfer>,
 }
 
-impl Work for Passing {
+impl Work for Transfers {
     fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: all passages lie in the arena, which outlives its stream's work; those that are received lie in blocks of
-        // their own.
+        // SAFETY: all ranges lie in the arena, which outlives the work on its stream; received ranges are disjoint.
         unsafe { self.communicator.exchange(&self.send, &self.receive, stream) }
     }
 }
 
-/// The exchange of one rank with itself.
+/// The exchange of a single rank with itself.
 struct Copy {
     driver: &'static Driver,
     from: u64,
@@ -396,7 +413,7 @@ impl Work for Copy {
         if self.from == self.to || self.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: both lie in the arena, as `launch::check` found, which outlives its stream's work.
+        // SAFETY: `launch::check` found both ranges to lie in the arena, which outlives the work on its stream.
         unsafe { self.driver.copy(self.from, self.to, self.bytes, stream) }
     }
 }
@@ -417,7 +434,7 @@ mod tests {
                 assert!(stride.is_multiple_of(TOGETHER), "{elements} among {ways}: {stride}");
                 assert_eq!(exchange == Exchange::Whole, elements * ways <= SMALL, "{elements} among {ways}");
                 assert!(ways * stride <= SMALL.max(PIECE) + ways * TOGETHER, "{elements} among {ways}");
-                // All elements are in some block of some piece, once.
+                // Every element is in exactly one block of one piece.
                 if let Exchange::Blocks { longest } = exchange {
                     let covered: usize = pieces(elements, longest * ways).map(|piece| piece.len()).sum();
                     assert_eq!(covered, elements);

@@ -1,3 +1,3 @@
-// out[0] = coordinate: where this rank lies along an axis of the mesh, which is known when the launch is prepared.
+// out[0] = coordinate of this rank along an axis of the mesh, known when the launch is prepared. One thread.
 
 extern "C" __global__ void rank(int *out, int coordinate) { *out = coordinate; }

@@ -1,13 +1,13 @@
-// out[i] = base[i] + sum over t of terms[t * stride + i], the sum by the balanced tree over t = 0 .. WAYS,
-// ((0 + 1) + (2 + 3)) + ((4 + 5) + (6 + 7)), or one after the other where WAYS is no power of two: the order of
-// `collective::tree`, so that bits depend on the terms and their number alone.
+// out[i] = base[i] + sum over t of terms[t * stride + i], summed by the balanced tree over t = 0 .. WAYS, ((0 + 1) + (2 + 3)) +
+// ((4 + 5) + (6 + 7)), or sequentially if WAYS is not a power of two: the order of `collective::tree`, so that bits depend only
+// on the terms and their number.
 //
-// A thread takes VEC neighbouring elements of every term, each read once; ranks' terms lie side by side in scratch. It moves
-// 4 (WAYS + 1) bytes an element, 4 more with a base. The tree is a binary counter over the terms: part l waits for its
-// neighbour of 2^l terms, so that log2(WAYS) vectors are in registers and not WAYS. Nothing but f32 additions, hence no
-// contraction into multiply-adds.
+// A thread takes VEC neighbouring elements of every term and reads each once; the terms of ranks lie side by side in scratch.
+// Moves 4 (WAYS + 1) bytes per element, 4 more with a base. The tree is a binary counter over the terms: partial sum l waits
+// for its neighbour of 2^l terms, so that only log2(WAYS) vectors are in registers instead of WAYS. Contains only f32
+// additions, so nothing is contracted into multiply-adds. Deterministic.
 //
-// WAYS, LEVELS (log2 of WAYS; 0 where it is no power of two), VEC (1 or 4), HAS_BASE.
+// Defines: WAYS, LEVELS (log2 of WAYS; 0 if it is not a power of two), VEC (1 or 4), HAS_BASE.
 
 template <int N> struct alignas(4 * N) Few {
     float x[N];
@@ -59,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256)
     i64 whole = count / VEC * VEC, step = (i64)gridDim.x * blockDim.x * VEC;
     i64 first = ((i64)blockIdx.x * blockDim.x + threadIdx.x) * VEC;
     for (i64 at = first; at < whole; at += step) store<VEC>(base, out, at, sum_at<VEC>(terms, stride, at));
-    // The rest behind the last whole vector.
+    // The elements after the last whole vector.
     if (blockIdx.x == 0 && threadIdx.x < count - whole) {
         i64 at = whole + threadIdx.x;
         store<1>(base, out, at, sum_at<1>(terms, stride, at));

@@ -3,14 +3,14 @@
 use crate::cuda::context::{Arg, CudaError, Prepare, Source, Work, launch};
 use crate::cuda::kernels::stage::{Draft, blocks};
 
-/// Threads of a block.
+/// Threads per block.
 const BLOCK: usize = 256;
-/// Blocks that keep any device busy; each thread takes further vectors in turn.
+/// Enough blocks to fill any device; threads iterate with a grid stride.
 const MOST_BLOCKS: u32 = 4096;
-/// The elements that a thread takes at once where every address allows it. Terms lie multiples of it apart.
+/// Elements per thread if every address allows it; distances between terms are multiples of it.
 pub const TOGETHER: usize = 4;
 
-/// A sum: how many terms it has, whether a base is added behind it, and whether all addresses are those of whole vectors.
+/// A sum: the number of terms, whether a base is added last, and whether all addresses allow whole vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TreeSum {
     pub ways: usize,
@@ -18,11 +18,11 @@ pub struct TreeSum {
     pub is_aligned: bool,
 }
 
-/// Where the elements of a sum lie, as addresses.
+/// The addresses of a sum.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     pub terms: u64,
-    /// Elements from one term to the next, a multiple of `TOGETHER`.
+    /// Distance between terms in elements, a multiple of `TOGETHER`.
     pub stride: usize,
     pub base: Option<u64>,
     pub out: u64,
@@ -49,7 +49,7 @@ impl TreeSum {
         self.launch(function, at, elements)
     }
 
-    /// The same with the function at hand.
+    /// As `work`, with the function already resolved.
     pub fn launch(
         self,
         function: crate::cuda::Function,

@@ -1,4 +1,4 @@
-// The value and slope of an activation. ACT: 0 SiLU, 1 GELU in the tanh form, 2 ReLU, 3 GELU in the exact form.
+// Value and derivative of an activation. ACT: 0 SiLU, 1 GELU (tanh approximation), 2 ReLU, 3 GELU (exact).
 __device__ __forceinline__ void activation(float x, float& value, float& slope) {
 #if ACT == 0
     float s = sigmoid(x);

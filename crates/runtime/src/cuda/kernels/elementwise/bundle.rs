@@ -1,8 +1,8 @@
-//! Several regions in one launch: one generated kernel, in which a block finds its region by its index.
+//! Several regions in one launch: one generated kernel, in which a block looks up its region by its index.
 //!
-//! A region's part is that of `elementwise`, in a namespace of its own; regions of equal types, extents and alignment share one.
-//! Blocks of one region follow one another. Bytes: each tensor once. A region of one block takes less time than a launch,
-//! so that 120 of them take about as long as one.
+//! The code of a region is that of `elementwise`, in its own namespace; regions of equal types, extents and alignment share it.
+//! The blocks of a region are consecutive. Moves each tensor once. A region of one block takes less time than a launch, so 120
+//! of them take about as long as one.
 
 use std::fmt::Write;
 

@@ -1,4 +1,4 @@
-// Shared by kernels that write 8-bit floats: codes in the type that TO names, and the largest magnitude of a tensor.
+// Shared by kernels that write 8-bit floats: codes in the type that TO names, and a tensor's largest magnitude (amax).
 
 #if TO == 4
 typedef e4m3 T_Q;
@@ -8,7 +8,7 @@ typedef e5m2 T_Q;
 #define TOP_EXPONENT 15u
 #endif
 
-// Two codes, the first one low.
+// Packs two codes, the first in the low byte.
 __device__ __forceinline__ u32 codes(float low, float high) {
     u16 pair;
 #if TO == 4
@@ -21,7 +21,7 @@ __device__ __forceinline__ u32 codes(float low, float high) {
 
 __device__ __forceinline__ u32 codes(float a, float b, float c, float d) { return codes(a, b) | codes(c, d) << 16; }
 
-// The codes of elements side by side.
+// Encodes adjacent elements.
 template <int Size> __device__ __forceinline__ void put_codes(Pack<T_Q, Size>& p, const float (&y)[Size]) {
     if (Size == 1) {
         p.x[0].bits = (u8)codes(y[0], 0.0f);
@@ -35,8 +35,8 @@ template <int Size> __device__ __forceinline__ void put_codes(Pack<T_Q, Size>& p
     }
 }
 
-// Raises *to atomically to the largest magnitude of a thread block. Magnitudes are not negative, so their bits have their
-// order; a NaN is passed over. Most blocks find that others were larger and skip the atomic.
+// Atomically raises *to to the largest magnitude of a thread block. Magnitudes are non-negative, so their bits compare like the
+// numbers; NaN is ignored. Most blocks find a larger value already there and skip the atomic.
 template <int Warps> __device__ __forceinline__ void raise(float top, u32* to) {
     __shared__ u32 warps[Warps];
     u32 bits = __reduce_max_sync(ALL_LANES, __float_as_uint(top));
@@ -49,5 +49,5 @@ template <int Warps> __device__ __forceinline__ void raise(float top, u32* to) {
     }
 }
 
-// Initialises the largest magnitude: to another tensor's, or to nothing.
+// Initialises the largest magnitude with another tensor's, or with 0.
 extern "C" __global__ void start(const float* from, float* to) { *to = from ? *from : 0.0f; }

@@ -1,10 +1,11 @@
-// Weights in NF4 as numbers: y[e] = NF4[code e] magnitude(e / 64), e counted in the row-major order of one weight.
+// Dequantises NF4 weights: y[e] = NF4[code e] magnitude(e / 64), with e the row-major index within one weight.
 //
-// codes u8, two a byte, the first in the upper half; of a block of 64 the magnitude is map[absmax[block]] nested[block / 256] +
-// offset, or f32 absmax[block] where NESTED is 0. y [M, COLUMNS] in T_Y, its rows STRIDE elements apart. All arithmetic is f32,
-// never contracted, and y is rounded once: the bits are `flatout_ir::nf4`'s on every device. Deterministic.
-// Bytes: half of one and a 64th a value in, a T_Y out. A thread makes VEC neighbours of one block, out of one access of VEC / 2
-// bytes, and stores them TOGETHER where rows begin at multiples of that; 256 threads a block. The 16 values of codes lie in shared memory, where different ones are in different banks.
+// codes u8, two per byte, the first in the upper half. The magnitude of a block of 64 is map[absmax[block]] nested[block / 256]
+// + offset, or f32 absmax[block] if NESTED is 0. y [M, COLUMNS] in T_Y, with row stride STRIDE. All arithmetic is f32, never
+// contracted, and y is rounded once: the bits are those of `flatout_ir::nf4` on every device. Deterministic. Moves half a byte
+// and a 64th of a magnitude per value in, one T_Y out. A thread computes VEC neighbours of one block from one access of VEC / 2
+// bytes, and stores them TOGETHER if rows are aligned to that; 256 threads per block. The 16 code values lie in shared memory,
+// where different ones are in different banks.
 
 __constant__ float NF4[16] = {
     -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,

@@ -1,4 +1,4 @@
-//! Weights in NF4 as numbers; the kernel is `dequantize.cu`.
+//! Dequantises NF4 weights; the kernel is `dequantize.cu`.
 
 use flatout_ir::nf4::BLOCK;
 use flatout_ir::ops::dequantize::{inputs_before_parts, inputs_of_a_part, parts};
@@ -18,12 +18,12 @@ const ROW: KernelRow = KernelRow {
 
 pub const KERNELS: &[Kernel] = &[staged!(ROW, |l, _| stages(l))];
 
-/// The most values a thread makes: 16 bytes of bf16.
+/// Most values per thread: 16 bytes of bf16.
 const MOST: usize = 8;
 /// The widest access.
 const ACCESS_BYTES: usize = 16;
 
-/// One stage a part: each weight has blocks of its own.
+/// One stage per part, because each weight has its own blocks.
 fn stages(launch: &Launch) -> Stages {
     let Op::Dequantize { rows, nested, .. } = &launch.op else {
         unreachable!("the row is for weights in NF4")
@@ -35,7 +35,7 @@ fn stages(launch: &Launch) -> Stages {
         return Ok(vec![]);
     }
     let together = widths(MOST).find(|vec| takes(*vec, codes, out));
-    // A byte has two codes, whose values may lie anywhere.
+    // A byte has two codes, whose values may have any address.
     let vec = together.unwrap_or(2);
     let mut stages = vec![];
     for (part, of) in parts(rows).zip(0..).filter(|(part, _)| !part.is_empty()) {
@@ -67,7 +67,7 @@ fn stages(launch: &Launch) -> Stages {
     Ok(stages)
 }
 
-/// Whether so many values lie in one row and one block, and their codes and they where an access may begin.
+/// Whether `vec` values always lie in one row and one block, with aligned accesses to them and to their codes.
 fn takes(vec: usize, codes: &View, out: &View) -> bool {
     let access = (vec * out.dtype.bytes()).min(ACCESS_BYTES);
     let row = out.strides[0] * out.dtype.bytes();

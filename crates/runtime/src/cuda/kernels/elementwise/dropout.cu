@@ -1,11 +1,10 @@
-// Dropout by counter: x / (1 - p), and zero with probability p.
+// Counter-based dropout: x / (1 - p), and zero with probability p.
 //
 // Element c of token t draws 16 bits, half c mod 8 of Philox 4x32-10 at counter (c / 8, token, sample, step) under the key
-// (seed low ^ node key low, seed high ^ node key high); (sample, token) = rows[t], (seed low, seed high, step) = rng.
-// Drawn `below` a bound it is dropped. The same bits on every backend.
-// x, y [T, ..] with WIDTH elements a token at any strides; rng i32 [3]; rows i32 [T, 2]. Bytes: x in, y out. A thread
-// takes VEC neighbouring elements of a token, so a draw of four words serves eight of them; 256 threads a block.
-// Deterministic.
+// (seed low ^ node key low, seed high ^ node key high); (sample, token) = rows[t], (seed low, seed high, step) = rng. The
+// element is dropped if its draw is less than `below`. The bits are the same on every backend.
+// x, y [T, ..] with WIDTH elements per token at any strides; rng i32 [3]; rows i32 [T, 2]. Moves x in, y out. A thread takes
+// VEC neighbouring elements of a token, so a draw of four words serves eight of them; 256 threads per block. Deterministic.
 
 extern "C" __global__ void __launch_bounds__(256)
     dropout(const T_X* x, const int* rng, const int* rows, T_X* y, INDEX count, int key_low, int key_high, int below,

@@ -1,4 +1,4 @@
-//! Dropout by counter, with the bits of `flatout_ir::random`; the kernel is `dropout.cu`.
+//! Counter-based dropout, with the bits of `flatout_ir::random`; the kernel is `dropout.cu`.
 
 use flatout_ir::random::drop_below;
 use flatout_ir::target::Layout;
@@ -10,7 +10,7 @@ use crate::cuda::kernels::stage::{self, Draft, PHILOX, Stage, Stages, Value, at,
 use crate::rows::{FLOATS, kernel_row};
 
 pub const KERNELS: &[Kernel] = &[staged!(
-    // The generator and the samples are read by the first axis and one step: rows suffice for all three.
+    // The generator and the rows are addressed by the first axis and one stride, so row layout suffices for all three.
     kernel_row("cuda.dropout", OpKind::Dropout, FLOATS, Layout::Rows),
     |l, _| stages(l)
 )];
@@ -46,7 +46,8 @@ fn stages(launch: &Launch) -> Stages {
     Ok(vec![Stage { source, entry: "dropout", grid: [blocks(count, 256 * vec)?, 1], block: 256, args }])
 }
 
-/// How it is drawn: the node's key, the bound below which an element is dropped, and what the others are stretched by.
+/// The dropout parameters: the two halves of the node's key, the bound below which an element is dropped, and the scale of the
+/// rest.
 pub(crate) fn drawing(p: f32, key: u64) -> [Value; 4] {
     let halves =
         [key as u32, (key >> 32) as u32, u32::from(drop_below(p))].map(|word| Value::I32(word as i32));

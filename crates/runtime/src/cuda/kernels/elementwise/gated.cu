@@ -1,11 +1,11 @@
-// Gated activations and their gradient, with the dropout behind them where DROP is 1.
+// Gated activations and their gradient, followed by dropout if DROP is 1.
 //
-//   y = act(gate) up;  d gate = dy up act'(gate), d up = dy act(gate), and y again where it is asked for
-//   dropped: y keep, and zero with probability p; dy likewise, by the same draws (see dropout.cu)
+//   y = act(gate) up;  d gate = dy up act'(gate), d up = dy act(gate), and optionally y again
+//   dropped: y keep, and zero with probability p; dy likewise, with the same draws (see dropout.cu)
 //
-// Tensors of one shape at any strides (at_* gives where element e of the row-major order lies); usually gate and up are
-// the halves of one row, and so are their gradients. Bytes: each tensor once. A thread takes VEC neighbouring elements
-// of every tensor, 16 bytes each, where DROP of one token of WIDTH; 256 threads a block. `activation` is in activation.cuh.
+// Tensors of one shape at any strides (at_* map row-major index e to an address); usually gate and up are the halves of one
+// row, and so are their gradients. Moves each tensor once. A thread takes VEC neighbouring elements of every tensor, 16 bytes
+// each, of a single token of WIDTH elements if DROP is 1; 256 threads per block. `activation` is in activation.cuh.
 // Deterministic.
 
 #if DROP

@@ -17,7 +17,7 @@ pub const KERNELS: &[Kernel] = &[
     staged!(kernel_row("cuda.gated_grad", OpKind::GatedGrad, FLOATS, Layout::Any), |l, _| stages(l)),
 ];
 
-/// The activation by which sources are told apart, and its text.
+/// The number that selects an activation in the sources.
 pub(in crate::cuda::kernels) fn code(act: Act) -> u8 {
     match act {
         Act::Silu => 0,

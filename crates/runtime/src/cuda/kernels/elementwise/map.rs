@@ -1,10 +1,10 @@
 //! Elementwise functions and fused regions: a kernel is generated for each body and its strides.
 //!
-//! A thread takes N neighbouring elements of every tensor, in accesses of 16 bytes where strides and alignment allow; a
-//! tensor that repeats along the last axis is read once, one with gaps element by element. Loads of `UNROLL` vectors are
-//! in flight before anything is computed. Every value is rounded to its node's type and no two nodes' operations are
-//! contracted, so a region gives the bits of its nodes run one by one. Bytes: each tensor once. Regions that also sum over
-//! rows are walked in another order, by `region_sums`.
+//! A thread takes N neighbouring elements of every tensor, in 16-byte accesses where strides and alignment allow; a tensor that
+//! is broadcast along the last axis is read once, one with gaps element by element. Loads of `UNROLL` vectors are in flight
+//! before anything is computed. Every value is rounded to its node's type and operations of different nodes are never
+//! contracted, so a region gives the same bits as its nodes run separately. Moves each tensor once. Regions that also sum over
+//! rows are handled by `region_sums`, in a different order.
 
 use std::fmt::Write;
 
@@ -31,12 +31,12 @@ pub(super) const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow { workspace: region_sums::workspace, ..kernel_row(name, op, EVERY_TYPE, Layout::Any) }
 }
 
-/// How a thread's elements of one tensor lie.
+/// How a thread accesses its elements of one tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Access {
-    /// Side by side.
+    /// Contiguous.
     Vector,
-    /// One, for all of them.
+    /// A single element, the same for all.
     Same,
     Apart,
 }
@@ -51,8 +51,7 @@ fn access(view: &View, n: usize) -> Access {
     }
 }
 
-/// Elements a thread takes: as many as every tensor without gaps gives in whole accesses, within rows of `columns` where rows
-/// count.
+/// Elements per thread: as many as every tensor without gaps allows as vector accesses, within rows of `columns` if given.
 pub(super) fn vector(views: &[&View], columns: Option<usize>) -> usize {
     let fits = |n: &usize| {
         let fits = |v: &&View| access(v, *n) != Access::Apart || Walk::of(v).last().1 > 1;
@@ -63,7 +62,7 @@ pub(super) fn vector(views: &[&View], columns: Option<usize>) -> usize {
     widths(most(views)).find(fits).unwrap_or(1)
 }
 
-/// The tensors of a launch that a kernel touches: its inputs, the wanted outputs that are stored and those that are sums.
+/// The tensors that a kernel accesses: inputs, requested outputs that are stored, and those that are sums.
 pub(super) struct Tensors<'a> {
     ins: &'a [View],
     stored: Vec<(usize, &'a View)>,
@@ -82,7 +81,7 @@ impl<'a> Tensors<'a> {
         self.ins.iter().chain(self.stored.iter().map(|(_, view)| *view)).collect()
     }
 
-    /// The same with the names they have in the source.
+    /// As `views`, with their names in the source.
     pub fn named(&self) -> impl Iterator<Item = (String, &'a View)> {
         let ins = self.ins.iter().enumerate().map(|(i, view)| (format!("x{i}"), view));
         ins.chain(self.stored.iter().map(|(o, view)| (format!("y{o}"), *view)))
@@ -114,12 +113,12 @@ fn stages(launch: &Launch) -> Stages {
 
 pub(super) const THREADS: usize = 256;
 
-/// One pass over the tensors of a region that sums nothing: `run(tensors, count, block)` does a block's part.
+/// One pass over the tensors of a region without sums: `run(tensors, count, block)` does the work of one block.
 pub(super) struct Pass {
-    /// The constants that the text names: N, UNROLL and INDEX.
+    /// The constants that the text refers to: N, UNROLL and INDEX.
     pub constants: [(&'static str, String); 3],
     pub text: String,
-    /// Type and name.
+    /// Type and name of each tensor.
     pub tensors: Vec<(String, String)>,
     pub args: Vec<Value>,
     pub count: Value,
@@ -127,7 +126,7 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// `None` where there is nothing to do.
+    /// `None` if there is nothing to compute.
     pub fn new(launch: &Launch, body: &Graph) -> Result<Option<Pass>, CudaError> {
         let tensors = Tensors::new(launch, body);
         let views = tensors.views();
@@ -155,12 +154,12 @@ impl Pass {
     }
 }
 
-/// The type a value has in registers.
+/// The type of a value in registers.
 fn register(dtype: DType) -> &'static str {
     if dtype == DType::I32 { "int" } else { "float" }
 }
 
-/// `body(x0, .., y0, ..)`: one element. Nodes no wanted output depends on are left to the compiler to drop.
+/// Generates `body(x0, .., y0, ..)`, which computes one element. The compiler removes nodes that no requested output needs.
 pub(super) fn body_text(body: &Graph, launch: &Launch) -> String {
     let ins = launch.ins.iter().enumerate().map(|(i, v)| format!("{} x{i}", register(v.dtype)));
     let outs = launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?)));
@@ -175,7 +174,7 @@ pub(super) fn body_text(body: &Graph, launch: &Launch) -> String {
                 let args: Vec<String> = node.ins.iter().map(|v| format!("v{}", v.node.0)).collect();
                 map_text(*f, body.ty(node.ins[0]).dtype, dtype, &args)
             }
-            // Its value is what the kernel adds up.
+            // The kernel sums its value.
             Op::Reduce { .. } => continue,
             op => unreachable!("a region holds reads, maps and sums, not {}", op.name()),
         };
@@ -198,7 +197,7 @@ fn map_text(f: E, from: DType, to: DType, args: &[String]) -> String {
     if to == DType::F32 { value } else { format!("rounded<{}>({value})", c_type(to)) }
 }
 
-/// An f32 constant by its bits: no digits are lost, and infinities and NaNs are values like others.
+/// An f32 constant given by its bits: no precision is lost, and infinities and NaNs need no special case.
 fn f32_constant(x: f32) -> String {
     format!("__uint_as_float({:#x}u)", x.to_bits())
 }
@@ -248,7 +247,7 @@ fn f32_text(f: E, args: &[String]) -> String {
     }
 }
 
-/// Integers follow the definition, in f64: exact, and too rare to be worth more.
+/// Integers are computed in f64, as defined: exact, and too rare to optimise.
 fn f64_text(f: E, args: &[String]) -> String {
     let args: Vec<String> = args.iter().map(|a| format!("(double){a}")).collect();
     let a = &args[0];
@@ -291,7 +290,7 @@ fn f64_text(f: E, args: &[String]) -> String {
             let density = format!("{} * exp(-0.5 * {a} * {a})", f64_constant(normal::density(0.0)));
             format!("normcdf({a}) + {a} * {density}")
         }
-        // An i32 is finite.
+        // An i32 is always finite.
         E::Finite => "1.0".into(),
         E::Fp8Scale(of) => format!("(double)fp8_scale((float)({a}), {}u)", fp8::top_exponent(of)),
         E::Cast(_) | E::StopGradient => a.clone(),
@@ -310,7 +309,7 @@ fn f64_text(f: E, args: &[String]) -> String {
     }
 }
 
-/// The tensors a kernel takes: type and name.
+/// Type and name of each tensor that a kernel takes.
 pub(super) fn c_tensors(launch: &Launch, tensors: &Tensors<'_>) -> Vec<(String, String)> {
     let ins =
         launch.ins.iter().enumerate().map(|(i, v)| (format!("const {}*", c_type(v.dtype)), format!("x{i}")));
@@ -318,7 +317,7 @@ pub(super) fn c_tensors(launch: &Launch, tensors: &Tensors<'_>) -> Vec<(String, 
     ins.chain(outs).collect()
 }
 
-/// A block's part around the body.
+/// The code of a block around the body.
 fn run_text(launch: &Launch, tensors: &Tensors<'_>, n: usize) -> String {
     let each = "#pragma unroll\n    for (int u = 0; u < UNROLL; u++) {\n        \
                 INDEX e = first + (INDEX)u * 256 * N;\n        if (e >= count) continue;\n";
@@ -332,7 +331,7 @@ fn run_text(launch: &Launch, tensors: &Tensors<'_>, n: usize) -> String {
     )
 }
 
-/// The vectors of all inputs, loaded: `each` begins a loop over them, with `e` the place of the first element.
+/// Loads the vectors of all inputs: `each` opens a loop over them, with `e` the index of the first element.
 pub(super) fn loads(launch: &Launch, n: usize, each: &str) -> String {
     let mut text = String::new();
     for (i, view) in launch.ins.iter().enumerate() {
@@ -350,7 +349,7 @@ pub(super) fn loads(launch: &Launch, n: usize, each: &str) -> String {
     text + "    }\n"
 }
 
-/// The body of every vector, stored and added to the sums `s`; the loop is left open.
+/// Computes every vector, stores it and adds it to the sums `s`; the loop is left open.
 pub(super) fn stores(launch: &Launch, tensors: &Tensors<'_>, n: usize, each: &str) -> String {
     let mut text = each.to_string();
     let wanted = || launch.outs.iter().enumerate().filter_map(|(o, v)| Some((o, v.as_ref()?)));

@@ -1,21 +1,21 @@
-// Quantises a matrix to an 8-bit type, both ways round.
+// Quantises a matrix to an 8-bit type, row-major and transposed.
 //
-//   q = x / scale rounded to nearest even, t = q transposed, and the largest magnitude of x
+//   q = x / scale rounded to nearest even, t = transpose of q, and the largest magnitude (amax) of x
 //
-// x [M, N], q [M, N], t [N, M], rows without gaps at any pitch. Bytes: x once, q and t once; with CURRENT x twice, because
-// its scale is known only when all of it was seen (`largest`). SOURCE says what x is: 0 a tensor; 1 act(x) up; 2 the
-// gradients of that, d gate = dy up act'(x) and d up = dy act(x), as the halves of q's and t's columns. It is rounded to
-// its own type first, as if it had been stored. A thread block takes COLUMNS columns, a thread 8 of them in 4 rows: codes
-// of q are packed along rows and stored at once; codes of t are packed along columns, four to a word, and go through shared
-// memory, from which neighbouring threads store 16 bytes of a column each. Words there are swizzled, so that neither side
-// has bank conflicts. Magnitudes are reduced by a maximum, which has no order: deterministic.
+// x [M, N], q [M, N], t [N, M], dense rows at any pitch. Moves x once, q and t once; with CURRENT x twice, because the scale is
+// only known once all of x was read (`largest`). SOURCE selects x: 0 a tensor; 1 act(x) up; 2 the gradients of that, d gate =
+// dy up act'(x) and d up = dy act(x), as the two halves of the columns of q and t. Computed values are first rounded to the
+// type of x, as if they had been stored. A thread block takes COLUMNS columns, a thread 8 of them in 4 rows. Codes of q are
+// packed along rows and stored directly; codes of t are packed along columns, four per word, and go through shared memory, from
+// which neighbouring threads store 16 bytes of a column each. Words there are swizzled, so that neither side has bank
+// conflicts. Magnitudes are reduced by a maximum, whose order does not matter: deterministic.
 
 #define HALVES (SOURCE == 2 ? 2 : 1)
 #define LANES (COLUMNS / 8)
 #define GROUPS (THREADS / LANES)
 #define ROWS (4 * GROUPS)
 
-// Eight elements of a row, zeros behind its end.
+// Loads eight elements of a row, zeros past its end.
 __device__ __forceinline__ void load(Pack<T_X, 8>& p, const T_X* x, int left) {
 #if VEC_X == 8
     if (left >= 8) return p.load(x);
@@ -26,7 +26,7 @@ __device__ __forceinline__ void load(Pack<T_X, 8>& p, const T_X* x, int left) {
         if (k < left) p.x[k] = x[k];
 }
 
-// Eight elements of each half of x.
+// Computes eight elements of each half of x.
 __device__ __forceinline__ void made(Pack<T_X, 8> (&p)[HALVES], const T_X* x, const T_X* up, const T_X* dy, int left) {
     load(p[0], x, left);
 #if SOURCE > 0
@@ -75,8 +75,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) largest(const T_X* x, u32*
 
 #endif
 
-// With CURRENT `given` is the largest magnitude and `third` gets the scale; otherwise `given` is the scale and `third`,
-// where it is wanted, gathers the largest magnitude. n is the width of a half.
+// With CURRENT, `given` is the largest magnitude and `third` receives the scale; otherwise `given` is the scale and `third`, if
+// not null, collects the largest magnitude. n is the width of a half.
 extern "C" __global__ void __launch_bounds__(THREADS)
     quantize(const T_X* x, const T_X* up, const T_X* dy, T_Q* q, T_Q* t, const float* given, float* third, int m, int n,
              i64 x_pitch, i64 up_pitch, i64 dy_pitch, i64 q_pitch, i64 t_pitch) {
@@ -97,7 +97,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #endif
     float by = 1.0f / scale, top = 0.0f;
 #if HAS_T
-    // Sixteen bytes of a column are four neighbouring words whose order the swizzle keeps.
+    // 16 bytes of a column are four neighbouring words, whose order the swizzle preserves.
     __shared__ __align__(16) u32 turned[COLUMNS][GROUPS];
 #endif
 #pragma unroll

@@ -16,23 +16,23 @@ pub const KERNELS: &[Kernel] = &[staged!(
     stages
 )];
 
-/// The code shared by every kernel that writes 8-bit codes.
+/// Source code shared by every kernel that writes 8-bit codes.
 pub(crate) const CODES: &str = include_str!("codes.cuh");
 
-/// A tensor's codes, row-major and transposed, its scale and its largest magnitude.
+/// The codes of a tensor, row-major and transposed, with its scale and largest magnitude.
 pub(crate) struct Codes<'a> {
     pub to: DType,
     pub q: Option<&'a View>,
     pub t: Option<&'a View>,
     pub scale: &'a View,
-    /// Where the largest magnitude is gathered.
+    /// The view that collects the largest magnitude.
     pub amax: Option<&'a View>,
-    /// Its value before.
+    /// The largest magnitude so far, before this launch.
     before: &'a View,
 }
 
 impl<'a> Codes<'a> {
-    /// Of a launch whose scale is given.
+    /// For a launch with a given scale.
     fn of(launch: &'a Launch, to: DType, scaling: &'a [View]) -> Codes<'a> {
         let [q, t, amax] = [0, 1, 2].map(|i| launch.outs[i].as_ref());
         Codes { to, q, t, scale: &scaling[0], amax, before: &scaling[1] }
@@ -52,7 +52,7 @@ impl<'a> Codes<'a> {
             .text(CODES)
     }
 
-    /// Copies the magnitude gathered before to where the largest is gathered, unless it lies there already.
+    /// Copies the largest magnitude so far into `amax`, unless they are the same memory.
     pub fn start(&self, source: &Source) -> Option<Stage> {
         let to = self.amax.filter(|amax| amax.offset != self.before.offset)?;
         let args = vec![at(self.before), at(to)];
@@ -70,17 +70,17 @@ fn code(to: DType) -> u8 {
     if to == DType::E4M3 { 4 } else { 5 }
 }
 
-/// Columns a block takes.
+/// Columns per block.
 const COLUMNS: usize = 64;
 
-/// Threads of a block, four rows of eight columns each. 65536 x 2048 of bf16 took 277 us on an H200 from a tensor of twice
-/// the width (3.9 TB/s, where a copy has 4.2), 215 as an activation. A gradient, whose threads hold twice as much, took 398
-/// with 256 threads and 360 with 128.
+/// Threads per block, four rows of eight columns each. 65536 x 2048 of bf16 took 277 us on an H200 from a tensor of twice the
+/// width (3.9 TB/s; a copy reaches 4.2), and 215 as an activation. A gradient, whose threads hold twice as much, took 398 with
+/// 256 threads and 360 with 128.
 fn threads(of: Of) -> usize {
     if matches!(of, Of::GatedGrad(_)) { 128 } else { 256 }
 }
 
-/// Where the largest magnitude is found before the scale is; for a norm's gradient, partial sums.
+/// Holds the largest magnitude until the scale is known; for a norm's gradient, the partial sums.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op {
         Op::Quantize { of: Of::NormGrad(..), .. } => {
@@ -91,7 +91,7 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     }
 }
 
-/// Whether every row of a matrix can be taken `elements` at a time.
+/// Whether all rows of a matrix can be accessed `elements` at a time.
 pub(crate) fn takes(view: &View, elements: usize) -> bool {
     let bytes = view.dtype.bytes();
     let access = (elements * bytes).min(16);
@@ -134,7 +134,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         return Ok(vec![]);
     }
     let threads = threads(of);
-    // The second half of q begins behind the first, wherever that ends.
+    // The second half of q begins after the first, at any column.
     let has_halves = matches!(of, Of::GatedGrad(_));
     let vector = |view: Option<&View>, elements: usize, is_cut: bool| {
         let takes = view.is_some_and(|view| takes(view, elements));
@@ -171,8 +171,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
     let pitch = |view: Option<&View>| Value::I64(view.map_or(0, |view| view.strides[0] as i64));
 
     let mut stages = vec![];
-    // The largest magnitude starts from nothing in the scratch, or from what was gathered before where it does not lie
-    // there already.
+    // The largest magnitude starts at 0 in scratch, or at the value so far, which is copied unless it is in place already.
     let gathered = scaling.get(1).filter(|before| third.is_some_and(|out| out.offset != before.offset));
     let found = if current { launch.workspace.as_ref() } else { third };
     if let Some(found) = found.filter(|_| current || gathered.is_some()) {

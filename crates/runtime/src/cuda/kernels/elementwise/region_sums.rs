@@ -1,9 +1,10 @@
-//! Regions that also sum values over their rows: the generated kernel walks down columns.
+//! Regions that also sum values over their rows: the generated kernel iterates down columns.
 //!
-//! A block takes a slab of columns, N of them a thread, over a piece of the rows: LANES threads lie along a row and STRIPES rows
-//! are taken at once, UNROLL times over before anything is computed. A thread keeps the sums of its columns in registers, the
-//! stripes are added through shared memory, and piece i of a sum goes to partial[i, columns], which `partial_sums` adds. Which
-//! element is added where depends on shapes alone: deterministic. Bytes: each tensor once, and the pieces out and in.
+//! A block takes a slab of columns, N per thread, over a piece of the rows: LANES threads lie along a row and STRIPES rows are
+//! processed at once, with UNROLL iterations loaded before anything is computed. A thread keeps the sums of its columns in
+//! registers, the stripes are added through shared memory, and piece i of a sum goes to partial[i, columns], which
+//! `partial_sums` adds up. The order of additions depends on shapes alone: deterministic. Moves each tensor once, and the
+//! pieces out and in.
 
 use std::fmt::Write;
 
@@ -15,19 +16,19 @@ use crate::cuda::kernels::address::{Walk, index_type};
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
 use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, blocks, count32};
 
-/// The least rows of a piece, and blocks that fill a device many times over, so that none waits long for the last. GELU and its
-/// slope over [65792, 3072] bf16 took 402 us on an H200 with the sum, where 1024 blocks took 430, the region without it 396,
-/// and the sum in a launch of its own 103 more.
+/// Minimum rows of a piece, and the number of blocks that fills a device many times over, so that the tail is short. GELU and
+/// its derivative over [65792, 3072] bf16 took 402 us on an H200 with the sum (430 with 1024 blocks), 396 without it, and the
+/// sum as a separate launch 103 more.
 const PIECE: usize = 64;
 const ENOUGH_BLOCKS: usize = 8192;
 
-/// Rows whose vectors a thread loads before it computes: a block's end, where nothing is in flight, comes dearer than in a
-/// plain region. The same took 408 us with two.
+/// Rows whose vectors a thread loads before it computes. More than in a plain region, because the end of a block, where nothing
+/// is in flight, costs more. The same case took 408 us with two.
 fn unroll(inputs: usize) -> usize {
     if inputs <= 2 { 4 } else { 2 }
 }
 
-/// Pieces the rows are cut into.
+/// Number of pieces that the rows are cut into.
 fn pieces(rows: usize, columns: usize) -> usize {
     rows.div_ceil(PIECE).min(ENOUGH_BLOCKS.div_ceil(columns.div_ceil(THREADS).max(1))).max(1)
 }
@@ -42,13 +43,13 @@ pub(super) fn workspace(shapes: &Shapes<'_>) -> usize {
         .sum()
 }
 
-/// The threads along a row of `vectors` vectors: none idle where that leaves accesses of 128 bytes and more.
+/// Threads along a row of `vectors` vectors: none is idle if that leaves accesses of at least 128 bytes.
 fn lanes(vectors: usize) -> usize {
     let dividing = 1 << vectors.trailing_zeros().min(5);
     if dividing >= 8 { dividing } else { vectors.next_power_of_two().min(32) }
 }
 
-/// The stages of a region some wanted output of which is a sum.
+/// The stages of a region with at least one requested output that is a sum.
 pub(super) fn stages(launch: &Launch, body: &Graph) -> Stages {
     let tensors = Tensors::new(launch, body);
     let (rows, columns) = (launch.ins[0].dims[0], launch.ins[0].dims[1]);

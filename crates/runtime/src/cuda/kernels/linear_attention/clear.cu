@@ -1,6 +1,6 @@
-// Clears the rows of a result [tokens, heads, width] that lie in no segment. A thread block looks at 64 tokens: it marks
-// those in a segment, in whatever order segments come, and writes zeros to the others. Starts and lengths are clamped to the
-// tensor, as in the kernels. Read: every start and length by every block; written: only what is cleared.
+// Clears the rows of a result [tokens, heads, width] outside every segment. A thread block checks 64 tokens: it marks those in
+// a segment, with segments in any order, and zeroes the others. Starts and lengths are clamped to the tensor, as in the other
+// kernels. Every block reads all starts and lengths; only cleared rows are written. Deterministic.
 
 #define SPAN 64
 

@@ -1,9 +1,9 @@
-//! Linear attention on the GPU: the choice among its three kernels.
+//! Linear attention on the GPU: chooses among its three kernels.
 //!
-//! Queries that are their own keys, in segments that fit in one tile, run on a kernel that computes their symmetric
-//! scores once (`symmetric`); other bf16 as weighted sums through tensor cores (`sum`); f32, and bf16 of odd sizes, as
-//! the same sums in plain arithmetic (`plain`). All are deterministic, and no scores are stored. Queries that are
-//! rotated as they are read go through the first or the last.
+//! If queries double as keys and segments fit in one tile, a kernel that computes the symmetric scores once is used
+//! (`symmetric`); other bf16 cases are weighted sums on tensor cores (`sum`); f32, and bf16 of odd sizes, use the same sums in
+//! plain arithmetic (`plain`). All are deterministic, and no scores are stored. Queries that are rotated as they are read are
+//! supported by the first and the last.
 
 mod plain;
 mod sum;
@@ -35,7 +35,7 @@ pub const KERNELS: &[Kernel] = &[
     kernel("cuda.linear_attention_grad", OpKind::LinearAttentionGrad),
 ];
 
-/// The shapes of either direction.
+/// The shapes and options of either direction.
 #[derive(Clone, Copy, Debug)]
 struct Problem {
     attend: LinearAttend,
@@ -83,7 +83,7 @@ impl Problem {
         longest(self.attend.k_segments(), self.tk)
     }
 
-    /// Pairs of segments.
+    /// Number of segment pairs.
     fn segments(&self) -> usize {
         match self.attend.q {
             Segments::Uniform { len } => self.tq / len.max(1),
@@ -91,7 +91,7 @@ impl Problem {
         }
     }
 
-    /// The defines of every source of these kernels.
+    /// The defines of all sources of these kernels.
     fn defines(&self) -> Vec<(String, String)> {
         let mask = match self.attend.mask {
             LinearMask::Full => 0,
@@ -134,12 +134,12 @@ struct Step {
     args: Vec<Arg>,
 }
 
-/// A launch with its shapes, and where its tensors lie: before the arena exists, at their offsets.
+/// A launch with its shapes and the addresses of its tensors; before the arena exists, their offsets.
 struct At<'a> {
     problem: Problem,
     launch: &'a Launch,
     arena: u64,
-    /// Every frequency follows the one position.
+    /// Every frequency follows the single axis of positions.
     axes: Vec<u8>,
 }
 
@@ -148,7 +148,7 @@ impl At<'_> {
         Arg::Ptr(view.map_or(0, |view| self.arena + view.offset as u64))
     }
 
-    /// Starts and lengths of queries and of keys; null where segments are equal.
+    /// Starts and lengths of queries and of keys; null if segments are uniform.
     fn bounds(&self) -> [[Arg; 2]; 2] {
         let attend = &self.problem.attend;
         let [q, k] = attend.bounds();
@@ -158,18 +158,18 @@ impl At<'_> {
         [of(attend.q, q), of(attend.k_segments(), k)]
     }
 
-    /// The tensor the gradient of queries is accumulated onto.
+    /// The tensor that the gradient of queries is accumulated onto.
     fn base(&self) -> Option<&View> {
         let p = &self.problem;
         (p.accumulate != Accumulate::Nothing).then(|| &self.launch.ins[p.attend.inputs() + 1])
     }
 
-    /// Whether a sum is accumulated onto a base: queries are input 0, and their gradient output 0.
+    /// Whether a sum is accumulated onto a base: only the gradient of queries, output 0 of input 0, is.
     fn accumulate(&self, sum: &WeightedSum) -> Accumulate {
         if sum.out == 0 { self.problem.accumulate } else { Accumulate::Nothing }
     }
 
-    /// The rotation of the queries as they are read.
+    /// The rotation of queries as they are read.
     fn rotation(&self) -> Option<Rotation<'_>> {
         let attend = &self.problem.attend;
         let positions = attend.positions();
@@ -182,8 +182,8 @@ impl At<'_> {
         })
     }
 
-    /// A kernel's text after its defines; for rotated queries also the rotation, in threads that hold
-    /// `vec` pairs and read `pair` elements of them at once.
+    /// A kernel's source after its defines; for rotated queries with the rotation, for threads that hold `vec` pairs and read
+    /// `pair` of their elements at once.
     fn code(
         &self,
         body: &str,
@@ -197,14 +197,14 @@ impl At<'_> {
             .into()
     }
 
-    /// The last arguments of kernels that rotate: positions, table, its rows.
-    fn turn_args(&self) -> Vec<Arg> {
+    /// The last arguments of kernels that rotate: positions, table, number of table rows.
+    fn rotation_args(&self) -> Vec<Arg> {
         let Some(rotation) = self.rotation() else { return vec![] };
         let rows = rotation.table.map_or(0, |table| table.dims[0]);
         vec![self.pointer(Some(rotation.positions)), self.pointer(rotation.table), count(rows)]
     }
 
-    /// Zeros in the rows of every output that lie in no segment.
+    /// Clears the rows of every output outside every segment.
     fn clears(&self) -> Vec<Step> {
         let p = &self.problem;
         let [q, k] = self.bounds();
@@ -239,23 +239,23 @@ fn clear_source(dtype: DType) -> Source {
     }
 }
 
-/// Of tokens and heads.
+/// Strides of tokens and heads.
 fn strides(view: Option<&View>) -> [Arg; 2] {
     view.map_or([Arg::I64(0); 2], |view| [0, 1].map(|axis| Arg::I64(view.strides[axis] as i64)))
 }
 
-/// A count that `limits` holds below 2^31.
+/// A count that `limits` keeps below 2^31.
 fn count(n: usize) -> Arg {
     Arg::I32(n as i32)
 }
 
-/// Whether a bf16 tensor can be read and written by the head's row in pieces of 16 bytes.
+/// Whether a bf16 tensor can be accessed by a head's row in 16-byte pieces.
 fn in_pieces(view: &View) -> bool {
     let aligned = view.offset.is_multiple_of(16) && view.strides[..2].iter().all(|s| s.is_multiple_of(8));
     view.dtype == DType::BF16 && aligned && view.dims[2].is_multiple_of(8)
 }
 
-/// Scratch that one form asks for; which one runs depends on strides, which are not known yet.
+/// Workspace of the only form that needs any; the form that runs depends on strides, which are not known yet.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let of = LinearAttend::of(&shapes.node.op).expect("the rows are for linear attention");
     let tensors = of.0.tensors();
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
     use flatout_ir::ops::linear_attention::Keys;
 
-    /// The entries a launch of Vision-BDH's shapes runs, in order, with some outputs left out.
+    /// The entry points that a launch of Vision-BDH's shapes runs, in order, with some outputs absent.
     fn entries(dtype: DType, len: usize, is_grad: bool, wanted: &[bool]) -> Vec<&'static str> {
         let q = Segments::Uniform { len };
         let attend =
@@ -348,9 +348,9 @@ mod tests {
         steps(&launch, &Facts::on_paper("sm_90a"), 0).into_iter().map(|step| step.entry).collect()
     }
 
-    /// A kernel that is launched writes what it was given: nothing may be launched for an output that is not there.
+    /// A launched kernel always writes its output, so none may be launched for an absent one.
     #[test]
-    fn only_outputs_that_somebody_reads_are_launched() {
+    fn only_requested_outputs_are_launched() {
         let none: [&str; 0] = [];
         for (dtype, len, forward, dr, dv) in [
             (

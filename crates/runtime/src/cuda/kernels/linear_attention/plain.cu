@@ -1,17 +1,17 @@
-// A weighted sum of linear attention in f32 arithmetic, for what the tensor-core kernels do not take: f32, and bf16 of odd
-// sizes, strides or addresses (`weighted_sum.rs` says which sums there are):
-// out_i = sum over heads and j of W_ij x_j, W = M(scale a b^T),
-// a [Ta, HA, inner] on the side of out [Ta, HO, width], b [Tb, HB, inner] and x [Tb, HX, width] on the other, a head's rows at
-// any stride. Rows outside every segment are neither read nor written, except by `clear`.
+// A weighted sum of linear attention in f32 arithmetic, for what the tensor-core kernels do not support: f32, and bf16 of odd
+// sizes, strides or addresses (`weighted_sum.rs` lists the sums): out_i = sum over heads and j of W_ij x_j, W = M(scale a b^T),
+// a [Ta, HA, inner] on the side of out [Ta, HO, width], b [Tb, HB, inner] and x [Tb, HX, width] on the opposite side, heads'
+// rows at any stride. Rows outside every segment are neither read nor written, except by `clear`.
 //
-// A thread block of 16 x 16 threads owns 64 rows and SLICE columns of one head of `out`. It walks over tiles of 64 rows of
-// the other side: weights are summed in registers, 4 x 4 a thread, over chunks of 32 columns of a and b in shared memory,
-// scaled, masked, put into shared memory, and added to the result, 4 x SLICE / 16 a thread, over chunks of 64 columns of x.
-// 33 KiB of shared memory. The order of every sum follows from the shapes and the segments. No spills.
+// A thread block of 16 x 16 threads owns 64 rows and SLICE columns of one head of `out`. It loops over tiles of 64 rows of the
+// opposite side: weights are accumulated in registers, 4 x 4 per thread, over chunks of 32 columns of a and b in shared memory,
+// then scaled, masked, stored in shared memory, and multiplied onto the result, 4 x SLICE / 16 per thread, over chunks of 64
+// columns of x. 33 KiB of shared memory. The order of every sum follows from the shapes and the segments: deterministic. No
+// spills.
 //
-// A_TURNED, B_TURNED, X_TURNED: that operand is a rotation of what is read (pairs of neighbours), rounded to its type;
-// OUT_TURNED: the epilogue rotates the result back before it is rounded. ONTO: it is then added to a base (1), which may
-// lie where the result does, and set to 0 where the query's element is not above 0 (2).
+// A_TURNED, B_TURNED, X_TURNED: the operand is rotated as it is read (pairs of neighbours) and rounded to its type; OUT_TURNED:
+// the epilogue rotates the result back before rounding. ONTO: the result is then added to a base (1), which may be the same
+// memory, and set to 0 where the query's element is not above 0 (2).
 //
 // OWNER: the role of the rows: 0 queries, 1 keys, 2 both (W_ij = M(scale a_i b_j) + M(scale a_j b_i)).
 
@@ -19,13 +19,13 @@
 #define CHUNK 32
 #define THREADS 256
 
-// The rotation of rows; empty where no operand is rotated.
+// The rotation of rows; empty if no operand is rotated.
 struct Turns {
 #if TURNED
     const int* positions;
     const T_TABLE* table;
     int table_rows;
-    // Of the pair that a column belongs to.
+    // Cosine and sine of the pair that a column belongs to.
     __device__ __forceinline__ void of(int row, int column, float& c, float& s) const {
         float cosine[1], sine[1];
         turns_of(positions, table, table_rows, row, column / 2, cosine, sine);
@@ -47,7 +47,7 @@ __device__ __forceinline__ float turned_at(const T_X* from, int row, int column,
 #endif
 }
 
-// ROWS rows of a head from `first` on, columns [column, column + COLUMNS), widened; zeros behind `end` and `columns`.
+// Loads ROWS rows of a head from `first`, columns [column, column + COLUMNS), widened; zeros past `end` and `columns`.
 template <int COLUMNS, bool IS_TURNED>
 __device__ __forceinline__ void stage(float* to, const T_X* from, i64 token, int first, int end, int column, int columns,
                                       const Turns& turns) {
@@ -62,7 +62,7 @@ __device__ __forceinline__ void stage(float* to, const T_X* from, i64 token, int
     }
 }
 
-// sum[i][j] = the product of row y + 16 i of a with row x + 16 j of b.
+// sum[i][j] = dot product of row y + 16 i of a and row x + 16 j of b.
 template <bool IS_A_TURNED, bool IS_B_TURNED>
 __device__ __forceinline__ void products(float (&sum)[4][4], float* shared, const T_X* a, i64 a_token, int a_first,
                                          int a_end, const T_X* b, i64 b_token, int b_first, int b_end, int inner,
@@ -88,7 +88,7 @@ __device__ __forceinline__ void products(float (&sum)[4][4], float* shared, cons
     }
 }
 
-// Grid: tiles of every segment on the owned side, output heads by slices.
+// Grid: tiles of every segment on the owned side, output heads with slices innermost.
 extern "C" __global__ void __launch_bounds__(THREADS, SLICE > 64 ? 1 : 2)
 plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start, const int* q_len, const int* k_start,
           const int* k_len, i64 a_token, i64 a_head, i64 b_token, i64 b_head, i64 x_token, i64 x_head, i64 out_token,
@@ -131,7 +131,7 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
         const T_X* x_of = x + head * x_heads / heads * x_head;
         for (int from = walk0; from < walk1; from += TILE) {
 #if MASK != 0 && OWNER != 2
-            // Skips tiles that no row of the block sees.
+            // Skips tiles that are entirely masked.
             const int last = min(first + TILE, own1) - 1, last_walked = min(from + TILE, walk1) - 1;
             if (OWNER == 0 ? !sees(last + shift, from) : !sees(last_walked + shift, first)) continue;
 #endif
@@ -183,7 +183,7 @@ plain_sum(const T_X* a, const T_X* b, const T_X* x, T_X* out, const int* q_start
                 const int row = first + ty + 16 * i, column = slice + 64 * s + tx + 16 * j;
                 float y = result[s][i][j];
 #if OUT_TURNED
-                // The pair's other element is the neighbouring lane's.
+                // The pair's other element belongs to the neighbouring lane.
                 const float other = __shfl_xor_sync(ALL_LANES, y, 1);
                 if (row < own1 && column < width) {
                     float cosine, sine;

@@ -10,7 +10,7 @@ use crate::weighted_sum::{Owner, WeightedSum};
 
 const TILE: usize = 64;
 
-/// The longest segments on the owned side and on the walked one.
+/// The longest segments on the owned and on the opposite side.
 pub(super) fn sides(p: &Problem, owner: Owner) -> (usize, usize) {
     match owner {
         Owner::Keys => (p.k_longest(), p.q_longest()),
@@ -18,7 +18,7 @@ pub(super) fn sides(p: &Problem, owner: Owner) -> (usize, usize) {
     }
 }
 
-/// The arguments of both kernels of a sum: tensors, segments, strides, extents, heads, scale.
+/// The arguments shared by both kernels for a sum: tensors, segments, strides, extents, heads, scale.
 pub(super) fn args(at: &At<'_>, sum: &WeightedSum, out: &View, tiles: usize) -> Vec<Arg> {
     let p = &at.problem;
     let tensors = [sum.left, sum.right, sum.rows].map(|i| &at.launch.ins[i]);
@@ -36,7 +36,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
     let p = &at.problem;
     let (own, _) = sides(p, sum.owner);
     let (inner, width) = (at.launch.ins[sum.left].dims[2], out.dims[2]);
-    // Sixteen registers a thread for every 64 columns.
+    // 16 registers per thread for every 64 columns.
     let slice = 64 * width.div_ceil(64).clamp(1, 4);
     let owner = match sum.owner {
         Owner::Queries => 0,
@@ -47,7 +47,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
     defines.extend(numbers(&[("OWNER", owner), ("SLICE", slice)]));
     defines.push(("T_X".into(), c_type(out.dtype).into()));
     let rotation = at.rotation();
-    // Queries are input 0, and their gradient output 0.
+    // Only queries are rotated: input 0, and output 0 for their gradient.
     let is_turned = |i: usize| (rotation.is_some() && i == 0) as usize;
     defines.extend(numbers(&[
         ("TURNED", rotation.is_some() as usize),
@@ -62,7 +62,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
     let (tiles, slices) = (own.div_ceil(TILE), width.div_ceil(slice));
     let mut args = args(at, sum, out, tiles);
     args.extend([inner, width, slices].map(count));
-    args.extend(at.turn_args());
+    args.extend(at.rotation_args());
     if at.accumulate(sum) != Accumulate::Nothing {
         let read = [at.base(), Some(&at.launch.ins[0])];
         args.extend(read.map(|view| at.pointer(view)));

@@ -1,5 +1,5 @@
-// Where a pair of segments lies: queries [q0, q1) and keys [k0, k1). Equal lengths follow from the index; ragged ones are
-// read from the device and clamped to the tensors.
+// A pair of segments: queries [q0, q1) and keys [k0, k1). Uniform ones follow from the index; ragged ones are read from device
+// memory and clamped to the tensors.
 struct Segment {
     int q0, q1, k0, k1;
 };
@@ -24,7 +24,7 @@ __device__ __forceinline__ Segment segment_of(int s, const int* q_start, const i
     return g;
 }
 
-// Whether a query sees a key; `stand` is the key the query stands at.
+// Whether a query attends to a key; `stand` is the key aligned with the query.
 __device__ __forceinline__ bool sees(int stand, int key) {
 #if MASK == 0
     return true;

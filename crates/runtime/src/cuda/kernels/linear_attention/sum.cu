@@ -1,24 +1,24 @@
-// A weighted sum of linear attention in bf16 through mma, over segments of any length (`weighted_sum.rs` says which sums
-// there are): out_i = sum over heads and j of W_ij x_j, W = M(scale a b^T),
-// a [Ta, HA, INNER] on the side of out [Ta, HO, WIDTH], b [Tb, HB, INNER] and x [Tb, HX, WIDTH] on the other, a head's rows at
-// any stride, 16-byte aligned; INNER and WIDTH multiples of 8. Rows outside every segment are neither read nor written.
+// A weighted sum of linear attention in bf16 by mma, over segments of any length (`weighted_sum.rs` lists the sums): out_i =
+// sum over heads and j of W_ij x_j, W = M(scale a b^T),
+// a [Ta, HA, INNER] on the side of out [Ta, HO, WIDTH], b [Tb, HB, INNER] and x [Tb, HX, WIDTH] on the opposite side, heads'
+// rows at any stride, 16-byte aligned; INNER and WIDTH multiples of 8. Rows outside every segment are neither read nor written.
 //
-// A thread block owns OWN rows and SLICE columns of one head of `out`, a warp 16 rows of them. For each head that shares the
-// output, and each tile of WALK rows of the other side that the mask lets through, weights are summed over INNER in
-// registers, scaled, masked, rounded to bf16 as the left operand of the second product, and added to the result, which stays
-// in registers until the epilogue: weights never leave the warp. A wider result is cut into slices, each with weights of its
-// own. a, b and x come in panels of 64 columns through a ring of STAGES pipeline stages, filled by cp.async.
+// A thread block owns OWN rows and SLICE columns of one head of `out`, a warp 16 of these rows. For each head that shares the
+// output, and each tile of WALK rows of the opposite side that is not masked, weights are accumulated over INNER in registers,
+// scaled, masked, rounded to bf16 as the left operand of the second product, and multiplied onto the result, which stays in
+// registers until the epilogue: weights never leave the warp. A wider result is cut into slices, each of which recomputes the
+// weights. a, b and x are loaded in panels of 64 columns through a ring of STAGES pipeline stages, filled by cp.async.
 //
-// OWNER: the role of the rows: 0 queries, 1 keys, 2 both (the gradient of queries that are their own keys:
-// W_ij = M(scale a_i b_j) + M(scale a_j b_i)). Without a mask the two are one sum; with one, each tile off the diagonal has
-// only one of them, so they are walked one after the other.
+// OWNER: the role of the rows: 0 queries, 1 keys, 2 both (the gradient of queries that double as keys: W_ij = M(scale a_i b_j)
+// + M(scale a_j b_i)). Without a mask the two terms are one sum; with one, each off-diagonal tile has only one of them, so they
+// are processed one after the other.
 //
 // FLOPs: 2 pairs (INNER slices + WIDTH); bytes: tiles / 2 times b and x through L2. The order of every sum follows from the
-// shapes and the segments. No spills.
+// shapes and the segments: deterministic. No spills.
 
 #define THREADS (2 * OWN)
 #define SLOT ((OWN + WALK) * 128)
-// Panels of weights' inner dimension, twice where both weights are one sum; then those of the slice.
+// Panels of the weights' inner dimension, twice if both terms are one sum; then those of the slice.
 #define INNER_ITEMS ((INNER + 63) / 64)
 #define WEIGHT_ITEMS (OWNER == 2 && MASK == 0 ? 2 * INNER_ITEMS : INNER_ITEMS)
 #define ITEMS (WEIGHT_ITEMS + SLICE / 64)
@@ -26,7 +26,7 @@
 
 extern __shared__ __align__(128) u8 memory[];
 
-// The walked rows that a tile of owned rows [first, end) has weights with, as queries or as keys.
+// The range of opposite rows for which owned rows [first, end) have weights, as queries or as keys.
 __device__ __forceinline__ int2 walked(const Segment& g, int first, int end, bool as_keys) {
     int2 range = as_keys ? make_int2(g.q0, g.q1) : make_int2(g.k0, g.k1);
     const int shift = g.k1 - g.q1;
@@ -39,19 +39,19 @@ __device__ __forceinline__ int2 walked(const Segment& g, int first, int end, boo
     return range;
 }
 
-// The next item of the pipeline: a head, a term, a tile of the other side, a panel.
+// A position in the pipeline's sequence of items: head, term, tile of the opposite side, panel.
 struct Cursor {
     int head, term, from, end, item;
 };
 
-// Left alone, the compilers for sm_100 and sm_120 keep small blocks to so few registers that they spill.
+// Without launch bounds, the compilers for sm_100 and sm_120 limit small blocks to so few registers that they spill.
 #if __CUDA_ARCH__ >= 1000
 #define BOUNDS __launch_bounds__(THREADS, 1)
 #else
 #define BOUNDS __launch_bounds__(THREADS)
 #endif
 
-// Grid: tiles of every segment on the owned side, output heads by slices.
+// Grid: tiles of every segment on the owned side, output heads with slices innermost.
 extern "C" __global__ void BOUNDS
 weighted_sum(const bf16* a, const bf16* b, const bf16* x, bf16* out, const int* q_start, const int* q_len,
              const int* k_start, const int* k_len, i64 a_token, i64 a_head, i64 b_token, i64 b_head, i64 x_token,
@@ -72,7 +72,7 @@ weighted_sum(const bf16* a, const bf16* b, const bf16* x, bf16* out, const int* 
         c.from = range.x;
         c.end = range.y;
     };
-    // To a head and term that have a tile, or behind the last head.
+    // Moves on to the next head and term that have a tile, or past the last head.
     const auto settle = [&](Cursor& c) {
         while (c.head < head1 && c.from >= c.end) {
             if (++c.term == TERMS) {
@@ -102,7 +102,7 @@ weighted_sum(const bf16* a, const bf16* b, const bf16* x, bf16* out, const int* 
             const u32 slot = ring + filled % STAGES * SLOT;
             const bool swaps = ahead.term == 1 || ahead.item >= INNER_ITEMS;
             if (ahead.item < WEIGHT_ITEMS) {
-                // As keys of both sides, the roles of a and b are exchanged.
+                // When owned rows act as keys, a and b exchange their roles.
                 const bf16* left = swaps ? b + ahead.head * b_heads / heads * b_head
                                          : a + ahead.head * a_heads / heads * a_head;
                 const bf16* right = swaps ? a + ahead.head * a_heads / heads * a_head
@@ -152,7 +152,7 @@ weighted_sum(const bf16* a, const bf16* b, const bf16* x, bf16* out, const int* 
                 }
             }
         }
-        // Rows behind the end of either side are zeros, and so are their weights.
+        // Rows past the end of either side are zeros, and so are their weights.
         Fragment w[WALK / 16];
 #pragma unroll
         for (int n = 0; n < WALK / 8; n++)

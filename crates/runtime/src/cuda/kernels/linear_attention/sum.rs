@@ -1,4 +1,4 @@
-//! A weighted sum in bf16 through tensor cores, over segments of any length; the kernel is `sum.cu`.
+//! A weighted sum in bf16 on tensor cores, over segments of any length; the kernel is `sum.cu`.
 
 use std::borrow::Cow;
 
@@ -8,7 +8,7 @@ use super::{At, Step, in_pieces, numbers, plain};
 use crate::cuda::context::Source;
 use crate::weighted_sum::{Owner, WeightedSum};
 
-/// Panels of 64 columns that a block's result may have: 32 registers a thread each.
+/// Maximum panels of 64 columns of a block's result: 32 registers per thread each.
 const MOST_PANELS: usize = 4;
 const STAGES: usize = 3;
 
@@ -17,8 +17,7 @@ pub(super) fn serves(at: &At<'_>, sum: &WeightedSum, out: &View) -> bool {
     ins.into_iter().chain([out]).all(in_pieces)
 }
 
-/// How a sum is cut: rows of the tile a block owns and of those it walks over, columns a block, and how many slices of
-/// those there are.
+/// How a sum is tiled: rows of the owned tile and of opposite tiles, columns per block, and number of column slices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Cut {
     own: usize,
@@ -28,7 +27,7 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Short sides are one tile, padded to 16 rows; of long ones, high tiles read the other side less often.
+    /// A short side is one tile, padded to a multiple of 16 rows; for long ones, tall tiles read the opposite side less often.
     fn new(own_longest: usize, walk_longest: usize, width: usize) -> Cut {
         let panels = width.div_ceil(64).max(1);
         let slices = panels.div_ceil(MOST_PANELS);
@@ -86,7 +85,7 @@ pub(super) fn step(at: &At<'_>, sum: &WeightedSum, out: &View) -> Step {
 mod tests {
     use super::*;
 
-    /// 99 KiB is what sm_86, sm_89 and sm_120 have. The result is staged in the ring, 2 KiB a warp.
+    /// sm_86, sm_89 and sm_120 have 99 KiB. The result is staged in the ring, 2 KiB per warp.
     #[test]
     fn every_cut_covers_its_sides_within_the_smallest_shared_memory() {
         for longest in [0, 1, 16, 17, 65, 80, 81, 97, 128, 129, 5000] {

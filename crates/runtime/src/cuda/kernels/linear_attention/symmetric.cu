@@ -1,30 +1,29 @@
-// Linear attention of queries r that are their own keys, over segments of at most STRIPS * 16 rows, in bf16:
+// Linear attention of queries r that double as keys, over segments of at most STRIPS * 16 rows, in bf16:
 //   o = M(scale r r^T) v,   with ds = M(scale do v^T):  dr = (ds + ds^T) r,   dv = M(scale r r^T)^T do,
-// r, dr [T, H, N], v, dv [T, HV, D], o, do [T, H, D], a head's rows at any stride, 16-byte aligned; N and D multiples of 8.
-// Rows outside every segment are neither read nor written.
+// r, dr [T, H, N], v, dv [T, HV, D], o, do [T, H, D], heads' rows at any stride, 16-byte aligned; N and D multiples of 8. Rows
+// outside every segment are neither read nor written.
 //
-// A segment fits in one tile, so that scores are made once and never leave the chip forward. A warp takes a strip of 16 rows.
-// The scores are symmetric, so of the strips' pairs (i, j) only one of (i, j), (j, i) is multiplied: warp i takes (i, i + d)
-// for d up to STRIPS / 2, counted in a circle, so that each warp has equally many, and the other half is the transposed
-// fragment. The diagonal's right operand is its left operand's registers. Of 5 strips, 15 tiles are multiplied instead of 25.
+// A segment fits in one tile, so scores are computed once and, in the forward pass, never leave the chip. A warp takes a strip
+// of 16 rows. The scores are symmetric, so of the pairs of strips only one of (i, j), (j, i) is multiplied: warp i takes
+// (i, i + d mod STRIPS) for d up to STRIPS / 2, which balances the warps, and the other half is the transposed fragment. The right
+// operand of a diagonal tile is the same registers as its left operand. With 5 strips, 15 tiles are multiplied instead of 25.
 //
 // Operands are read in panels of 64 columns through a ring of STAGES pipeline stages, filled by cp.async.
-//   forward, a thread block per head and segment: r, then v.
-//   backward, a thread block per head and segment: do with v (32 columns each), of which ds + ds^T is made, then r, of which
-//   each panel gives a panel of dr and adds to the scores; these are kept for dv in scratch, [T, H, ROWS].
-//   dv, a thread block per value head, segment and panel of columns: the weights and do of each head that shares the values, in
-//   order, so that every sum has one order.
-// No spills; 55 KiB of shared memory at 5 strips, 61 with a base, 98 at 8.
+//   forward, one thread block per head and segment: r, then v.
+//   backward, one thread block per head and segment: do with v (32 columns each), from which ds + ds^T is computed, then r, of
+//     which each panel yields a panel of dr and adds to the scores; these are kept for dv in scratch, [T, H, ROWS].
+//   dv, one thread block per value head, segment and panel of columns: the weights and do of each head that shares the
+//     values, in order, so that every sum has a fixed order.
+// Deterministic. No spills; 55 KiB of shared memory at 5 strips, 61 with a base, 98 at 8.
 //
-// TURNED: r comes as a, and r = rope(a) with pairs of neighbours. A lane rotates the pieces of a panel that it copied itself,
-// in shared memory, and rounds them to bf16 as a rotation of its own would. The epilogue rotates a piece of dr back. A table's
-// cosines and sines are 32 bytes for 16 of a, and reading them where they are used made the gradient wait: 872 us instead of
-// 643. So where positions count up by ones (SUMMED: and there is a table of f32 without an amplitude) a panel has ten rows of
-// the table copied along, and a row's angle is a sum of up to three of these. Other positions are looked up or computed, row by
-// row, by a copy of the code of their own.
-// ONTO: dr is added to a base (1), and set to 0 where a is not above 0 (2); a bit for each element of a is kept from its
-// rotation to the epilogue of dr, so that a crosses memory once. The base's panel comes with that of r where BASE_ROWS is more
-// than 0.
+// TURNED: the input is a, and r = rope(a) with pairs of neighbours. A lane rotates the pieces of a panel that it copied, in
+// shared memory, and rounds them to bf16 as a separate rotation would. The epilogue rotates pieces of dr back. The table's
+// cosines and sines take 32 bytes per 16 bytes of a, and reading them where they are used stalled the gradient: 872 us instead
+// of 643. So if positions are consecutive (SUMMED: and the table is f32 without an amplitude), ten rows of the table are copied
+// with a panel, and a row's angle is a sum of up to three of these. Other positions are looked up or computed row by row, in a
+// separate instance of the code.
+// ONTO: dr is added to a base (1), and set to 0 where a is not above 0 (2); one bit per element of a is kept from its rotation
+// to the epilogue of dr, so that a is read only once. The base's panel is loaded with that of r if BASE_ROWS is above 0.
 //
 // At H 6, HV 1, N 1024, D 192 and 512 segments of 65 rows, without a mask, on an H200:
 //                                   forward           backward
@@ -34,10 +33,10 @@
 //   products (of 80 padded rows)    32 (32) GFLOP     63 (81) GFLOP, 32 and 64 us at its peak
 //   this                            138 us            331 us
 //   torch.bmm in bf16               1012 us           1725 us (scores kept)
-// Forward is memory-bound (136 us without the first product). Backward is bound by neither alone: 179 us without products,
-// 297 without copies.
+// The forward pass is memory-bound (136 us without the first product). The backward pass is not bound by one resource: 179 us
+// without products, 297 without copies.
 
-// Pieces of a table that are not whole cannot be copied.
+// A table that does not allow 16-byte accesses cannot be copied by cp.async.
 #if SUMMED && TABLE_VEC != 4
 #undef SUMMED
 #define SUMMED 0
@@ -48,7 +47,7 @@
 #define PANEL (ROWS * 128)
 // A pipeline stage: a panel, and that of a base.
 #define STAGE (PANEL + BASE_ROWS * 128)
-// Pitch of weights [ROWS, ROWS] in bf16, padded by 16 bytes: eight rows begin in different banks.
+// Pitch of weights [ROWS, ROWS] in bf16, padded by 16 bytes: eight rows start in different banks.
 #define PITCH (2 * ROWS + 16)
 // A warp's rows of weights; once it has read them, its results are staged here, which takes 2 KiB.
 #define STRIP (16 * PITCH > 2048 ? 16 * PITCH : 2048)
@@ -58,11 +57,11 @@
 
 extern __shared__ __align__(128) u8 memory[];
 
-// The rows of the table that a panel's angles are sums of: the first four of the segment, those of positions 4 and 8, and of 16,
-// 32 and so on, one a strip behind the first.
+// The rows of the table whose angles are summed: the first four of the segment, those of positions 4 and 8, and those of 16, 32
+// and so on, one per strip after the first.
 #define ANGLE_ROWS (STRIPS + 5)
 #define ANGLES (ANGLE_ROWS * 256)
-// Where places lie, what is above 0, and angles.
+// Offsets of the positions, of the bits for elements above 0, and of the angles.
 #define AT_PLACES (STAGES * STAGE + STRIPS * STRIP)
 #define AT_ABOVE (AT_PLACES + ROWS * 4)
 #define AT_ANGLES (AT_ABOVE + (GRAD && ONTO == 2 ? 16 * ROWS : 0))
@@ -74,18 +73,18 @@ extern __shared__ __align__(128) u8 memory[];
 #else
 #define BASE_ARGUMENTS
 #endif
-// The cosines and sines of a segment's rows.
+// Cosines and sines of a segment's rows.
 struct Turns {
     const T_TABLE* table;
     int first, last;
-    // Whether the table has all positions, and whether these count up by ones.
+    // Whether the table has all positions, and whether these are consecutive.
     bool is_listed, is_even;
 
-    // Positions by row, in shared memory; rows behind the segment have 0.
+    // Positions by row, in shared memory; 0 for rows past the segment.
     static __device__ __forceinline__ int* places() {
         return reinterpret_cast<int*>(memory + AT_PLACES);
     }
-    // Ends with a barrier.
+    // Contains a barrier at the end.
     __device__ __forceinline__ Turns(const int* positions, const T_TABLE* table, int table_rows, const Segment& g) {
         bool is_mine_listed = true, is_mine_even = SUMMED && table_rows > 16 * (STRIPS - 1);
         if (threadIdx.x < ROWS) {
@@ -105,7 +104,7 @@ struct Turns {
 
     struct Held {
         float c[4], s[4];
-        // By the sum of two angles.
+        // Adds two angles.
         __device__ __forceinline__ void add(const Held& other) {
 #pragma unroll
             for (int k = 0; k < 4; k++) {
@@ -115,9 +114,9 @@ struct Turns {
             }
         }
     };
-    // Of columns [column, column + 8) of a row.
+    // For columns [column, column + 8) of a row.
     __device__ __forceinline__ Held read(int row, int column) const { return at(places()[row - first], column); }
-    // Of a position.
+    // For a position.
     __device__ __forceinline__ Held at(int place, int column) const {
         Held turn;
 #if TABLE_VEC == 4
@@ -138,7 +137,7 @@ struct Turns {
     }
 
 #if SUMMED
-    // A lane's share of the rows of the table that a panel's angles are sums of.
+    // Copies a lane's share of the table rows whose angles a panel sums.
     __device__ __forceinline__ void fetch(int panel) const {
         for (int i = threadIdx.x; i < 16 * ANGLE_ROWS; i += THREADS) {
             const int row = i / 16, f = 32 * panel + i % 16 * 2;
@@ -150,7 +149,7 @@ struct Turns {
     static __device__ __forceinline__ u32 angles(int panel) {
         return shared_address(memory) + AT_ANGLES + panel % (STAGES + 1) * ANGLES;
     }
-    // Of one of these rows.
+    // One of these rows.
     static __device__ __forceinline__ Held angle(int panel, int row, int column) {
         const u32 from = angles(panel) + 256 * row + column % 64 * 4;
         Held turn;
@@ -167,8 +166,8 @@ struct Turns {
 #endif
 };
 
-// The cosines and sines of a column of pieces, STEP rows apart, 4 or 8, from one of a strip's first 8 rows on. Of sums of angles
-// they are within 1e-6 of the table's.
+// Cosines and sines of a column of pieces, STEP (4 or 8) rows apart, starting in a strip's first 8 rows. Summed angles are
+// within 1e-6 of the table's.
 template <int STEP, bool IS_EVEN> struct TurnWalk {
     const Turns& turns;
     int row, column;
@@ -213,7 +212,8 @@ __device__ __forceinline__ uint4 turned_piece(uint4 x, const Turns::Held& by) {
 }
 
 #if ONTO == 2
-// Where a byte says which elements of a piece of a are above 0. A panel's are written while those of the one before are read.
+// The byte whose bits tell which elements of a piece of a are above 0. A panel's are written while the previous panel's are
+// read.
 __device__ __forceinline__ u8& above_at(int row, int column) {
     u8* bits = memory + AT_ABOVE;
     return bits[(column / 64 % 2 * ROWS + row) * 8 + column / 8 % 8];
@@ -229,8 +229,8 @@ __device__ __forceinline__ u32 above(uint4 x) {
 }
 #endif
 
-// Rotates what the lane copied of columns [column, column + 64) into a panel (`load_strip`). The rows are the segment's
-// from its first on; those at `end` and behind are zeros.
+// Rotates the pieces of columns [column, column + 64) that the lane copied into a panel (`load_strip`). Rows count from the
+// segment's first; those from `end` are zeros.
 template <bool IS_EVEN>
 __device__ __forceinline__ void turn_strip(u32 panel, int strip, const Turns& turns, int end, int column) {
     const int lane = threadIdx.x % 32, row = turns.first + 16 * strip + lane / 8;
@@ -252,11 +252,11 @@ __device__ __forceinline__ void turn_strip(u32 panel, int strip, const Turns& tu
     }
 }
 
-// The epilogue of dr: rotated back, added to the base. A base may lie where dr does: the thread that writes a piece is the
-// one that read it.
+// The epilogue of dr: rotates back, adds the base. The base may be the same memory as dr: a piece is written by the thread that
+// read it.
 template <bool IS_EVEN> struct WayOut {
     const Turns& turns;
-    // The base's panel, or the head's rows of it, `token` apart.
+    // The base's panel, or the head's rows of it with stride `token`.
     u32 panel;
     const bf16* base;
     i64 token;
@@ -311,13 +311,13 @@ __device__ __forceinline__ u32 weight_at(u32 weights, int row, int column) {
     return weights + row / 16 * STRIP + row % 16 * PITCH + 2 * column;
 }
 
-// The strip a warp multiplies its own with, d further on; none where the other one takes the pair.
+// The strip that a warp multiplies with its own, d further; -1 if the other warp handles the pair.
 __device__ __forceinline__ int partner(int strip, int d) {
     if (STRIPS % 2 == 0 && d == REACH && d > 0 && strip >= REACH) return -1;
     return (strip + d) % STRIPS;
 }
 
-// sum[d] += the products of the warp's strip of a panel with its partners'.
+// sum[d] += products of the warp's strip of a panel with its partners'.
 __device__ __forceinline__ void add_scores(float (&sum)[2 * (REACH + 1)][4], u32 panel, int strip) {
 #pragma unroll
     for (int step = 0; step < 4; step++) {
@@ -339,8 +339,8 @@ __device__ __forceinline__ void put_word(u32 weights, int row, int column, u32 w
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(weight_at(weights, row, column)), "r"(word) : "memory");
 }
 
-// Writes a warp's tiles and their transposes as weights [ROWS, ROWS]. `by_keys`: rows are keys, columns queries. Tiles
-// off the diagonal are seen whole or not at all. `is_masked`: the tiles are masked already, and symmetric.
+// Writes a warp's tiles and their transposes as weights [ROWS, ROWS]. `by_keys`: rows are keys, columns queries. Off-diagonal
+// tiles are masked whole or not at all. `is_masked`: the tiles are already masked, and symmetric.
 __device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * (REACH + 1)][4], float scale, int strip,
                                             bool by_keys, bool is_masked) {
     const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
@@ -348,7 +348,7 @@ __device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * 
     for (int d = 0; d <= REACH; d++) {
         const int other = partner(strip, d);
         if (other < 0) continue;
-        // Whether the tile (strip, other) is seen, and (other, strip).
+        // Whether the tiles (strip, other) and (other, strip) are unmasked.
         bool is_seen = true, is_seen_back = true;
 #if MASK != 0
         if (!is_masked && d > 0) {
@@ -379,7 +379,7 @@ __device__ __forceinline__ void put_weights(u32 weights, const float (&sum)[2 * 
     }
 }
 
-// The warp's rows of weights as left operands.
+// Loads the warp's rows of weights as left operands.
 __device__ __forceinline__ void take_weights(Fragment (&w)[STRIPS], u32 weights, int strip) {
     const int lane = threadIdx.x % 32;
     const u32 at = weight_at(weights, 16 * strip + lane % 16, 8 * (lane / 16));
@@ -404,8 +404,8 @@ __device__ __forceinline__ void add_columns(float (*sum)[4], const Fragment (&w)
         }
 }
 
-// A warp's share of the second product. Backward, where that is most of the work: two strips by half of a panel's columns, so
-// that its fragments of the panel serve both; the last of an odd number of strips by all columns, which is as much. Forward:
+// A warp's share of the second product. Backward, where it is most of the work: two strips by half of a panel's columns, so
+// that fragments of the panel are used twice; the last strip of an odd number by all columns, which is as much work. Forward:
 // its own strip, which takes fewer registers.
 struct Share {
     int strip;
@@ -416,13 +416,13 @@ struct Share {
         is_pair = GRAD && warp / 2 * 2 + 1 < STRIPS;
         strip = is_pair ? warp / 2 * 2 : warp;
     }
-    // Ends with a barrier: from then on a warp stages its results in its strip of the weights.
+    // Contains a barrier at the end: from then on a warp stages its results in its strip of the weights.
     __device__ __forceinline__ void take(u32 weights) {
         take_weights(w[0], weights, strip);
         if (is_pair) take_weights(w[1], weights, strip + 1);
         __syncthreads();
     }
-    // Writes the share of weights times a panel: rows from `first` on below `end`, columns from `column` on below `columns`.
+    // Writes the share of weights times a panel: rows from `first` below `end`, columns from `column` below `columns`.
     template <class Way>
     __device__ __forceinline__ void store(u32 rows_out, u32 panel, bf16* to, i64 token, int first, int end, int column,
                                           int columns, const Way& way) const {
@@ -459,7 +459,7 @@ struct Share {
     }
 };
 
-// The main loop of a block, which a copy of the code takes for positions that count up and one for others.
+// The main loop of a block, instantiated once for consecutive positions and once for others.
 struct Panels {
     const Segment g;
     const int strip;
@@ -469,8 +469,8 @@ struct Panels {
     static __device__ __forceinline__ u32 weights() { return ring() + STAGES * STAGE; }
     static __device__ __forceinline__ u32 place(int n) { return ring() + n % STAGES * STAGE; }
 #if TURNED
-    // Angles of the panels in flight, of `before` on: they come a panel earlier than it, because others than those who copied
-    // them read them. Ends with a barrier.
+    // Loads the angles of the panels in flight, from `before`: one panel ahead of the data, because they are read by other
+    // threads than those that copied them. Contains a barrier at the end.
     template <bool IS_EVEN> __device__ __forceinline__ void begin(const Turns& turns, int before) const {
 #if SUMMED
         if (IS_EVEN)
@@ -481,7 +481,8 @@ struct Panels {
         copies_wait<0>();
         __syncthreads();
     }
-    // The next panel, once it has arrived and is rotated; the stage before it is refilled. Those `before` are not rotated.
+    // Returns the next panel once it has arrived and is rotated, and refills the stage before it. The first `before` panels are
+    // not rotated.
     template <bool IS_EVEN, class Fetch>
     __device__ __forceinline__ u32 next(const Fetch& fetch, const Turns& turns, int before) {
         copies_wait<STAGES - 2>();
@@ -559,8 +560,8 @@ symmetric_forward(const bf16* r, const bf16* v, bf16* o, const int* start, const
 
 #else
 
-// sum[d] += do_i v_j^T + v_i do_j^T, i the warp's strip and j its partner, over 32 columns of do and of v in one panel. Of
-// the two the mask leaves one where i != j; on the diagonal both, apart, since their masks differ.
+// sum[d] += do_i v_j^T + v_i do_j^T, with i the warp's strip and j its partner, over 32 columns of do and of v in one panel. If
+// i != j, a mask leaves only one of the two terms; on the diagonal both are kept separately, since their masks differ.
 __device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], float (&turned)[2][4], u32 panel, int strip) {
 #pragma unroll
     for (int step = 0; step < 2; step++) {
@@ -580,7 +581,7 @@ __device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], flo
             mma(sum[2 * d], v_i, d_j.x[0], d_j.x[2]);
             mma(sum[2 * d + 1], v_i, d_j.x[1], d_j.x[3]);
 #else
-            // The later strip has the queries.
+            // The later strip holds the queries.
             const bool is_later = strip > other;
             const Fragment b = load_rows(panel, 16 * other, is_later ? 2 + step : step);
             Fragment a;
@@ -594,7 +595,7 @@ __device__ __forceinline__ void add_slopes(float (&sum)[2 * (REACH + 1)][4], flo
 }
 
 #if BASE_ROWS
-// The rows of a base that go with a panel's, as far as there are any: nothing is written for others.
+// Loads the rows of a base that belong to a panel; missing rows are not written.
 __device__ __forceinline__ void load_base(u32 panel, const bf16* base, i64 token, int first, int end, int column) {
     const int lane = threadIdx.x % 32, strip = threadIdx.x / 32, row = first + 16 * strip + lane / 8;
     const u32 to = piece_at(panel, 16 * strip + lane / 8, lane % 8);
@@ -606,7 +607,7 @@ __device__ __forceinline__ void load_base(u32 panel, const bf16* base, i64 token
 }
 #endif
 
-// Adds the diagonal's two tiles up, each masked.
+// Adds the diagonal's two tiles, each masked.
 __device__ __forceinline__ void join_diagonal(float (&sum)[2 * (REACH + 1)][4], const float (&turned)[2][4]) {
     const int lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4;
 #pragma unroll
@@ -646,11 +647,11 @@ __device__ __forceinline__ void backward(const Next& next, const Ways& ways, Pan
         share.store(rows_out, panel, dr, dr_token, g.q0, g.q1, 64 * i, N, ways(panel));
     }
     if (!kept) return;
-    // No warp's results leave through the weights any more.
+    // All warps have stored the results staged in the weights.
     __syncthreads();
     put_weights(weights, sum, scale, strip, true, false);
     __syncthreads();
-    // The warp's strip, in pieces of 16 bytes.
+    // The warp's strip, in 16-byte pieces.
     for (int i = threadIdx.x % 32; i < 16 * 2 * STRIPS; i += 32) {
         const int row = 16 * strip + i / (2 * STRIPS), piece = i % (2 * STRIPS);
         const uint4 x = take_piece(weight_at(weights, row, 8 * piece));
@@ -659,8 +660,8 @@ __device__ __forceinline__ void backward(const Next& next, const Ways& ways, Pan
     }
 }
 
-// Grid: segments by heads. `kept` [T, H, ROWS] gets the weights, rows keys and columns queries of the segment; null where
-// dv is not asked for. `dr` may be null.
+// Grid: segments by heads. `kept` [T, H, ROWS] receives the weights, with keys of the segment as rows and queries as columns;
+// null if dv is not requested. `dr` may be null.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16* kept, const int* start, const int* len,
                    i64 r_token, i64 r_head, i64 v_token, i64 v_head, i64 do_token, i64 do_head, i64 dr_token,
@@ -720,9 +721,9 @@ symmetric_backward(const bf16* r, const bf16* v, const bf16* d_o, bf16* dr, bf16
 }
 
 #define W_PANELS ((ROWS + 63) / 64)
-// Pipeline stages, a panel each.
+// Pipeline stages, one panel each.
 #define DV_STAGES 4
-// Left alone, the compiler keeps small blocks to so few registers that it spills on sm_120.
+// Without launch bounds, the compiler limits small blocks to so few registers that it spills on sm_120.
 #if STRIPS <= 4
 #define DV_BOUNDS __launch_bounds__(THREADS, 4)
 #else

@@ -1,4 +1,4 @@
-//! Queries that are their own keys, in segments of one tile, in bf16; the kernel is `symmetric.cu`.
+//! Queries that double as keys, in segments of one tile, in bf16; the kernel is `symmetric.cu`.
 //!
 //! Scores are computed once, and only half of them are multiplied.
 
@@ -9,13 +9,13 @@ use flatout_ir::types::DType;
 use super::{At, Problem, Step, count, in_pieces, numbers, strides};
 use crate::cuda::context::{Arg, Facts, Source};
 
-/// Strips of 16 rows a tile may have: what registers and 99 KiB of shared memory hold.
+/// Maximum strips of 16 rows per tile: the limit of registers and 99 KiB of shared memory.
 const MOST_STRIPS: usize = 8;
 
-/// Pipeline stages of the kernel of dv, a panel each.
+/// Pipeline stages of the kernel of dv, one panel each.
 const DV_STAGES: usize = 4;
 
-/// Pipeline stages of the others: fewer where more comes with a panel.
+/// Pipeline stages of the other kernels: fewer if more is loaded with each panel.
 fn stages(p: &Problem) -> usize {
     match (p.attend.rotary, base_rows(p)) {
         (Rotary::None, _) => 4,
@@ -24,13 +24,13 @@ fn stages(p: &Problem) -> usize {
     }
 }
 
-/// Rows of a base that come with a panel. The largest tile has no room for them: there they are read where they are added.
+/// Rows of a base that are loaded with a panel. The largest tile has no room for them and reads them where they are added.
 fn base_rows(p: &Problem) -> usize {
     let has_room = p.accumulate != Accumulate::Nothing && strips(p) < MOST_STRIPS;
     if has_room { p.q_longest().next_multiple_of(8) } else { 0 }
 }
 
-/// Whether angles may be sums: of a table without an amplitude.
+/// Whether angles may be computed as sums: the table must not have an amplitude.
 fn is_summed(p: &Problem) -> bool {
     matches!(p.attend.rotary, Rotary::Table(freq) if freq.amplitude() == 1.0)
 }
@@ -39,7 +39,7 @@ fn strips(p: &Problem) -> usize {
     p.q_longest().div_ceil(16).max(1)
 }
 
-/// Whether shapes alone allow it.
+/// The part of `serves` that depends on shapes alone.
 fn fits(p: &Problem) -> bool {
     let is_even = |size: usize| size > 0 && size.is_multiple_of(8);
     let is_short = strips(p) <= MOST_STRIPS && is_even(p.inner) && is_even(p.width);
@@ -47,20 +47,20 @@ fn fits(p: &Problem) -> bool {
 }
 
 pub(super) fn serves(at: &At<'_>) -> bool {
-    // A base is added where a gradient is rotated back, and lies as that does.
+    // A base may only be added to a gradient that is rotated back, and must have its strides.
     let lies_alike = |base: &View| at.launch.outs[0].as_ref().is_none_or(|dr| dr.strides == base.strides);
     let has_way = at.base().is_none_or(|base| at.problem.attend.rotary != Rotary::None && lies_alike(base));
     fits(&at.problem) && has_way && tensors(at).into_iter().chain([at.base()]).flatten().all(in_pieces)
 }
 
-/// r, v, then o, or do, dr and dv.
+/// r, v and o, or do, dr and dv.
 fn tensors<'a>(at: &At<'a>) -> Vec<Option<&'a View>> {
     let (ins, outs) = (&at.launch.ins, &at.launch.outs);
     let ins = ins[..2].iter().chain(ins.get(at.problem.attend.inputs()));
     ins.map(Some).chain(outs.iter().map(Option::as_ref)).collect()
 }
 
-/// The weights, from the pass over r to the one over do: bf16 [T, H, rows of a tile].
+/// The weights, from the pass over r to the pass over do: bf16 [T, H, rows of a tile].
 pub(super) fn workspace(p: &Problem) -> usize {
     if p.is_grad && fits(p) { 2 * p.tq * p.heads * 16 * strips(p) } else { 0 }
 }
@@ -69,8 +69,8 @@ fn panel_bytes(strips: usize) -> usize {
     16 * strips * 128
 }
 
-/// A ring of panels, a matrix of weights in whose strips results are staged, 2 KiB a strip, the positions of rows, a bit for
-/// each element of two panels, and the angles of a panel more than the ring has.
+/// A ring of panels; a matrix of weights, in whose strips results are staged, 2 KiB per strip; the positions of rows; one bit
+/// for each element of two panels; and angles for one panel more than the ring has.
 fn shared_bytes(p: &Problem) -> usize {
     let strips = strips(p);
     let bits = if p.accumulate == Accumulate::Relu { 2 * 16 * 8 } else { 0 };
@@ -80,9 +80,8 @@ fn shared_bytes(p: &Problem) -> usize {
         + angles
 }
 
-/// Thread blocks a multiprocessor, by the launch bounds: as many as do without spilling, and of those at five strips backward
-/// three only on Hopper: elsewhere shared memory has no room for them, or the compiler (for sm_100, and where angles are
-/// computed) no registers.
+/// Thread blocks per multiprocessor, for the launch bounds: as many as do not spill. At five strips the backward pass has three
+/// only on Hopper: elsewhere shared memory, or (for sm_100, and with computed angles) registers do not suffice.
 fn blocks(p: &Problem, facts: &Facts) -> usize {
     match (p.is_grad, strips(p)) {
         (false, ..=5) | (true, ..=4) => 4,
@@ -110,7 +109,7 @@ fn source(at: &At<'_>, facts: &Facts) -> Source {
     ]));
     let body =
         concat!(include_str!("segment.cuh"), include_str!("fragments.cuh"), include_str!("symmetric.cu"));
-    // A piece of 16 bytes is four pairs.
+    // A 16-byte piece has four pairs.
     let code = at.code(body, 4, 8, &mut defines);
     Source { name: "linear_attention/symmetric.cu", code, defines }
 }
@@ -130,7 +129,7 @@ pub(super) fn steps(at: &At<'_>, facts: &Facts) -> Vec<Step> {
         };
     let shared = shared_bytes(p);
     let mut shares = vec![count(p.heads / p.v_heads), Arg::F32(p.attend.scale)];
-    shares.extend(at.turn_args());
+    shares.extend(at.rotation_args());
     let tensors = tensors(at);
     if !p.is_grad {
         let forward = |_| step("symmetric_forward", p.heads, shared, &tensors, None, &shares);
@@ -160,7 +159,7 @@ mod tests {
     use flatout_ir::ops::linear_attention::{LinearAttend, LinearMask};
     use flatout_ir::types::TensorType;
 
-    /// 99 KiB is what sm_86, sm_89 and sm_120 have.
+    /// sm_86, sm_89 and sm_120 have 99 KiB.
     #[test]
     fn tiles_fit_in_the_smallest_shared_memory() {
         for (strips, &accumulate) in

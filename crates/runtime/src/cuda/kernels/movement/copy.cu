@@ -1,9 +1,10 @@
 // Copies between any two strided views, constants and indices.
 //
-// Elements go in row-major order of both views, whatever their axes: at_from and at_to say where element e lies. Bytes:
-// each element once in, once out. A thread moves UNROLL vectors of VEC elements, a block apart, all loads in flight before
-// the first store; VEC is 1 where either view steps unevenly. `transpose` serves a copy that reads along another axis than
-// it writes: tiles of 32 x 32 go through shared memory, so both sides are coalesced. Deterministic.
+// Elements are copied in row-major order of both views, whatever their axes: at_from and at_to map element e to its address.
+// Moves each element once in, once out. A thread moves UNROLL vectors of VEC elements, one block apart, with all loads in
+// flight before the first store; VEC is 1 if either view has uneven strides. `transpose` copies from a view that is contiguous
+// along another axis than the destination: tiles of 32 x 32 go through shared memory, so that both sides are coalesced.
+// Deterministic.
 
 #if COPY
 
@@ -24,7 +25,7 @@ extern "C" __global__ void __launch_bounds__(256) copy(const T_X* from, T_X* to,
 
 #elif TRANSPOSE
 
-// [OUTER.., M, N]: the source has step 1 along M, the destination along N.
+// [OUTER.., M, N]: the source has stride 1 along M, the destination along N.
 extern "C" __global__ void __launch_bounds__(256) transpose(const T_X* from, T_X* to) {
     __shared__ T_X tile[32][33];
     u32 tiles_n = (N + 31) / 32, tiles_m = (M + 31) / 32;
@@ -58,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(256) fill(T_X* to, INDEX count, int
 
 #else
 
-// The index along an axis of N with INNER elements behind it.
+// The index along an axis of N with INNER elements after it.
 extern "C" __global__ void __launch_bounds__(256) iota(T_X* to, INDEX count) {
     INDEX e = (INDEX)blockIdx.x * 256 + threadIdx.x;
     if (e >= count) return;

@@ -22,10 +22,10 @@ fn stages(launch: &Launch) -> Stages {
     }
 }
 
-/// Vectors a thread moves.
+/// Vectors per thread.
 const UNROLL: usize = 4;
 
-/// Elements in row-major order of both views.
+/// Copies elements in row-major order of both views.
 pub(super) fn copy(from: &View, to: &View) -> Stages {
     let count = from.elements();
     if count == 0 {
@@ -54,7 +54,7 @@ pub(super) fn copy(from: &View, to: &View) -> Stages {
     }])
 }
 
-/// A copy of equal shapes whose source steps by 1 along another axis than its destination, which has it last.
+/// A copy between equal shapes in which the source has stride 1 along another axis than the destination, whose last axis it is.
 fn transpose(from: &View, to: &View) -> Result<Option<Stage>, crate::cuda::CudaError> {
     let last = to.dims.len().saturating_sub(1);
     let is_long = |view: &View, axis: usize| view.strides[axis] == 1 && view.dims[axis] >= 32;

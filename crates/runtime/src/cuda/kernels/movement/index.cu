@@ -1,12 +1,12 @@
-// Rows by index: gather, the sum of rows by destination, the replacement of rows. A negative index is dropped.
+// Rows by index: gather, scatter-add (sum of rows by destination), and replacement of rows. Negative indices are dropped.
 //
-// An index behind the last row is a mistake of the data, which is checked before it comes here: gather marks such rows
-// (NaN), the others drop them; nothing is read or written outside its tensor.
-// A row is WIDTH elements by inner_* from the row's start; row r starts at r times ROW_*.
+// An index past the last row is an error in the data, which is checked before it gets here: gather marks such rows (NaN), the
+// others drop them; nothing is read or written out of bounds.
+// A row is WIDTH elements, at inner_* from the row's start; row r starts at r times ROW_*.
 
 #if GATHER
 
-// out[n] = table[index[n]], zeros for -1. Bytes: index, rows in, rows out. A thread moves VEC elements.
+// out[n] = table[index[n]], zeros for -1. Moves the index, rows in, rows out. A thread moves VEC elements.
 extern "C" __global__ void __launch_bounds__(256)
     gather(const T_X* table, const int* index, T_X* out, i64 count, int rows) {
     i64 e = ((i64)blockIdx.x * 256 + threadIdx.x) * VEC;
@@ -23,7 +23,8 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #elif ROW_SCATTER
 
-// base with rows replaced; of several rows for one place the last wins, whatever runs first: `claim` keeps the largest.
+// base with rows replaced; of several rows with one destination the last wins, in any order of execution: `claim` keeps the
+// largest.
 extern "C" __global__ void __launch_bounds__(256) unclaimed(int* winner, int rows) {
     int r = blockIdx.x * 256 + threadIdx.x;
     if (r < rows) winner[r] = -1;
@@ -34,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) claim(const int* index, int* w
     if (i < n && index[i] >= 0 && index[i] < rows) atomicMax(&winner[index[i]], i);
 }
 
-// Few rows look through the index themselves for a later one of their place.
+// With few rows, each checks the index itself for a later row with the same destination.
 extern "C" __global__ void __launch_bounds__(256)
     row_scatter_few(const T_X* from, const int* index, T_X* out, i64 count, int n_rows, int rows) {
     i64 e = ((i64)blockIdx.x * 256 + threadIdx.x) * VEC;
@@ -66,21 +67,21 @@ extern "C" __global__ void __launch_bounds__(256)
 
 #else
 
-// out[v] = base[v] + the rows n with index[n] = v, in f32, in an order fixed by the index alone.
+// out[v] = base[v] + sum of the rows n with index[n] = v, in f32, in an order fixed by the index alone.
 //
-// 1. The places are sorted by destination, keeping their order: a stable radix sort, a counting pass per digit of 8 bits
-//    (`digits`, `starts_of_digits`, `place`), over tiles of TILE places. Ranks come from counts of integers, so no run differs.
-// 2. `sum_pieces` cuts the sorted list into pieces of PIECE places. A thread block adds the rows of its piece, run by run; a
-//    run that is a whole destination is written, one that goes over the piece's edge leaves a partial row.
-// 3. `join_pieces` adds the partial rows of a destination in order; `untouched` fills rows without a source, where out
-//    does not lie on the base.
-// So a destination with very many rows is shared out, and one row is read once. Bytes: index and its sorted forms (16
-// bytes a place a pass), rows in, touched rows in and out, at most two partial rows a piece.
+// 1. The rows are sorted by destination, stably: a radix sort with a counting pass per digit of 8 bits (`digits`,
+// `starts_of_digits`, `place`), over tiles of TILE rows. Ranks are computed from integer counts, so all runs agree.
+// 2. `sum_pieces` cuts the sorted list into pieces of PIECE rows. A thread block adds the rows of its piece, run by run; a run
+// that is a complete destination is written, one that crosses the piece's edge leaves a partial row.
+// 3. `join_pieces` adds the partial rows of a destination in order; `untouched` fills rows without a source, unless out and
+// base are the same memory.
+// So a destination with very many rows is split over blocks, and each row is read once. Moves the index and its sorted forms
+// (16 bytes per row and pass), rows in, touched rows in and out, and at most two partial rows per piece. Deterministic.
 
 static const int TILE = 2048;
 static const int PIECE = 32;
 
-// The destination of a place; the behind-last `rows` for what is dropped.
+// The destination of a row; `rows`, one past the last, if it is dropped.
 __device__ __forceinline__ u32 key_of(int index, int rows) {
     return index < 0 || index >= rows ? (u32)rows : (u32)index;
 }
@@ -89,7 +90,7 @@ __device__ __forceinline__ u32 key_at(const int* index, const u32* keys, int i, 
     return shift == 0 ? key_of(index[i], rows) : keys[i];
 }
 
-// counts[digit, tile]: how often each digit occurs in a tile.
+// counts[digit, tile]: the number of occurrences of each digit in a tile.
 extern "C" __global__ void __launch_bounds__(256)
     digits(const int* index, const u32* keys, u32* counts, int n, int rows, int shift) {
     __shared__ u32 count[256];
@@ -102,7 +103,7 @@ extern "C" __global__ void __launch_bounds__(256)
     counts[threadIdx.x * gridDim.x + blockIdx.x] = count[threadIdx.x];
 }
 
-// The exclusive sums of `counts`, in place, by one block: where each tile's places of a digit begin.
+// Exclusive prefix sums of `counts`, in place, by one block: the position where each tile's rows with a digit begin.
 extern "C" __global__ void __launch_bounds__(1024) starts_of_digits(u32* counts, int n) {
     __shared__ u32 warps[32];
     int each = (n + 1023) / 1024, from = threadIdx.x * each, to = from + each < n ? from + each : n;
@@ -125,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(1024) starts_of_digits(u32* counts,
     }
 }
 
-// Moves the places of a tile behind those of smaller digits, equal digits in order. A warp takes an eighth of the tile.
+// Moves the rows of a tile after those with smaller digits, preserving the order of equal digits. A warp takes an eighth of the
+// tile.
 extern "C" __global__ void __launch_bounds__(256)
     place(const int* index, const u32* keys, const u32* places, const u32* starts, u32* keys_out, u32* places_out,
           int n, int rows, int shift) {
@@ -164,13 +166,13 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
-// VEC sums of a row of any float type.
+// Adds VEC elements of a row of any float type.
 __device__ __forceinline__ void add_row(const Pack<T_X, VEC>& p, float (&sum)[VEC]) {
 #pragma unroll
     for (int k = 0; k < VEC; k++) sum[k] += f32(p.x[k]);
 }
 
-// out[v] = base[v] + sum, on VEC columns from c on.
+// out[v] = base[v] + sum, for VEC columns from c.
 __device__ __forceinline__ void finish(const T_BASE* base, T_OUT* out, u32 v, u32 c, float (&sum)[VEC]) {
 #if BASE
     Pack<T_BASE, VEC> b;
@@ -183,14 +185,14 @@ __device__ __forceinline__ void finish(const T_BASE* base, T_OUT* out, u32 v, u3
     o.store(out + (i64)v * ROW_OUT + inner_out(c));
 }
 
-// partial[piece, 0]: the run that came from the piece before; partial[piece, 1]: the run that goes on in the next. A
+// partial[piece, 0]: the run that continues from the previous piece; partial[piece, 1]: the run that continues in the next. A
 // run that does both is in the first.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     sum_pieces(const T_X* x, const u32* keys, const u32* places, const T_BASE* base, T_OUT* out, float* partial, int n,
                int rows) {
     __shared__ u32 key[PIECE + 2], from[PIECE];
     int first = blockIdx.x * PIECE, count = n - first < PIECE ? n - first : PIECE;
-    // The keys of the piece and of its neighbours; behind both ends stands a key nobody has.
+    // The keys of the piece and of its neighbours; past both ends a sentinel that equals no key.
     for (int i = threadIdx.x; i < PIECE + 2; i += BLOCK) {
         int at = first + i - 1;
         key[i] = at >= 0 && at < n ? keys[at] : 0xffffffffu;
@@ -231,18 +233,18 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
     }
 }
 
-// The block of the piece in which a destination begins adds what later pieces hold of it.
+// The block of the piece in which a destination begins adds the partial rows of later pieces.
 extern "C" __global__ void __launch_bounds__(BLOCK)
     join_pieces(const u32* keys, const T_BASE* base, T_OUT* out, const float* partial, int n, int rows) {
     int piece = blockIdx.x, last = (piece + 1) * PIECE - 1;
     if (last + 1 >= n) return;
     u32 v = keys[last];
     if (v >= (u32)rows || keys[last + 1] != v) return;
-    // It began before this piece: another block's.
+    // It began in an earlier piece, whose block handles it.
     if (piece > 0 && keys[piece * PIECE - 1] == v) return;
     u32 c = (blockIdx.y * BLOCK + threadIdx.x) * VEC;
     if (c >= WIDTH) return;
-    // The last piece that holds v: keys are sorted.
+    // Binary search for the last piece that holds v, as keys are sorted.
     int low = piece + 1, high = (n - 1) / PIECE;
     while (low < high) {
         int middle = (low + high + 1) / 2;
@@ -268,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
 // Rows without a source: the base, or zeros.
 extern "C" __global__ void __launch_bounds__(256)
     untouched(const u32* keys, const T_BASE* base, T_OUT* out, int n, int rows) {
-    // A warp a row; its lanes find the row's key together by halving.
+    // One warp per row; its lanes search the row's key together by bisection.
     int v = blockIdx.x * 8 + threadIdx.x / 32;
     if (v >= rows) return;
     int low = 0, high = n;

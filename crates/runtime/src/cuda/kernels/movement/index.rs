@@ -30,12 +30,12 @@ pub const KERNELS: &[Kernel] = &[
     ),
 ];
 
-/// Elements a thread takes of rows whose inner axes the views share.
+/// Elements per thread of rows whose inner axes the views share.
 fn vector(views: &[&View], width: usize) -> usize {
     let fits = |n: &usize| {
         let takes = |v: &&View| {
             let access = (n * v.dtype.bytes()).min(16);
-            // The row's own step must keep the alignment too.
+            // The row's own stride must preserve the alignment too.
             Walk::inner(v).takes(*n, v.dtype, v.offset)
                 && (v.strides[0] * v.dtype.bytes()).is_multiple_of(access)
         };
@@ -48,7 +48,7 @@ fn row_elements(view: &View) -> usize {
     view.dims[1..].iter().product()
 }
 
-/// Marks rows by an index behind the last: NaN, or the smallest integer.
+/// The mark for rows with an index past the last: NaN, or the smallest integer.
 fn mark(dtype: DType) -> &'static str {
     match dtype {
         DType::BF16 => "0x7fc0",
@@ -85,10 +85,10 @@ fn gather(launch: &Launch) -> Stages {
     }])
 }
 
-/// Rows that look for later ones of their place by themselves, in one launch.
+/// Up to this many rows check for later ones with the same destination themselves, in one launch.
 const FEW: usize = 256;
 
-/// One integer a row of the base, where many rows are replaced.
+/// One integer per row of the base, if many rows are replaced.
 fn winners(shapes: &Shapes<'_>) -> usize {
     if shapes.ins[1].dims[0] <= FEW { 0 } else { shapes.ins[0].dims[0] * 4 }
 }
@@ -131,20 +131,20 @@ fn row_scatter(launch: &Launch) -> Stages {
     Ok(stages)
 }
 
-/// Places a block sorts, and sorted places a block adds: as in `index.cu`.
+/// Rows sorted per block, and sorted rows added per block: as in `index.cu`.
 const TILE: usize = 2048;
 const PIECE: usize = 32;
 
 /// The workspace of scatter-add: offsets in bytes.
 struct Scratch {
-    /// Keys and places, twice: a pass reads one pair and writes the other.
+    /// Keys and row numbers, double-buffered: a pass reads one pair and writes the other.
     keys: [usize; 2],
     places: [usize; 2],
     counts: usize,
     partial: usize,
     bytes: usize,
     tiles: usize,
-    /// Digits of 8 bits that hold every destination and the one behind the last.
+    /// Number of 8-bit digits for all destinations and the one past the last.
     passes: usize,
 }
 

@@ -1,15 +1,15 @@
-// Parts of the images of a table at one size: y[b, row, column] is a weighted mean of pixels of image parts[b][0].
+// Resamples crops of a table's images to one size: y[b, row, column] is a weighted mean of pixels of image parts[b][0].
 //
 // table u8 [N, ROWS, COLUMNS, CHANNELS]; parts i32 [B, 6]: image, left, top, width, height, mirrored; y u8 [B, HEIGHT, WIDTH,
-// CHANNELS], all dense. The weights are those of `ops::resample`, and so is every rounding: shares of f64 weights in f32,
-// f32 sums over rows and then columns, in ascending order, never contracted. So the bytes are those of the loader.
-// A thread makes a pixel, all channels: it reads two pixels each way where the part is not larger than the view. 256 threads
-// a block. Bytes: about y in and y out. A part outside the table, which the host does not draw, is shown as zeros.
+// CHANNELS], all dense. The weights are those of `ops::resample`, and so is every rounding: shares of f64 weights in f32, f32
+// sums over rows and then columns, in ascending order, never contracted. So the bytes equal those of the loader. Deterministic.
+// A thread computes a pixel, all channels: it reads two pixels in each direction if the crop is not larger than the output. 256
+// threads per block. Moves about y in and y out. A crop outside the table, which the host never draws, gives zeros.
 
 struct Axis {
     int first, end;
     double centre, reach, sum;
-    // The share of the pixel at a place.
+    // The weight of the pixel at an index.
     __device__ double weight(int at) const {
         double away = fabs(__dadd_rn(__dadd_rn((double)at, 0.5), -centre));
         double near = __dadd_rn(1.0, -__ddiv_rn(away, reach));
@@ -18,7 +18,7 @@ struct Axis {
     __device__ float share(int at) const { return __double2float_rn(__ddiv_rn(weight(at), sum)); }
 };
 
-// The pixels that pixel `place` of `count` is made of, out of `extent` from `start` on.
+// The pixels that contribute to output pixel `place` of `count`, out of `extent` from `start`.
 __device__ __forceinline__ Axis along(int place, int count, int start, int extent) {
     Axis a;
     double step = __ddiv_rn((double)extent, (double)count);

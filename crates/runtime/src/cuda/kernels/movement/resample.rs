@@ -23,7 +23,7 @@ fn stages(launch: &Launch) -> Stages {
     if out.elements() == 0 {
         return Ok(vec![]);
     }
-    // Places within an image and a view are counted in 32 bits.
+    // Positions within an image and an output are counted in 32 bits.
     count32("bytes of an image", table.dims[1..].iter().product())?;
     count32("pixels of a view", height * width)?;
     let source = Draft::new("resample.cu")

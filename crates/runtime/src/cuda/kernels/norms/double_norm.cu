@@ -3,13 +3,12 @@
 //   n = y r1 g(w1), h = x + n (both rounded to their type), out = h r2 g(w2), r = 1 / sqrt(mean of squares + eps)
 //   dx = r2 u - h r2^3 mean(h u) (+ dh), u = d out g(w2); dy = r1 v - y r1^3 mean(y v), v = dx g(w1), dx as it is stored
 //
-// Shapes: y, x, h, out, d out, dh, dx, dy [rows, D], elements of a row side by side, rows anywhere (row_* gives where);
-// w1, w2 [D]. Bytes: each tensor once; [16384, 1152] in bf16 moves 151 MB forward and 226 MB backward, where norms of their own
-// move 226 and 264. With OF_SUM the backward pass reads h, otherwise x, and makes h again.
-// A row stays in the registers of its threads: norm_rows.cuh. One barrier for each mean where a row takes several warps.
-// Deterministic.
+// Shapes: y, x, h, out, d out, dh, dx, dy [rows, D], rows contiguous and at any address (row_* maps them); w1, w2 [D]. Moves
+// each tensor once; [16384, 1152] in bf16 moves 151 MB forward and 226 MB backward, where separate norms move 226 and 264. With
+// OF_SUM the backward pass reads h, otherwise it reads x and recomputes h. A row stays in the registers of its threads:
+// norm_rows.cuh. One barrier for each mean if a row takes several warps. Deterministic.
 
-// Thread blocks a multiprocessor: registers for the elements of a row, and enough threads to keep memory busy.
+// Thread blocks per multiprocessor: registers for the elements of a row, and enough threads to saturate memory.
 static const int BLOCKS = THREADS < 640 ? 640 / THREADS : 1;
 
 // The elements of a row that its threads have loaded.
@@ -26,7 +25,7 @@ struct Row {
     }
 };
 
-// The gains of a vector of columns; none behind the row's end.
+// The gains of a vector of columns; none past the row's end.
 __device__ __forceinline__ void gains_at(const T_W* w, int i, float (&g)[VEC]) {
     int column = (i * LANES + threadIdx.x % LANES) * VEC;
     if (inside(column)) {
@@ -46,7 +45,7 @@ __device__ __forceinline__ float squares(const Row& row) {
     return sum;
 }
 
-// x becomes x + y rstd g(w), with the normed row rounded on the way.
+// x += y rstd g(w), with the normed row rounded first.
 __device__ __forceinline__ void add_normed(Row& x, const Row& y, float rstd, const T_W* w) {
 #pragma unroll
     for (int i = 0; i < VECS; i++) {
@@ -97,7 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 
 #else
 
-// d becomes rstd u - x rstd^3 slope / D (+ base), u = d g(w), for rows x of which `slope` is the sum of x u.
+// d = rstd u - x rstd^3 slope / D (+ base), u = d g(w), for a row x with `slope` the sum of x u.
 __device__ __forceinline__ void become_slope(Row& d, const Row& x, float rstd, float slope, const T_W* w, const Row* base) {
     float c = slope / D * rstd * rstd * rstd;
 #pragma unroll

@@ -18,7 +18,7 @@ pub const KERNELS: &[Kernel] = &[
     ),
 ];
 
-/// Elements of a row a thread keeps of each of the four tensors that the gradient reads.
+/// Elements of a row per thread, for each of the four tensors that the gradient reads.
 const GRAD_ELEMENTS: usize = 16;
 
 fn stages(launch: &Launch) -> Stages {

@@ -1,9 +1,9 @@
 // 1 / ||w + s b a|| of every row: w [rows, COLUMNS], a f32 [RANK, COLUMNS], b f32 [rows, RANK], out f32 [rows].
 //
-// A thread block takes ROWS rows, whose b it keeps in shared memory, and its threads share the columns, VEC at a time: an
-// element of a that is read serves ROWS rows. w is read once, a once a block, from L2. 2 RANK operations an element of w.
-// [1024, 1152] bf16 with rank 16: 2.4 MB of w, 19 MB of a from L2.
-// Deterministic: a thread adds its columns in order, and threads are added in a fixed order.
+// A thread block takes ROWS rows, whose b it keeps in shared memory; its threads share the columns, VEC at a time, so each
+// element of a serves ROWS rows. w is read once, a once per block, from L2. 2 RANK operations per element of w. [1024, 1152]
+// bf16 with rank 16: 2.4 MB of w, 19 MB of a from L2. Deterministic: a thread adds its columns in order, and threads are
+// combined in a fixed order.
 
 #define WARPS 8
 
@@ -23,12 +23,12 @@ low_rank_norm(const T_W* w, const float* a, const float* b, float* out, int rows
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             Pack<T_W, VEC> read;
-            // A row behind the last is the last.
+            // Rows past the end read the last row again.
             read.load(w + (i64)min(first + i, rows - 1) * COLUMNS + column);
 #pragma unroll
             for (int k = 0; k < VEC; k++) x[i][k] = f32(read.x[k]);
         }
-// This many loads in flight.
+// Number of loads in flight.
 #pragma unroll 16
         for (int r = 0; r < RANK; r++) {
             Pack<float, VEC> low;

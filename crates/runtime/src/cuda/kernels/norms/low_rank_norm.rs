@@ -13,9 +13,9 @@ pub const KERNELS: &[Kernel] = &[staged!(
     |l, _| stages(l)
 )];
 
-/// Rows a block takes.
+/// Rows per block.
 const ROWS: usize = 4;
-/// The largest rank whose Bs of a block fit in shared memory.
+/// The largest rank for which the b of a block fits in shared memory.
 const RANK: usize = 1024;
 
 fn stages(launch: &Launch) -> Stages {

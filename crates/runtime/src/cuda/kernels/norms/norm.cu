@@ -1,30 +1,30 @@
-// RMS norm over rows of D, with the residual addition in front, and its gradient; with CENTER, layer norm.
+// RMS norm over rows of D, with an optional residual addition before it, and its gradient; with CENTER, layer norm.
 //
 //   h = x + residual (rounded to its type), c = h, with CENTER h - mean(h)
 //   r = 1 / sqrt(mean(c^2) + eps), y = c r g(w) + b, g = 1, w or 1 + w
 //   dx = r u - c r^3 mean(c u) (+ dh), u = dy g(w), with CENTER less r mean(u)
 //   dw = sum over rows of dy c r, db = sum over rows of dy, and the sum over rows of dx as it is stored; with AGAIN also y
 //
-// Shapes: x, residual, y, h, dy, dh, dx [rows, D], elements of a row side by side, rows anywhere (row_* gives where);
-// w, b, dw, db, sum [D]. Bytes: each tensor once; a [65536, 768] bf16 norm with residual moves 403 MB.
-// A row stays in the registers of LANES threads, VECS vectors of VEC elements each: a warp or a part of one up to about
-// D = 1024, so sums are warp shuffles, and ROWS rows a thread block; wider rows take a block, and one barrier a row, two with
-// CENTER: the variance is taken of what the mean leaves, so that a large mean costs no digits. With AHEAD a row is loaded
-// before the sums of the one before it are known.
-// With QUANTIZE y (forward) or dx (backward), rounded to its type, is also written in 8 bits, as `quantize` writes it: q as it
-// lies, t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread reads
-// four columns of sixteen rows, transposes them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm then
-// moves 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
-// Deterministic. Sums over rows: a block walks rows blockIdx, + gridDim, ... (grid-stride) and leaves one partial row of each
-// in the workspace; partial rows are added in order by `partial_sums`. Quantised rows that lie so that they are read an
-// element at a time (VEC = 1) leave up to 20 bytes in local memory, three sums (HAS_SUM) up to 12, and rows whose largest
-// magnitude is written too (HAS_THIRD) up to 4 on a B200.
+// Shapes: x, residual, y, h, dy, dh, dx [rows, D], rows contiguous and at any address (row_* maps them); w, b, dw, db, sum [D].
+// Moves each tensor once; a [65536, 768] bf16 norm with residual moves 403 MB.
+// A row stays in the registers of LANES threads, VECS vectors of VEC elements each: up to about D = 1024 a warp or part of one,
+// so that sums are warp shuffles, with ROWS rows per thread block; wider rows take a block, with one barrier per row, or two
+// with CENTER: the variance is computed after the mean was subtracted, so that a large mean costs no precision. With AHEAD a
+// row is prefetched before the sums of the previous one are known.
+// With QUANTIZE y (forward) or dx (backward), rounded to its type, is also written in 8 bits, as `quantize` does: q row-major,
+// t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread reads four
+// columns of sixteen rows, transposes them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm then moves
+// 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
+// Deterministic. Sums over rows: a block takes rows blockIdx, + gridDim, ... (grid-stride) and leaves one partial row of each
+// in the workspace; `partial_sums` adds partial rows in order. Spills: up to 20 bytes for quantised rows that must be read one
+// element at a time (VEC = 1), up to 12 with three sums (HAS_SUM), and up to 4 on a B200 if the largest magnitude is also
+// written (HAS_THIRD).
 
 #if QUANTIZE
 
 #define CODES , T_Q *q, T_Q *t, const float *given, u32 *third, i64 q_pitch, i64 t_pitch
 
-// Sixteen rows of a tile, and the bytes by which the next sixteen lie further: readers of all parts meet different banks.
+// Sets of sixteen rows of a tile, and the padding between them that puts readers of different sets on different banks.
 static const int PARTS = TILE / 16;
 static const int APART = 128 / PARTS;
 static const int QUADS_A_WARP = 32 / PARTS;
@@ -32,7 +32,7 @@ __shared__ __align__(16) u8 tile[TILE * D + (PARTS - 1) * APART];
 
 __device__ __forceinline__ u8* tile_at(int row, int column) { return tile + row * D + row / 16 * APART + column; }
 
-// Writes the codes of VEC elements to q and the tile, and raises top.
+// Writes the codes of VEC elements to q and to the tile, and updates `top`.
 __device__ __forceinline__ void quantized(const Pack<T_X, VEC>& x, float by, int row, int column, T_Q* q, float& top) {
     float y[VEC];
 #pragma unroll
@@ -51,7 +51,7 @@ __device__ __forceinline__ void quantized(const Pack<T_X, VEC>& x, float by, int
 #endif
 }
 
-// The tile's codes along its columns, from row `first` on. Sixteen neighbouring rows of a column are one store.
+// Writes the tile's codes along its columns, from row `first`. Sixteen neighbouring rows of a column are one store.
 __device__ __forceinline__ void turned(T_Q* t, i64 t_pitch, int first, int rows) {
 #if HAS_T
     const int warps = (D / 4 + QUADS_A_WARP - 1) / QUADS_A_WARP;
@@ -189,7 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 
 #else
 
-// The block's sums, over its ROWS rows at a time, as one row of D.
+// Combines the block's sums over its ROWS rows and writes them as one row of D.
 __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to, int lane) {
 #if ROWS == 1
 #pragma unroll
@@ -201,7 +201,7 @@ __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to,
     }
 #else
     __shared__ float all[ROWS][VECS * LANES * VEC];
-    // The vector before this one has been read.
+    // The previous vector has been read.
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < VECS; i++)
@@ -217,7 +217,7 @@ __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to,
 #endif
 }
 
-// The elements that a row's gradient is made of, as they lie in memory.
+// The inputs of a row's gradient, in their memory format.
 struct Row {
     Pack<T_X, VEC> p[VECS];
     Pack<T_DY, VEC> d[VECS];

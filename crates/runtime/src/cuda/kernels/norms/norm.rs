@@ -23,27 +23,26 @@ pub const KERNELS: &[Kernel] = &[
     ),
 ];
 
-/// Partial rows of dw, of db and of the sum of dx at most: a block each, and no more blocks than this.
+/// Maximum number of partial rows of dw, of db and of the sum of dx: one per block, which limits the number of blocks.
 pub(crate) const MOST_PARTIAL: usize = 1024;
-/// Elements of a row a thread keeps: x forward; h, dy, dh as they are, gains and sums of dw in f32 backward, which more
-/// would spill.
+/// Elements of a row per thread. Forward: x. Backward: h, dy, dh in their types, gains and sums of dw in f32; more would spill.
 pub(crate) const FORWARD_ELEMENTS: usize = 32;
 const BACKWARD_ELEMENTS: usize = 24;
 const BACKWARD_ELEMENTS_LEAST: usize = 16;
 
-/// Elements of an even row of bf16 a thread keeps, forward and backward alike, so that a norm that its gradient gives once more
-/// has the same bits. With one sum at most a row of 1024 stays in a warp: on an H200 the gradient of 16384 rows took 36.4 us,
-/// and 43.9 with two warps a row. Forward 24 elements are as fast as 32: 66.8 and 67.0 us for 16384 rows of 2048.
+/// Elements per thread of a bf16 row without a remainder, equal forward and backward, so that a norm recomputed by its gradient
+/// has the same bits. With at most one sum, a row of 1024 stays in a warp: on an H200 the gradient of 16384 rows took 36.4 us,
+/// and 43.9 with two warps per row. Forward, 24 elements are as fast as 32: 66.8 and 67.0 us for 16384 rows of 2048.
 fn bf16_elements(d: usize, spec: NormSpec, sums_rows: bool) -> usize {
     let has_few_sums = !spec.center && !spec.bias && !sums_rows;
     if has_few_sums && d <= 32 * FORWARD_ELEMENTS { FORWARD_ELEMENTS } else { BACKWARD_ELEMENTS }
 }
 
-/// Elements a thread keeps at least where a row takes a part of a warp: with fewer, too few bytes are in flight.
+/// Minimum elements per thread if a row takes part of a warp: with fewer, too few bytes are in flight.
 const SHARED_WARP_ELEMENTS: usize = 8;
-/// Threads of a multiprocessor that work on a gradient: by the elements of a row each has, of which it keeps `kept`
-/// registers beside some forty for everything else. Three sums of 12 elements are worth a word or two in local memory: 65792
-/// rows of 384 took 53.5 us on an H200 with 640 threads, 57.0 with 512.
+/// Resident threads per multiprocessor for a gradient, by the elements of a row per thread, which keeps `kept` registers plus
+/// some forty for everything else. With three sums of 12 elements a small spill pays: 65792 rows of 384 took 53.5 us on an H200
+/// with 640 threads, 57.0 with 512.
 fn resident_threads(elements: usize, kept: usize) -> usize {
     match (elements, 40 + kept) {
         (..=12, ..=106) => 640,
@@ -53,11 +52,11 @@ fn resident_threads(elements: usize, kept: usize) -> usize {
     }
 }
 
-/// Rows whose codes a block keeps until it writes them along columns. A [65536, 768] bf16 norm that is quantised took 109 us on
-/// an H200 with 32, where norm and quantisation apart take 154, and 173 with 16, which leave half a sector a column; its
+/// Rows whose codes a block buffers before it writes them along columns. A quantised [65536, 768] bf16 norm took 109 us on an
+/// H200 with 32, where separate norm and quantisation take 154, and 173 with 16, which write half a sector per column; its
 /// gradient 141 instead of 152.
 const QUANTIZED_TILE: usize = 32;
-/// Rows at once of a norm that is quantised, a warp each: 122 us with 4, 112 with 8, 109 with 16.
+/// Rows of a quantised norm processed at once, one warp each: 122 us with 4, 112 with 8, 109 with 16.
 const QUANTIZED_ROWS: usize = 16;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
@@ -65,7 +64,7 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     partial_bytes(sums, shapes.ins[0])
 }
 
-/// Workspace for a number of vectors that are summed over the rows of a tensor.
+/// Workspace for vectors that are summed over the rows of a tensor.
 pub(crate) fn partial_bytes(sums: usize, x: &TensorType) -> usize {
     sums * x.rows().min(MOST_PARTIAL) * x.last() * 4
 }
@@ -78,16 +77,16 @@ pub(crate) fn weight_code(weight: NormWeight) -> u8 {
     }
 }
 
-/// How threads share a row.
+/// Source code for how threads share a row.
 pub(crate) const ROWS_SOURCE: &str = include_str!("norm_rows.cuh");
 
 /// How a block covers rows.
 pub(crate) struct Cover {
-    /// Elements of a vector, vectors of a thread and threads of a row. Sums over a row have the bits of these three.
+    /// Elements per vector, vectors per thread and threads per row. The bits of sums over a row depend on these three.
     vec: usize,
     vecs: usize,
     lanes: usize,
-    /// Rows at once.
+    /// Rows processed at once.
     pub rows: usize,
 }
 
@@ -106,10 +105,10 @@ impl Cover {
         Ok(Cover { vec, vecs: vecs(lanes), lanes, rows: if lanes == 32 { 4 } else { 1 } })
     }
 
-    /// The same where no thread is idle: a warp, or a power of two of them by a row where that leaves enough elements a
-    /// thread; for wider rows the fewest warps. Vectors are 8 bytes or more. On an H200 the gradient of 65792 rows of 384 took
-    /// 54 us with 32 lanes of three vectors of 4, and 66 where half of the lanes had a second vector of 8; 199680 rows of
-    /// 192, 16 lanes each, 56 us instead of 123.
+    /// As `new`, with no idle thread: a warp, or a power-of-two part of one if that leaves enough elements per thread; for
+    /// wider rows the fewest warps. Vectors are 8 bytes or more. On an H200 the gradient of 65792 rows of 384 took 54 us with
+    /// 32 lanes of three vectors of 4, and 66 if half of the lanes had a second vector of 8; 199680 rows of 192, 16 lanes each,
+    /// 56 us instead of 123.
     pub fn even(views: &[&View], elements: usize) -> Option<Cover> {
         let d = views[0].dims.last().copied().unwrap_or(1);
         let widest = row_width(views, d);
@@ -126,7 +125,7 @@ impl Cover {
         Some(Cover { vec, vecs: d / lanes / vec, lanes, rows: if lanes > 32 { 1 } else { 128 / lanes } })
     }
 
-    /// That of a norm that is written as it is.
+    /// The cover of a norm without quantisation.
     fn of_norm(views: &[&View], spec: NormSpec) -> Result<Cover, CudaError> {
         let d = views[0].dims.last().copied().unwrap_or(1);
         let most = match views[0].dtype {
@@ -158,7 +157,7 @@ impl Cover {
     }
 }
 
-/// The norm of an operation's own launch.
+/// The stages of a norm operation.
 fn plain(launch: &Launch) -> Stages {
     let (spec, residual) = NormSpec::of(&launch.op).expect("the row is for rms_norm");
     let outs = [launch.outs[0].as_ref(), launch.outs.get(1).and_then(Option::as_ref)];
@@ -174,19 +173,19 @@ fn plain_grad(launch: &Launch, facts: &Facts) -> Stages {
     backward(spec, add, &launch.ins, &outs, launch.workspace.as_ref(), facts, beside)
 }
 
-/// The further output of a norm's gradient, beside dx and the sums.
+/// An additional output of a norm's gradient, besides dx and the sums.
 pub(crate) enum Beside<'a> {
     Nothing,
-    /// Its codes.
+    /// 8-bit codes of dx.
     Codes(Codes<'a>),
-    /// The norm itself, once more.
+    /// The norm itself, recomputed.
     Norm {
         y: &'a View,
         bias: Option<&'a View>,
     },
 }
 
-/// (x, residual?, w?, bias?) to y and h; with codes those of y.
+/// (x, residual?, w?, bias?) to y and h, optionally with the codes of y.
 pub(crate) fn forward(
     spec: NormSpec,
     residual: bool,
@@ -254,8 +253,8 @@ pub(crate) fn forward(
     Ok(stages)
 }
 
-/// (h, w?, dy, dh?) to dx, dw?, d bias? and, where one more is asked for, the sum over rows of dx. A norm beside it has the bits it
-/// had before: where threads shared its rows otherwise, it is a launch of its own.
+/// (h, w?, dy, dh?) to dx, dw?, d bias? and optionally the sum over rows of dx. A recomputed norm has the same bits as before:
+/// if threads shared its rows differently, it is a separate launch.
 pub(crate) fn backward(
     spec: NormSpec,
     add: bool,
@@ -291,9 +290,9 @@ pub(crate) fn backward(
     let views: Vec<&View> = [Some(h), w, Some(dy), dh, dx, q, y, bias].into_iter().flatten().collect();
     let is_narrow = [Some(h), Some(dy), dh].into_iter().flatten().all(|v| v.dtype == DType::BF16);
     let d = h.dims[h.dims.len() - 1];
-    // bf16 takes half the registers, and rows without a ragged end need none for where they end.
+    // bf16 takes half the registers, and rows without a remainder need none for the bounds.
     let most = if is_narrow { BACKWARD_ELEMENTS } else { BACKWARD_ELEMENTS_LEAST };
-    // Of the operation, whether or not somebody reads them: what is left out changes no bits.
+    // Counts the outputs of the operation whether or not they are requested, so that omitting one changes no bits.
     let sums_rows = outs.len() > 1 + has_w as usize + spec.bias as usize;
     let even = match codes {
         None if is_narrow => Cover::even(&views, bf16_elements(d, spec, sums_rows)),
@@ -306,7 +305,7 @@ pub(crate) fn backward(
     };
     if y.is_some() {
         let of_norm: Vec<&View> = [Some(h), w, y, bias].into_iter().flatten().collect();
-        // Where elements are read one by one, addresses leave no registers for it.
+        // Element-wise reads need their registers for addresses.
         if cover.vec == 1 || !cover.has_bits_of(&Cover::of_norm(&of_norm, spec)?) {
             let mut stages = norm_alone()?;
             stages.extend(backward(spec, add, ins, outs, workspace, facts, Beside::Nothing)?);
@@ -318,13 +317,13 @@ pub(crate) fn backward(
     let bytes: usize = [Some(h), Some(dy), dh].into_iter().flatten().map(|v| v.dtype.bytes()).sum();
     let words = bytes.div_ceil(2) + 2 * (has_w as usize + sums.iter().flatten().count());
     let threads = resident_threads(cover.elements(), cover.elements() * words / 2);
-    // So few threads prefetch the next row: the gradient and three sums of 65792 rows of 768 took 102 us on an H200 and 120
-    // without; more threads that read the gains again 111, and 100 with two sums.
+    // With this few threads the next row is prefetched: the gradient and three sums of 65792 rows of 768 took 102 us on an H200
+    // and 120 without; more threads, which reread the gains, took 111, and 100 with two sums.
     let ahead = threads == 256 && codes.is_none();
-    // Registers are given out to four warps at once.
+    // Registers are allocated for groups of four warps.
     let resident = (threads / cover.threads().next_multiple_of(128)).max(1);
     let tile = if codes.is_some() { QUANTIZED_TILE } else { cover.rows };
-    // Sums make long blocks worth it; without any a block is done with one tile.
+    // Sums make long-running blocks worthwhile; without any, a block processes one tile.
     let grid = match codes.is_none() && sums.iter().all(Option::is_none) {
         true => rows.div_ceil(tile),
         false => rows.div_ceil(tile).min(facts.sms.max(1) as usize * resident).min(MOST_PARTIAL),
@@ -359,7 +358,7 @@ pub(crate) fn backward(
     if let Some(codes) = &codes {
         draft = codes.draft(draft);
     }
-    // The partial rows of the sums there are, one after another.
+    // The partial rows of the requested sums, one sum after another.
     let scratch = workspace.map_or(0, |view| view.offset);
     let partial = |i: usize| match sums[i] {
         Some(_) => Value::At(scratch + sums[..i].iter().flatten().count() * grid * d * 4),

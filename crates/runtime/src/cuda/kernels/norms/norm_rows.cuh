@@ -1,14 +1,12 @@
-// Rows of D in the registers of LANES threads, VECS vectors of VEC elements each, ROWS rows a block: how threads share a row, and
-// the gains of a norm.
+// Rows of D in the registers of LANES threads, VECS vectors of VEC elements each, ROWS rows per block; and the gains of a norm.
 //
 // Defines: D, VEC, VECS, LANES, ROWS; T_W and WEIGHT (0: none, 1: w, 2: 1 + w).
 
 static const int WARPS = LANES / 32;
 static const int THREADS = LANES * ROWS;
 
-// Two sums over the threads of a row. With several warps, `turn` says which half of the buffer to use, so that one
-// barrier a call is enough: a warp that writes a half again has passed the barrier of the other, and so have those that
-// read it.
+// Two sums over the threads of a row. With several warps, `turn` selects a half of the buffer, so that one barrier per call
+// suffices: a warp that overwrites a half has passed the barrier of the other half, and so have those that read it.
 __device__ __forceinline__ void row_sums(float& a, float& b, int turn) {
     a = lanes_sum<(LANES < 32 ? LANES : 32)>(a);
     b = lanes_sum<(LANES < 32 ? LANES : 32)>(b);
@@ -31,13 +29,13 @@ __device__ __forceinline__ void row_sums(float& a, float& b, int turn) {
 
 __device__ __forceinline__ bool inside(int column) { return D % (LANES * VEC) == 0 || column < D; }
 
-// Several rows a warp end together: one that is behind the last row adds up zeros beside the others.
+// The rows of a warp finish together: a row past the last one sums zeros alongside the others.
 __device__ __forceinline__ bool is_behind(int row, int rows) {
     return (LANES < 32 ? row - (int)(threadIdx.x % 32 / LANES) : row) >= rows;
 }
 __device__ __forceinline__ bool is_here(int row, int rows) { return LANES >= 32 || row < rows; }
 
-// The thread's vectors of a row; zeros where there is none.
+// Loads the thread's vectors of a row; zeros if there is none.
 template <class Element>
 __device__ __forceinline__ void load_row(Pack<Element, VEC> (&p)[VECS], const Element* from, bool here) {
 #pragma unroll

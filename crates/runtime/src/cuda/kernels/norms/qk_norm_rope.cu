@@ -1,26 +1,26 @@
 // The RMS norm of each head of q or k and its rotation, and their gradient.
 //
-//   n = x r g(w), r = 1 / sqrt(mean(x^2) + eps), g = 1, w or 1 + w; y = n turned by its token's angles
-//   dn = dy turned back; dx = r dn g - x r^3 mean(x dn g); dw = sum over tokens and heads of dn x r
+//   n = x r g(w), r = 1 / sqrt(mean(x^2) + eps), g = 1, w or 1 + w; y = n rotated by its token's angles
+//   dn = dy rotated back; dx = r dn g - x r^3 mean(x dn g); dw = sum over tokens and heads of dn x r
 //
-// x, y, dy, dx [T, HEADS, 2 HALF], heads at any strides inside a fused row; w, dw [2 HALF], or with FIRST two of them: the first
-// for the first FIRST heads of a token, the second for the others; positions i32 [axes, T]; table f32 [P, HALF, 2]. Bytes: x in,
-// y out; backward x, dy in, dx out; weight and table come from cache.
-// LANES threads hold a head, VEC pairs each (TURNS times): 4 threads for a head of 64 in bf16, so a sum is two shuffles. They take
-// CHUNK heads of one token, whose loads are all in flight together and which share cosines and sines, and gains, but for all heads
-// of a token where two weights part them. Deterministic. dw: a thread block walks its heads in a grid-stride loop and leaves one
-// partial row in the workspace; partial rows are added in order by `partial_sums`. With FIRST a thread meets heads of one weight
-// only, and keeps the sums of that: 16 heads of 64 with a gradient of each took 103 us for 65536 tokens on an H200, 115 with the
-// sums of both.
+// x, y, dy, dx [T, HEADS, 2 HALF], heads at any strides inside a fused row; w, dw [2 HALF], or with FIRST two of each: the
+// first for the first FIRST heads of a token, the second for the others; positions i32 [axes, T]; table f32 [P, HALF, 2]. Moves
+// x in, y out; backward x, dy in, dx out; weight and table come from cache.
+// LANES threads hold a head, VEC pairs each (TURNS times): 4 threads for a head of 64 in bf16, so a sum is two shuffles. They
+// take CHUNK heads of one token, whose loads are all in flight together and which share cosines and sines, and gains unless
+// they are all heads of a token with two weights. Deterministic. dw: a thread block takes its heads in a grid-stride loop and
+// leaves one partial row in the workspace; `partial_sums` adds partial rows in order. With FIRST a thread processes heads of
+// one weight only, and keeps only their sums: 16 heads of 64 with a gradient of each took 103 us for 65536 tokens on an H200,
+// 115 with the sums of both.
 
 static const int HEADS_A_BLOCK = 256 / LANES * CHUNK;
 
 __device__ __forceinline__ bool inside(int f) { return HALF % (LANES * VEC) == 0 || f < HALF; }
 
-// Whether a head takes the second weight.
+// Whether a head uses the second weight.
 __device__ __forceinline__ int nth(u32 head) { return FIRST > 0 && head % HEADS >= FIRST; }
 static const int WEIGHTS = FIRST > 0 ? 2 : 1;
-// Whether a thread's heads are those of a token, and take both weights.
+// Whether a thread's heads are all heads of a token, and so use both weights.
 static const bool BOTH = FIRST > 0 && CHUNK == HEADS;
 
 // g of VEC pairs.
@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(256)
         if (!is_there || !inside(f)) continue;
 #pragma unroll
         for (int j = 0; j < CHUNK; j++) p[j][i].load(x + head_x(head + j), f);
-        // Loads in flight together.
+        // These loads are in flight together.
         turns_of(positions, table, table_rows, token, f, c[i], s[i]);
     }
 #pragma unroll
@@ -104,14 +104,14 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
     int lane = threadIdx.x % LANES;
     float low_g[TURNS][VEC], high_g[TURNS][VEC], low_sums[TURNS][VEC] = {}, high_sums[TURNS][VEC] = {};
     u32 first = blockIdx.x * HEADS_A_BLOCK, step = gridDim.x * HEADS_A_BLOCK, own = threadIdx.x / LANES * CHUNK;
-    // A thread's heads are the same of each of its tokens: a step is a number of tokens, or there is none.
+    // A thread has the same heads of each of its tokens: the stride is whole tokens, or there is only one iteration.
     const int second = nth(first + own);
 #pragma unroll
     for (int i = 0; i < TURNS; i++) {
         int f = (i * LANES + lane) * VEC;
         if (inside(f)) gains(w + second * 2 * HALF, f, low_g[i], high_g[i]);
     }
-    // Every thread walks as often as the block's first, so that all lanes meet in the shuffles.
+    // Every thread iterates as often as the block's first, so that all lanes take part in the shuffles.
     for (; first < heads; first += step) {
         u32 head = first + own;
         bool is_there = head < heads;
@@ -173,7 +173,7 @@ extern "C" __global__ void __launch_bounds__(256, BLOCKS)
         }
     }
 #if HAS_DW
-    // The heads of a warp by shuffles, then the eight warps in order.
+    // Combines the heads of a warp by shuffles, then the eight warps in order.
     __shared__ float all[8][WEIGHTS * 2 * HALF];
 #pragma unroll
     for (int n = 0; n < WEIGHTS; n++)

@@ -1,4 +1,4 @@
-//! The norm of each head of q or k fused with its rotation, and their gradient; the kernel is `qk_norm_rope.cu`.
+//! RMS norm of each head of q or k fused with its rotation, and their gradient; the kernel is `qk_norm_rope.cu`.
 
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::target::{KernelRow, Layout, Shapes};
@@ -6,7 +6,7 @@ use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::norm::{MOST_PARTIAL, weight_code};
-use super::rope::{Room, Rotation, head_function, heads_of};
+use super::rope::{RegisterBudget, Rotation, head_function, heads_of};
 use crate::cuda::context::{Facts, Kernel};
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
 use crate::cuda::kernels::stage::{Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
@@ -23,10 +23,10 @@ pub const KERNELS: &[Kernel] = &[
     ),
 ];
 
-/// The gradient keeps two heads in the place of one and sums beside them.
-const FORWARD: Room = Room { words: 32, words_of_all: 48 };
-const BACKWARD: Room = Room { words: 16, words_of_all: 0 };
-/// Blocks of 256 threads that share a multiprocessor.
+/// The gradient keeps two heads instead of one, plus the sums.
+const FORWARD: RegisterBudget = RegisterBudget { words: 32, words_of_all: 48 };
+const BACKWARD: RegisterBudget = RegisterBudget { words: 16, words_of_all: 0 };
+/// Blocks of 256 threads per multiprocessor.
 const RESIDENT: usize = 2;
 
 fn workspace(shapes: &Shapes<'_>) -> usize {
@@ -121,7 +121,7 @@ fn backward(launch: &Launch, facts: &Facts) -> Stages {
     let a_block = 256 / cover.lanes * cover.chunk;
     let needed = heads.div_ceil(a_block);
     let grid = needed.min(facts.sms.max(1) as usize * RESIDENT).min(MOST_PARTIAL);
-    // Blocks that walk do so by whole tokens, so that a thread meets the same heads, of one weight.
+    // Grid-stride loops advance by whole tokens, so that a thread processes the same heads, with the same weight.
     let tokens = x.dims[1] / gcd(x.dims[1], a_block);
     let grid = if grid < needed { (grid / tokens).max(1) * tokens } else { grid };
     let mut stages = vec![];

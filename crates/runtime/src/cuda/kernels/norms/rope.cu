@@ -1,10 +1,10 @@
-// Rotary positions: pairs of a head's elements turned by position * frequency; INVERSE turns back.
+// Rotary positions: rotates pairs of a head's elements by position * frequency; INVERSE rotates back.
 //
 //   low' = low cos - high sin, high' = high cos + low sin
 //
-// x, y [T, HEADS, 2 HALF], heads at any strides; positions i32 [axes, T]; table f32 [P, HALF, 2]. Bytes: x once in,
-// once out; the table comes from cache. LANES threads turn CHUNK heads of one token with the same cosines and sines,
-// VEC frequencies each (TURNS times); 256 threads a block. Deterministic.
+// x, y [T, HEADS, 2 HALF], heads at any strides; positions i32 [axes, T]; table f32 [P, HALF, 2]. Moves x once in, once out;
+// the table comes from cache. LANES threads rotate CHUNK heads of one token with the same cosines and sines, VEC frequencies
+// each (TURNS times); 256 threads per block. Deterministic.
 
 extern "C" __global__ void __launch_bounds__(256)
     rope(const T_X* x, const int* positions, const T_TABLE* table, T_X* y, i64 heads, int table_rows) {

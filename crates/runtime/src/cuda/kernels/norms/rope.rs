@@ -20,7 +20,7 @@ use crate::rows::{FLOATS, kernel_row};
 pub const KERNELS: &[Kernel] =
     &[staged!(kernel_row("cuda.rope", OpKind::Rope, FLOATS, Layout::Rows), |l, _| stages(l))];
 
-/// The rotation of the heads of a [T, H, K] tensor, which rope and the fused norm + rope compile alike.
+/// The rotation of the heads of a [T, H, K] tensor, shared by rope and the fused norm + rope.
 pub(crate) struct Rotation<'a> {
     pub freq: Frequencies,
     pub axis_of_freq: &'a [u8],
@@ -29,55 +29,55 @@ pub(crate) struct Rotation<'a> {
     pub table: Option<&'a View>,
 }
 
-/// Threads a head, and what each holds.
+/// Threads per head, and the share of each.
 pub(crate) struct Cover {
     pub lanes: usize,
     /// Heads that share a thread's cosines.
     pub chunk: usize,
 }
 
-/// Registers in which a thread keeps heads.
+/// Registers in which a thread may keep heads.
 #[derive(Clone, Copy)]
-pub(crate) struct Room {
+pub(crate) struct RegisterBudget {
     pub words: usize,
-    /// For all heads of a token, where its kernel can take those of two weights together.
+    /// The limit for all heads of a token, if the kernel supports heads of two weights in one thread.
     pub words_of_all: usize,
 }
 
 impl Rotation<'_> {
-    /// Compiles for tensors of heads, and vectors of a head, that are read or written in `views`; a thread keeps heads of
-    /// the first of them. Heads from `first` on share no weight with those before.
+    /// The source for heads, and vectors of a head, that are read or written in `views`; a thread keeps heads of the first
+    /// view. Heads from `first` have a different weight than those before.
     pub(crate) fn draft(
         &self,
         name: &'static str,
         views: &[&View],
         first: usize,
-        fits_in: Room,
+        budget: RegisterBudget,
     ) -> (Draft, Cover) {
         let half = self.axis_of_freq.len();
         let heads = views[0].dims[1];
-        // Interleaved, VEC pairs are 2 VEC neighbours; by halves, VEC and VEC.
+        // Interleaved, VEC pairs are 2 VEC neighbours; in halves, VEC and VEC.
         let factor = if self.pairs == Pairs::Interleaved { 2 } else { 1 };
         let fits = |vec: &usize| {
             half.is_multiple_of(*vec)
                 && views.iter().all(|v| {
                     let walk = Walk::of(v);
-                    // The second half starts at K / 2: it must be as aligned as the first.
+                    // The second half starts at K / 2, which must be equally aligned.
                     walk.takes(vec * factor, v.dtype, v.offset)
                         && (factor == 2
                             || (half * v.dtype.bytes()).is_multiple_of((vec * v.dtype.bytes()).min(16)))
                 })
         };
         let vec = widths(most(views)).find(fits);
-        // Neighbours that no access takes together are read one by one.
+        // Without a suitable vector access, elements are read one by one.
         let (vec, pair) = vec.map_or((1, 1), |vec| (vec, 2 * vec));
         let lanes = half.div_ceil(vec).next_power_of_two().min(32);
         let turns = half.div_ceil(vec * lanes);
         let a_head = 2 * vec * turns * views[0].dtype.bytes() / 4;
         let divides = |c: &usize| heads.is_multiple_of(*c) && first.is_multiple_of(*c);
-        let some = [4, 3, 2].into_iter().find(|c| divides(c) && c * a_head <= fits_in.words);
-        // Where weights part them unevenly, all heads of a token: its angles are read once for all.
-        let all = (first > 0 && heads * a_head <= fits_in.words_of_all).then_some(heads);
+        let some = [4, 3, 2].into_iter().find(|c| divides(c) && c * a_head <= budget.words);
+        // If weights divide the heads unevenly, a thread takes all heads of a token, to read its angles once.
+        let all = (first > 0 && heads * a_head <= budget.words_of_all).then_some(heads);
         let chunk = some.or(all).unwrap_or(1);
         let mut draft = Draft::new(name)
             .define("HEADS", heads)
@@ -91,12 +91,12 @@ impl Rotation<'_> {
         (draft, Cover { lanes, chunk })
     }
 
-    /// The defines of `rotation.cuh` where a thread holds `vec` neighbouring frequencies and reads `pair` elements
-    /// of pairs that lie side by side at once.
+    /// The defines of `rotation.cuh` for a thread that holds `vec` neighbouring frequencies and reads `pair` elements of
+    /// interleaved pairs at once.
     pub(crate) fn defines(&self, vec: usize, pair: usize) -> [(&'static str, String); 9] {
         let half = self.axis_of_freq.len();
         let axes = self.axis_of_freq.iter().max().map_or(1, |a| *a as usize + 1);
-        // A table's row is read as one where frequencies lie side by side; 0 reads word by word.
+        // A table row is read as vectors if frequencies are contiguous; 0 reads word by word.
         let table_vec = self.table.map_or(0, |t| {
             let whole = Walk::of(t);
             let side_by_side = |n: &usize| whole.takes(2 * n, t.dtype, t.offset) && half.is_multiple_of(*n);
@@ -116,7 +116,7 @@ impl Rotation<'_> {
         ]
     }
 
-    /// Frequencies in half turns a position, their axes, and where positions and table lie.
+    /// The frequencies in half turns per position, their axes, and the address functions of positions and table.
     pub(crate) fn constants(&self) -> String {
         let half = self.axis_of_freq.len();
         let mut text = format!("__constant__ double FREQUENCIES[{half}] = {{");
@@ -142,7 +142,7 @@ impl Rotation<'_> {
     }
 }
 
-/// Where head h of a [T, H, K] tensor begins.
+/// The address function of head h of a [T, H, K] tensor.
 pub(crate) fn head_function(view: &View, name: &str) -> String {
     Walk::rows(view).function(name, "u32")
 }
@@ -162,7 +162,7 @@ fn stages(launch: &Launch) -> Stages {
         return Ok(vec![]);
     }
     let rotation = Rotation { freq, axis_of_freq, pairs, positions, table: table.then(|| &launch.ins[2]) };
-    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 0, Room { words: 32, words_of_all: 0 });
+    let (draft, cover) = rotation.draft("rope.cu", &[x, y], 0, RegisterBudget { words: 32, words_of_all: 0 });
     let source = draft
         .dtype("T_X", x.dtype)
         .flag("INVERSE", inverse)

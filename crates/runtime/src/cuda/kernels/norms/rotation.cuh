@@ -1,9 +1,9 @@
-// The cosines and sines that turn a token, and where the two elements of a pair lie.
+// Cosines and sines that rotate a token, and the positions of a pair's two elements.
 //
-// `FREQUENCIES[f]` is the turn of frequency f a position in half turns, `AXIS[f]` the row of positions it follows; both
-// are constants of the source. With TABLE, cosine and sine of positions 0 to table_rows come from memory; any other
-// position is computed: reduced in f64, then in f32, within 3e-7 of the exact value.
-// HALF frequencies a head; a thread holds VEC neighbouring ones, LANES threads a head, TURNS times.
+// `FREQUENCIES[f]` is frequency f in half turns per position, `AXIS[f]` the row of positions it follows; both are constants of
+// the source. With TABLE, cosines and sines of positions 0 to table_rows are loaded from memory; other positions are computed:
+// reduced in f64, then in f32, within 3e-7 of the exact value. HALF frequencies per head; a thread holds VEC neighbouring ones,
+// with LANES threads per head, TURNS times.
 
 // Cosine and sine of one frequency, times AMPLITUDE, as a table holds them.
 __device__ __forceinline__ void turn_of(int position, int f, float& c, float& s) {
@@ -12,7 +12,7 @@ __device__ __forceinline__ void turn_of(int position, int f, float& c, float& s)
     s *= AMPLITUDE;
 }
 
-// Cosine and sine of VEC frequencies from f on.
+// Cosine and sine of VEC frequencies from f.
 __device__ __forceinline__ void turns_of(const int* positions, const T_TABLE* table, int table_rows, int token, int f,
                                          float (&c)[VEC], float (&s)[VEC]) {
 #if AXES == 1
@@ -30,7 +30,7 @@ __device__ __forceinline__ void turns_of(const int* positions, const T_TABLE* ta
             s[k] = f32(p[k / TABLE_VEC].x[k % TABLE_VEC * 2 + 1]);
         }
 #else
-        // Pairs that lie apart or are not aligned to their size.
+        // Pairs that are apart or not aligned to their size.
 #pragma unroll
         for (int k = 0; k < VEC; k++) {
             const T_TABLE* from = table + table_at(position, f + k);
@@ -63,7 +63,7 @@ __device__ __forceinline__ void turns_of(const int* positions, const T_TABLE* ta
 // The elements of VEC pairs of a head: `low` and `high` of each.
 template <class Element> struct Pairs {
 #if INTERLEAVED
-    // PAIR is 2 VEC, or 1 where heads are not aligned to two elements.
+    // PAIR is 2 VEC, or 1 if heads are not aligned to two elements.
     Pack<Element, PAIR> both[2 * VEC / PAIR];
     __device__ __forceinline__ void load(const Element* head, int f) {
 #pragma unroll
@@ -103,6 +103,6 @@ template <class Element> struct Pairs {
 #endif
 };
 
-// Where a head's low and high element of frequency f stand in a vector of K.
+// Index of a head's low and high element of frequency f in a vector of K.
 __device__ __forceinline__ int low_at(int f) { return INTERLEAVED ? 2 * f : f; }
 __device__ __forceinline__ int high_at(int f) { return INTERLEAVED ? 2 * f + 1 : f + HALF; }

@@ -1,15 +1,15 @@
-// AdamW over a parameter or a flat region of many, one launch.
+// AdamW over a parameter or a flat region of many, in one launch.
 //
 //   g' = scale g; m' = b1 m + (1 - b1) g'; v' = b2 v + (1 - b2) g'^2
 //   p' = p - lr (m' / (1 - b1^t) / (sqrt(v' / (1 - b2^t)) + eps) + decay p)
 //
-// t, the applied updates with this one, lr, scale and go are read from device memory; go = 0 leaves p, m and v as they are.
-// Tensors of one shape at any strides, usually flat f32. Bytes: 16 in and 12 out an f32 element, 14 with p' in bf16 as
-// well; moments in bf16 take 4 less each way. They are rounded up or down at random (philox.cuh) by the element's number,
-// counted from `number`, and t; p' is made from them unrounded. Four elements share a draw. Where ranks update shares of
-// `count` elements each, `number` is that of rank 0's first element. The grid is one wave, what the device holds at once:
-// the two corrections are computed in f64 by one thread a block (an f32 power loses four digits of 1 - b2^t in the first
-// steps), then threads run a grid-stride loop, VEC elements of all four tensors in flight each. Deterministic.
+// t (the number of applied updates including this one), lr, scale and go are read from device memory; go = 0 leaves p, m and v
+// as they are. Tensors of one shape at any strides, usually flat f32. Moves 16 bytes in and 12 out per f32 element, 14 with p'
+// in bf16 as well; moments in bf16 take 4 fewer each way. These are rounded stochastically (philox.cuh) by t and the element's
+// number, counted from `number`; p' is computed from the unrounded moments. Four elements share a draw. If ranks update shares
+// of `count` elements each, `number` is that of rank 0's first element. The grid is one wave, what the device holds at once:
+// the two bias corrections are computed in f64 by one thread per block (an f32 power loses four digits of 1 - b2^t in the first
+// steps), then threads run a grid-stride loop with VEC elements of all four tensors in flight each. Deterministic.
 
 extern "C" __global__ void __launch_bounds__(256, 4)
     adamw(const T_X* p, const T_X* g, const T_M* m, const T_M* v, const T_X* lr, const T_X* scale, const T_X* updates,
@@ -51,7 +51,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
                 nm[k] = fmaf(beta1, nm[k], rest1 * d);
                 nv[k] = fmaf(beta2, nv[k], rest2 * d * d);
                 float step = nm[k] * first / (sqrtf(nv[k] * second) + eps);
-                // Fused by name: the compiler's choice would change with which outputs are written.
+                // Explicit fma: the compiler's choice would depend on which outputs are written.
                 np[k] = fmaf(-rate, fmaf(decay, np[k], step), np[k]);
             }
         }
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(256, 4)
         narrow.store(p_copy + at_p_copy(e));
 #endif
 #if DRAWN
-        // VEC elements from a multiple of it lie in one block of four.
+        // VEC elements from a multiple of VEC share one draw of four.
         u64 first = (u64)number + e;
         uint4 words = rounding(first / 4, t);
         u32 drawn[4] = {words.x, words.y, words.z, words.w};

@@ -14,7 +14,7 @@ use crate::rows::{FLOATS, kernel_row};
 pub const KERNELS: &[Kernel] =
     &[staged!(kernel_row("cuda.adamw", OpKind::AdamW, FLOATS, Layout::Any), stages)];
 
-/// Blocks a multiprocessor holds, as the kernel's launch bounds promise.
+/// Blocks per multiprocessor, as guaranteed by the kernel's launch bounds.
 const RESIDENT: u32 = 4;
 
 fn stages(launch: &Launch, facts: &Facts) -> Stages {

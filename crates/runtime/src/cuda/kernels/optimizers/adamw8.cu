@@ -1,23 +1,23 @@
-// AdamW over a flat region whose moments are kept in eight bits, one launch.
+// AdamW with 8-bit moments over a flat region, in one launch.
 //
-//   m = scale_m * e4m3, v = scale_v * e4m4 (no sign); the update is adamw.cu's; m' and v' are encoded again
+//   m = scale_m * e4m3, v = scale_v * e4m4 (unsigned); the update is that of adamw.cu; m' and v' are encoded again
 //
-// 256 neighbours are a block with a scale a moment, a power of two: 2^c / 256, 2^c the least that is no smaller
-// than the block's largest. Dividing is exact, and moving the bits of the quotient down 20 or 19 places, its exponent brought
-// to the bottom of f32's, leaves the code; a random number added below rounds it up or down without bias
-// (philox.cuh; 16 bits by the element's number, counted from `number` as in adamw.cu, and t). A second moment above 0 keeps a code above
-// 0. The bits are those of `flatout_ir::block8`. go = 0 leaves everything as it is.
+// 256 neighbours are a block with one scale per moment, a power of two: 2^c / 256, with 2^c the smallest not below the block's
+// largest magnitude. Dividing is exact. Shifting the bits of the quotient right by 20 or 19, with its exponent rebased to the
+// bottom of f32's, leaves the code; a random number added below it rounds stochastically, without bias (philox.cuh; 16 bits by
+// t and the element's number, counted from `number` as in adamw.cu). A positive second moment keeps a positive code. The bits
+// are those of `flatout_ir::block8`. go = 0 leaves everything as it is.
 //
-// Tensors are dense; COUNT elements, a last block may be short. Bytes: 10 in and 6 out an element, 8 with p' in bf16, and 16
-// a block. A warp takes a block: lane l has elements 4 l to 4 l + 3 of either half, so that all accesses are coalesced, and
-// the largest is one instruction over the lanes. Thread blocks run a grid-stride loop where there are more elements than the
-// grid has warps. Deterministic.
+// Tensors are dense; COUNT elements, the last block may be short. Moves 10 bytes in and 6 out per element, 8 with p' in bf16,
+// and 16 per block. A warp takes a block: lane l has elements 4 l to 4 l + 3 of either half, so that all accesses are
+// coalesced, and the maximum is one instruction over the lanes. Thread blocks run a grid-stride loop if there are more elements
+// than the grid has warps. Deterministic.
 
-// A code as its value over 2^120: below f32's least exponent they are exact too.
+// Decodes a code divided by 2^120; exact also below f32's smallest normal number.
 __device__ __forceinline__ float low_signed(u32 code) { return __uint_as_float((code & 0x7fu) << 20 | (code & 0x80u) << 24); }
 __device__ __forceinline__ float low_unsigned(u32 code) { return __uint_as_float((code & 0xffu) << 19); }
 
-// The bits of a scale, by the bits of the largest size.
+// The bits of a scale, from those of the largest magnitude.
 __device__ __forceinline__ u32 scale_bits(u32 largest) {
     int above = (int)((largest + 0x7fffffu) >> 23) - 127;
     return (u32)(min(max(above, -90), 127) - 8 + 127) << 23;

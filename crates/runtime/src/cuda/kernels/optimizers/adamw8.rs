@@ -17,15 +17,15 @@ use crate::rows::kernel_row;
 pub const KERNELS: &[Kernel] =
     &[staged!(kernel_row("cuda.adamw8", OpKind::AdamW8, &[DType::F32], Layout::Dense), stages)];
 
-/// Blocks of threads a multiprocessor holds, as the kernel's launch bounds promise, where all blocks of elements are whole:
-/// 48 registers a thread.
+/// Thread blocks per multiprocessor, as the launch bounds guarantee, if all blocks of elements are complete: 48 registers a
+/// thread.
 const RESIDENT: u32 = 5;
-/// The same where the last block is short, elements are counted in 64 bits, or a rank has a share: each takes more registers.
+/// As above if the last block is short, elements are counted in 64 bits, or a rank has a share: each takes more registers.
 const RESIDENT_ELSE: u32 = 4;
-/// Blocks of threads a multiprocessor gets at most, one after another. On an H200 these move 94% of what a copy does, and five
-/// that walk on 90%: they end together, and the last of them alone.
+/// Maximum thread blocks per multiprocessor, counting several waves. On an H200 these reach 94% of a copy's bandwidth, and five
+/// with a grid-stride loop 90%: those end together, and the last of them run alone.
 const GRID: u32 = 64;
-/// Blocks of elements that a block of 256 threads takes at a time, a warp each.
+/// Blocks of elements per block of 256 threads, one per warp.
 const WARPS: usize = 8;
 
 fn stages(launch: &Launch, facts: &Facts) -> Stages {
@@ -41,7 +41,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         .map(|o| launch.outs[o].as_ref())
         .chain([launch.outs.get(5).filter(|_| copy).and_then(Option::as_ref)])
         .collect();
-    // Every element of every block is there, and four of them are one access.
+    // All blocks are complete, and four elements are one access.
     let tensors = launch.ins[..4].iter().chain(outs[..3].iter().chain(&outs[5..]).copied().flatten());
     let is_whole = count.is_multiple_of(BLOCK)
         && tensors.into_iter().all(|view| Walk::of(view).takes(4, view.dtype, view.offset));

@@ -1,8 +1,8 @@
-//! Products with an activation behind them, or with its slope: one kernel of ours where it is the fastest, else the library's
-//! product, with the epilogues it has, and the kernels that do the rest.
+//! Products followed by an activation, or by its derivative: one kernel of ours where it is fastest, otherwise cuBLASLt's
+//! product with the epilogues it supports, and separate kernels for the rest.
 //!
-//! Our kernel leaves the sums over blocks of 64 rows in the workspace, where `partial_sums` adds them. The first output of a gradient
-//! is always stored: the pass makes none that is only summed.
+//! Our kernel leaves sums over blocks of 64 rows in the workspace, where `partial_sums` adds them. The first output of a
+//! gradient is always stored: the compiler never requests only its sum.
 
 use flatout_ir::ops::activated_product::{self, sum_at};
 use flatout_ir::ops::epilogue::Epilogue as LibraryEpilogue;
@@ -30,7 +30,7 @@ const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow { workspace, ..kernel_row(name, op, &[DType::BF16], Layout::Rows) }
 }
 
-/// As much as the library gets, or as partial sums take: ours over blocks of 64 rows, of which others make no more.
+/// The maximum of cuBLASLt's workspace and the partial sums of our kernel over blocks of 64 rows, which no other form exceeds.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let out = &shapes.outs[0];
     let has_sum = matches!(shapes.node.op, Op::ActivatedProductGrad { sum: true, .. });
@@ -47,7 +47,7 @@ struct Problem<'a> {
 }
 
 impl<'a> Problem<'a> {
-    /// `None` where there is nothing to compute.
+    /// `None` if there is nothing to compute.
     fn of(launch: &'a Launch) -> Option<Problem<'a>> {
         let is_wanted = |out: usize| launch.outs.get(out).is_some_and(Option::is_some);
         let (act, tb, epilogue) = match launch.op {
@@ -69,13 +69,14 @@ impl<'a> Problem<'a> {
         self.launch.outs.get(output).and_then(Option::as_ref)
     }
 
-    /// The activation's value and the sum, of a gradient.
-    fn beside(&self) -> [Option<&'a View>; 2] {
+    /// The activation's value and the sum, for a gradient.
+    fn value_and_sum(&self) -> [Option<&'a View>; 2] {
         let Op::ActivatedProductGrad { again, sum, .. } = self.launch.op else { return [None; 2] };
         [again.then_some(1), sum_at(again, sum)].map(|at| at.and_then(|at| self.out(at)))
     }
 
-    /// As our kernel takes it; `None` where an output that it always gives is not asked for, or operands are no rows.
+    /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands have no dense
+    /// rows.
     fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
         let matrices = |view: &View, transposed: bool| {
             expressible(view, address(view), 0, transposed).filter(|m| m.is_transposed == transposed)
@@ -96,7 +97,7 @@ impl<'a> Problem<'a> {
             }
             _ => {
                 let dh = matrices(self.out(0)?, false)?;
-                let [again, _] = self.beside();
+                let [again, _] = self.value_and_sum();
                 let partial = self.launch.workspace.as_ref().map_or(0, &address);
                 ([Some(dh), None, wanted(again)?], Some(matrices(&ins[2], false)?), 0, partial)
             }
@@ -114,30 +115,34 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// The layout of b in our kernel, where a lies along K.
+    /// The layout of b in our kernel; a is contiguous along K.
     fn layout(&self) -> [bool; 2] {
         [false, !self.tb]
     }
 
-    /// A launch of another operation in the place of this one.
-    fn instead(&self, op: Op, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
+    /// A launch of another operation in place of this one.
+    fn replacement(&self, op: Op, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
         Launch { op, ins, outs, ..self.launch.clone() }
     }
 
     fn product(&self, epilogue: LibraryEpilogue, ins: Vec<View>, outs: Vec<Option<View>>) -> Launch {
         let (out, compute) = (self.launch.ins[0].dtype, Compute::Full);
-        self.instead(Op::Product { ta: false, tb: self.tb, out, base: false, compute, epilogue }, ins, outs)
+        self.replacement(
+            Op::Product { ta: false, tb: self.tb, out, base: false, compute, epilogue },
+            ins,
+            outs,
+        )
     }
 
-    /// How the library's product and other kernels do it.
-    fn apart(&self) -> Vec<Launch> {
+    /// The separate launches: cuBLASLt's product and other kernels.
+    fn separate_launches(&self) -> Vec<Launch> {
         match self.launch.op {
-            Op::ActivatedProduct { bias, .. } => self.forward_apart(bias),
-            _ => self.backward_apart(),
+            Op::ActivatedProduct { bias, .. } => self.forward_launches(bias),
+            _ => self.backward_launches(),
         }
     }
 
-    fn forward_apart(&self, bias: bool) -> Vec<Launch> {
+    fn forward_launches(&self, bias: bool) -> Vec<Launch> {
         let ins = self.launch.ins.clone();
         let [h, value] = [0, 1].map(|out| self.out(out).cloned());
         if self.act == Act::Gelu {
@@ -145,25 +150,25 @@ impl<'a> Problem<'a> {
             return vec![self.product(epilogue, ins, vec![value, h])];
         }
         let epilogue = if bias { LibraryEpilogue::Bias } else { LibraryEpilogue::None };
-        // A value that nobody reads again is activated in place.
+        // If the pre-activation value is not needed, it is activated in place.
         let Some(to) = h.or(value.clone()) else { return vec![] };
         let product = self.product(epilogue, ins, vec![Some(to.clone())]);
         let map = Op::Map { f: self.act.elementwise() };
-        let activate = value.map(|value| self.instead(map, vec![to], vec![Some(value)]));
+        let activate = value.map(|value| self.replacement(map, vec![to], vec![Some(value)]));
         [product].into_iter().chain(activate).collect()
     }
 
-    fn backward_apart(&self) -> Vec<Launch> {
+    fn backward_launches(&self) -> Vec<Launch> {
         let h = self.launch.ins[2].clone();
-        let [again, sum] = self.beside().map(Option::<&View>::cloned);
+        let [again, sum] = self.value_and_sum().map(Option::<&View>::cloned);
         let dh = self.out(0).cloned().expect("the pass joins no gradient that is only summed");
         if self.act == Act::Gelu {
             let product =
                 self.product(LibraryEpilogue::GeluGrad, self.launch.ins.clone(), vec![Some(dh.clone())]);
             let map = Op::Map { f: self.act.elementwise() };
-            let again = again.map(|again| self.instead(map, vec![h], vec![Some(again)]));
+            let again = again.map(|again| self.replacement(map, vec![h], vec![Some(again)]));
             let fold = Op::Reduce { axis: 0, by: Fold::Sum };
-            let sum = sum.map(|sum| self.instead(fold, vec![dh], vec![Some(sum)]));
+            let sum = sum.map(|sum| self.replacement(fold, vec![dh], vec![Some(sum)]));
             return [product].into_iter().chain(again).chain(sum).collect();
         }
         let ins = self.launch.ins[..2].to_vec();
@@ -172,15 +177,16 @@ impl<'a> Problem<'a> {
         let body = activated_product::region(self.act, again.is_some(), sum.is_some(), &ty);
         let outs =
             [Some(dh.clone())].into_iter().chain([again, sum].into_iter().filter(Option::is_some)).collect();
-        vec![product, self.instead(Op::Region { body: Box::new(body) }, vec![dh, h], outs)]
+        vec![product, self.replacement(Op::Region { body: Box::new(body) }, vec![dh, h], outs)]
     }
 
     fn library(&self, p: &Prepare<'_>) -> Prepared {
-        let works = self.apart().into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
+        let works =
+            self.separate_launches().into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
         Ok(sequence(works.collect::<Result<_, CudaError>>()?))
     }
 
-    /// Our kernel does not add the partial sums up.
+    /// The addition of the partial sums that our kernel leaves.
     fn finish(&self, p: &Prepare<'_>) -> Prepared {
         let scratch = self.launch.workspace.as_ref().map_or(0, |view| view.offset);
         stage::prepare(self.sums(scratch), p)
@@ -188,13 +194,13 @@ impl<'a> Problem<'a> {
 
     fn sums(&self, scratch: usize) -> stage::Stages {
         let [rows, columns] = [0, 1].map(|axis| self.launch.ins[2].dims[axis]);
-        match self.beside() {
+        match self.value_and_sum() {
             [_, Some(sum)] => partial_sums(scratch, rows.div_ceil(SUMMED), columns, &[sum]),
             _ => Ok(vec![]),
         }
     }
 
-    /// All that its time depends on, beside the device and our sources.
+    /// The cache key of its times, besides the device and our sources.
     fn name(&self) -> String {
         let views = self.launch.ins.iter().chain(self.launch.outs.iter().flatten());
         let shapes: Vec<_> = views.map(|view| (view.dtype, &view.dims, &view.strides)).collect();
@@ -202,14 +208,14 @@ impl<'a> Problem<'a> {
     }
 }
 
-/// The kernel that does another operation than ours.
+/// The kernel of a replacement operation.
 fn kernel_of(launch: &Launch) -> &'static Kernel {
     let kind = launch.op.kind();
     let kernels = crate::cuda::KERNELS.iter().copied().flatten();
     kernels.into_iter().find(|kernel| kernel.row.op == kind).expect("every operation of these has a kernel")
 }
 
-/// Whether our kernel runs a launch, the arena being aligned.
+/// Whether our kernel supports a launch, assuming an aligned arena.
 pub(super) fn is_served(launch: &Launch) -> bool {
     let call = Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64));
     call.is_some_and(|call| call.is_served())
@@ -217,9 +223,9 @@ pub(super) fn is_served(launch: &Launch) -> bool {
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let Some(problem) = Problem::of(launch) else { return vec![] };
-    let apart = problem.apart();
+    let launches = problem.separate_launches();
     let mut sources: Vec<Source> =
-        apart.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
+        launches.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
     let own = choice::forms(problem.epilogue.forms(), facts);
     sources.extend(own.iter().map(|form| form.source(problem.layout(), problem.epilogue)));
     if !own.is_empty() && !matches!(problem.epilogue, Epilogue::Activated { .. }) {

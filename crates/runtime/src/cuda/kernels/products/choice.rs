@@ -1,7 +1,7 @@
-//! The choice of a kernel for a matrix product: cuBLASLt, or one of ours.
+//! Chooses a kernel for a matrix product: cuBLASLt, or one of ours.
 //!
-//! `autotune` takes the fastest on this device and remembers it. Without it a plain product runs on the library, and one that
-//! does more than the library can on ours where it is written for the problem.
+//! With `autotune` the fastest kernel on this device is chosen and remembered. Otherwise a plain product runs on cuBLASLt, and
+//! one whose epilogue cuBLASLt lacks on our kernel, if that supports the problem.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use crate::cuda::driver::store;
 use crate::cuda::kernels::timing;
 use crate::cuda::session::tuned::KernelTime;
 
-/// The kernels that a run may ask products to run on. A product that a kernel is not written for runs on the library.
+/// The product kernels that a run may request. Products that the requested kernel does not support run on cuBLASLt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ProductKernel {
     #[default]
@@ -34,13 +34,13 @@ impl ProductKernel {
         }
     }
 
-    /// Whether products may run on kernels of ours on such a device.
+    /// Whether products may run on our kernels on such a device.
     pub fn has_own(self, facts: &Facts) -> bool {
         self != ProductKernel::Cublaslt && (facts.major, facts.minor) == (9, 0)
     }
 }
 
-/// The kernels that a launch may be made to run on: each is checked by itself.
+/// The kernels that a launch could be forced to run on; each is tested separately.
 pub fn serving(launch: &Launch, facts: &Facts) -> Vec<ProductKernel> {
     let is_served = match launch.op.kind() {
         OpKind::Product => product::is_served(launch),
@@ -54,7 +54,7 @@ pub fn serving(launch: &Launch, facts: &Facts) -> Vec<ProductKernel> {
     }
 }
 
-/// The kernel to run where nothing is timed.
+/// The kernel to run if nothing is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Untimed {
     Library,
@@ -63,11 +63,11 @@ pub(super) enum Untimed {
 
 pub(super) const LIBRARY: &str = "cublaslt";
 
-/// The part of a product that a kernel of ours leaves to others.
+/// The part of a product that our kernel leaves to others.
 pub(super) type Rest<'a> = &'a dyn Fn() -> Result<Option<Box<dyn Work>>, CudaError>;
 
-/// The work of a product that the library does by `prepare_library` and a kernel of ours by `call`, with `rest` behind it. `name` is
-/// all that the library's time depends on.
+/// The fastest work of a product that cuBLASLt does by `prepare_library` and our kernel by `call` followed by `rest`. `name` is
+/// the cache key of the library's time.
 pub(super) fn fastest(
     name: &str,
     prepare_library: impl Fn() -> Prepared,
@@ -79,15 +79,15 @@ pub(super) fn fastest(
     let facts = p.facts();
     let forms = call.epilogue.forms();
     let own = |form: &ProductConfig| {
-        p.multiplies_by(form.name);
-        whole(call, form, rest, p)
+        p.count_product(form.name);
+        own_work(call, form, rest, p)
     };
     let library = || {
-        let counted = p.multiplied();
+        let counted = p.product_count();
         let work = prepare_library()?;
-        // Where it is made of launches that are chosen by themselves, they are counted.
-        if p.multiplied() == counted {
-            p.multiplies_by(LIBRARY);
+        // If the work consists of launches that choose their own kernels, these have been counted.
+        if p.product_count() == counted {
+            p.count_product(LIBRARY);
         }
         Ok(work)
     };
@@ -107,7 +107,7 @@ pub(super) fn fastest(
     }
 }
 
-fn whole(call: &Call, form: &ProductConfig, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {
+fn own_work(call: &Call, form: &ProductConfig, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {
     let first = call.prepare(form, p)?;
     Ok(match rest()? {
         Some(rest) => sequence(vec![first, rest]),
@@ -115,7 +115,7 @@ fn whole(call: &Call, form: &ProductConfig, rest: Rest<'_>, p: &Prepare<'_>) -> 
     })
 }
 
-/// Times of the library and of every form of our kernel, fastest first: remembered, or taken now.
+/// Times of cuBLASLt and of every configuration of our kernel, fastest first: from the cache, or measured now.
 fn times(
     name: &str,
     call: &Call,
@@ -131,22 +131,22 @@ fn times(
         return Ok(known);
     }
     let mut times: Vec<KernelTime> = vec![];
-    // Products that are only timed do not count.
-    let counted = p.count_of_products();
-    let own = forms.iter().map(|form| (form.name, whole(call, form, rest, p)));
+    // Products that are only timed are not counted.
+    let counted = p.product_counts();
+    let own = forms.iter().map(|form| (form.name, own_work(call, form, rest, p)));
     let works = [(LIBRARY, library())].into_iter().chain(own);
     for (name, work) in works {
         let best = times.iter().map(|time| time.ms).fold(f64::INFINITY, f64::min);
         times.push(KernelTime { name: name.into(), ms: timing::median_ms(&*work?, best, p)? });
     }
-    p.set_count_of_products(counted);
-    // A stable sort: of equal times the library's stays in front.
+    p.set_product_counts(counted);
+    // Stable sort: among equal times cuBLASLt stays first.
     times.sort_by(|a, b| a.ms.total_cmp(&b.ms));
     p.tuned().remember_kernels(&problem, &times);
     Ok(times)
 }
 
-/// How many products run on which kernel, in a line; `None` where there are none.
+/// Number of products per kernel, in one line; `None` if there are none.
 pub fn describe(products: &BTreeMap<&'static str, usize>) -> Option<String> {
     let mut counts: Vec<(&str, usize)> = products.iter().map(|(name, count)| (*name, *count)).collect();
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
@@ -154,12 +154,12 @@ pub fn describe(products: &BTreeMap<&'static str, usize>) -> Option<String> {
     (!words.is_empty()).then(|| words.join(", "))
 }
 
-/// The sources of ours that a product may run on.
+/// The configurations of our kernel that a product may run on.
 pub(super) fn forms(call_forms: &'static [ProductConfig], facts: &Facts) -> &'static [ProductConfig] {
     if facts.product.has_own(facts) { call_forms } else { &[] }
 }
 
-/// Says that extents are more than a kernel counts.
+/// The error for extents that exceed a kernel's counters.
 pub(super) fn too_large(what: &str, n: usize) -> CudaError {
     CudaError::new(format!("{n} {what} are more than the product kernel counts"))
 }

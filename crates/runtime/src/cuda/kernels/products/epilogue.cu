@@ -1,7 +1,7 @@
-// The epilogue of a product as a kernel of its own, where cuBLASLt does not apply it itself.
+// The epilogue of a product as a separate kernel, for those that cuBLASLt does not apply itself.
 //
-//   finish: x = c[i, j] (+ bias[j]); where GELU is 1: h[i, j] = x, y[i, j] = gelu(x); where it is 2: y = x gelu'(h[i, j]);
-//           where it is 3: y = relu(x); where it is 0: y = x. Reads and writes each element once; c and y may be the same tensor.
+//   finish: x = c[i, j] (+ bias[j]); GELU 1: h[i, j] = x, y[i, j] = gelu(x); GELU 2: y = x gelu'(h[i, j]);
+//           GELU 3: y = relu(x); GELU 0: y = x. Reads and writes each element once; c and y may be the same tensor.
 //           A thread block of 256 threads takes a row.
 //
 // Deterministic. Defines: T_OUT, T_BIAS, BIAS (0 or 1), GELU (0 to 3).

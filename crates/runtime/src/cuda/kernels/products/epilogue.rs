@@ -1,8 +1,8 @@
-//! A product's epilogue: fused by cuBLASLt where it can, else by a kernel of ours.
+//! A product's epilogue: fused by cuBLASLt if possible, otherwise a separate kernel of ours.
 //!
-//! cuBLASLt wants vectors without gaps in the type of the result, and GELU's other matrix with rows a multiple of eight
-//! elements apart, both at multiples of 16 bytes. Where that does not hold, or it has no algorithm, the plain product is
-//! computed and one kernel goes over its result.
+//! cuBLASLt requires dense vectors in the type of the result, and for GELU's second matrix a row stride that is a multiple of
+//! eight elements, both 16-byte aligned. If that does not hold, or it has no algorithm, the plain product is computed and one
+//! kernel processes its result.
 
 use std::borrow::Cow;
 
@@ -14,22 +14,22 @@ use super::lt::Fusion;
 use crate::cuda::context::{Arg, CudaError, Prepare, Source, Work, launch as kernel_launch};
 use crate::cuda::kernels::stage::{blocks, c_type};
 
-/// A launch's epilogue and the tensors of it.
-pub(super) struct Parts<'a> {
+/// A launch's epilogue and its tensors.
+pub(super) struct EpilogueTensors<'a> {
     pub epilogue: Epilogue,
-    /// The tensor the epilogue reads: the bias, or h.
+    /// The tensor that the epilogue reads: the bias, or h.
     reads: Option<&'a View>,
-    /// The result behind the epilogue, where it is wanted.
+    /// The result after the epilogue, if requested.
     y: Option<&'a View>,
-    /// h, where it is wanted.
+    /// h, if requested.
     second: Option<&'a View>,
 }
 
-impl<'a> Parts<'a> {
+impl<'a> EpilogueTensors<'a> {
     /// `None` for a plain product.
     pub(super) fn of(launch: &'a Launch) -> Option<Self> {
         let Op::Product { epilogue, .. } = launch.op else { unreachable!("the row is for product") };
-        (epilogue != Epilogue::None).then(|| Parts {
+        (epilogue != Epilogue::None).then(|| EpilogueTensors {
             epilogue,
             reads: epilogue.takes_one().then(|| &launch.ins[2]),
             y: launch.outs[0].as_ref(),
@@ -37,14 +37,14 @@ impl<'a> Parts<'a> {
         })
     }
 
-    /// Where the product goes: the result's place, or h's where only that is wanted.
+    /// The destination of the plain product: the result, or h if only that is requested.
     pub(super) fn target(launch: &'a Launch) -> Option<&'a View> {
         let Op::Product { epilogue, .. } = launch.op else { unreachable!("the row is for product") };
         let h = if epilogue.has_gelu() { launch.outs[1].as_ref() } else { None };
         launch.outs[0].as_ref().or(h)
     }
 
-    /// As cuBLASLt takes it, or `None`.
+    /// The epilogue in cuBLASLt's terms, or `None` if it does not support it.
     pub(super) fn fusion(&self, p: &Prepare<'_>) -> Option<Fusion> {
         let vector = |view: &View, dtype: DType| {
             let (n, at) = (view.dims[0], p.address(view));
@@ -71,10 +71,10 @@ impl<'a> Parts<'a> {
             (Epilogue::Gelu | Epilogue::BiasGelu, Some(y), None) => {
                 Some(Fusion::of(self.epilogue, bias(y)?, (0, 0)))
             }
-            // Only what GELU is applied to.
+            // Only the input of GELU is requested.
             (Epilogue::BiasGelu, None, Some(h)) => Some(Fusion::of(Epilogue::Bias, bias(h)?, (0, 0))),
             (Epilogue::GeluGrad, Some(_), _) => Some(Fusion::of(Epilogue::GeluGrad, 0, matrix(self.reads?)?)),
-            // The product is all that is wanted.
+            // Only the plain product is requested.
             _ => None,
         }
     }
@@ -101,7 +101,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Our kernel over the plain product in `c`; `None` where nothing is left to do.
+    /// Our kernel over the plain product in `c`; `None` if nothing is left to do.
     pub(super) fn finish(&self, c: &View, p: &Prepare<'_>) -> Result<Option<Box<dyn Work>>, CudaError> {
         let is_gelu = self.epilogue.has_gelu();
         if is_gelu && self.y.is_none() && !self.epilogue.has_bias() {

@@ -1,9 +1,8 @@
-//! Products with a gated activation behind them, and with its gradient: one kernel of ours where it is the fastest, else a
-//! product and the kernel of the activation, one after the other.
+//! Products followed by a gated activation, or by its gradient: one kernel of ours where it is fastest, otherwise a product and
+//! the activation's kernel, one after the other.
 //!
-//! Of the two the second needs what the first gives somewhere. Forward that is gate and up, where they are kept; backward it is
-//! the place of the activation's value, where that is asked for. Where there is no such place rows go through the workspace, as
-//! many at once as it holds.
+//! The second kernel reads the product from memory. Forward, that is gate and up, if kept; backward, the buffer of the
+//! activation's value, if requested. Without such a buffer, rows go through the workspace, as many at a time as it holds.
 
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::product::Compute;
@@ -29,7 +28,7 @@ const fn row(name: &'static str, op: OpKind) -> KernelRow {
     KernelRow { workspace, ..kernel_row(name, op, &[DType::BF16], Layout::Rows) }
 }
 
-/// As much as the library gets. Rows that go through take half of it.
+/// That of cuBLASLt. Rows that go through the workspace take half of it.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     library_workspace(shapes.outs[0].elements())
 }
@@ -38,7 +37,7 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
 struct Problem<'a> {
     launch: &'a Launch,
     act: Act,
-    /// x, or what flows back.
+    /// x, or the incoming gradient.
     a: &'a View,
     b: &'a View,
     /// Columns of gate, and of up.
@@ -46,16 +45,16 @@ struct Problem<'a> {
     is_grad: bool,
 }
 
-/// Some rows of the product, and the activation or its gradient over them.
+/// A range of rows of the product, and the activation or its gradient over them.
 struct ProductRows {
     a: View,
-    /// Where the product goes.
+    /// The destination of the product.
     to: View,
     then: Option<Launch>,
 }
 
 impl<'a> Problem<'a> {
-    /// `None` where there is nothing to compute.
+    /// `None` if there is nothing to compute.
     fn of(launch: &'a Launch) -> Option<Problem<'a>> {
         let (act, is_grad) = match launch.op {
             Op::GatedProduct { act } => (act, false),
@@ -72,17 +71,17 @@ impl<'a> Problem<'a> {
         self.launch.outs.get(output).and_then(Option::as_ref)
     }
 
-    /// Where a product of all rows goes, if there is such a place.
-    fn place(&self) -> Option<&'a View> {
+    /// A buffer for the product of all rows, if there is one.
+    fn buffer(&self) -> Option<&'a View> {
         if self.is_grad { self.out(2) } else { self.out(0) }
     }
 
-    /// How a product and the activation's kernel do it.
+    /// The separate launches: a product and the activation's kernel.
     fn parts(&self) -> Vec<ProductRows> {
         let rows = self.a.dims[0];
         let columns = if self.is_grad { self.half } else { 2 * self.half };
-        if let Some(place) = self.place() {
-            return vec![self.part(0, rows, place.clone())];
+        if let Some(buffer) = self.buffer() {
+            return vec![self.part(0, rows, buffer.clone())];
         }
         let scratch = self.launch.workspace.as_ref();
         let space = scratch.map_or(0, |scratch| scratch.span_bytes() / 2);
@@ -125,7 +124,8 @@ impl<'a> Problem<'a> {
         }
     }
 
-    /// As our kernel takes it; `None` where an output that it always gives is not asked for, or operands are no rows.
+    /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands have no dense
+    /// rows.
     fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
         let matrices = |view: &View, transposed| matrices(view, address(view), transposed);
         let part = |view: &View, start: usize| matrices(&columns(view, start, self.half), false);
@@ -156,14 +156,14 @@ impl<'a> Problem<'a> {
         })
     }
 
-    /// The layout of b in our kernel, where a lies along K.
+    /// The layout of b in our kernel; a is contiguous along K.
     fn layout(&self) -> [bool; 2] {
         [false, self.is_grad]
     }
 
     fn library(&self, p: &Prepare<'_>) -> Prepared {
         let scratch = self.launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
-        let workspace = match self.place() {
+        let workspace = match self.buffer() {
             Some(_) => scratch,
             None => (scratch.0 + (scratch.1 / 2) as u64, scratch.1 - scratch.1 / 2),
         };
@@ -192,7 +192,7 @@ impl<'a> Problem<'a> {
         Ok(sequence(works))
     }
 
-    /// All that its time depends on, beside the device and our sources.
+    /// The cache key of its times, besides the device and our sources.
     fn name(&self) -> String {
         let views = self.launch.ins.iter().chain(self.launch.outs.iter().flatten());
         let shapes: Vec<_> = views.map(|view| (&view.dims, &view.strides)).collect();
@@ -218,7 +218,7 @@ fn columns(view: &View, first: usize, count: usize) -> View {
     part
 }
 
-/// Whether our kernel runs a launch, the arena being aligned.
+/// Whether our kernel supports a launch, assuming an aligned arena.
 pub(super) fn is_served(launch: &Launch) -> bool {
     let call = Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64));
     call.is_some_and(|call| call.is_served())

@@ -1,19 +1,19 @@
-// The loss of a chunk of logits, and its gradient in their place.
+// The loss of a chunk of logits, and its gradient in place of the logits.
 //
 //   lse = log sum exp(logits), logp = logits[target] - lse, best = max(logits) - lse, loss = -factor logp,
 //   d logits = factor (softmax(logits) - onehot(target)), written over the logits where GRAD is 1.
 //
-// logits [rows, V] in T_X, `pitch` elements from row to row, a multiple of 16 bytes; scratch behind V may hold anything.
-// A row with target -1 or factor 0 has no loss and a gradient of exact zeros; a target outside the vocabulary gives NaN
-// losses, so that no step passes with it.
+// logits [rows, V] in T_X with row stride `pitch`, a multiple of 16 bytes; the padding past V may hold anything. A row with
+// target -1 or factor 0 has no loss and a gradient of exact zeros; a target outside the vocabulary gives NaN losses, so that no
+// step is applied with it.
 //
-// Moved: the row once in, and once out with GRAD: a thread block of up to 1024 threads takes one row, each thread keeping
-// VECTORS accesses of 16 bytes in registers between the pass for the sum and the pass that writes. Where a row is too long
-// for that (VECTORS 0) it is read a second time, from L2. Where KNOWN is 1, lse is given and the first pass falls away; a
-// row without loss is then not read at all.
+// Moves the row once in, and once out with GRAD: a thread block of up to 1024 threads takes one row, each thread keeping
+// VECTORS accesses of 16 bytes in registers between the pass for the sum and the pass that writes. A row that is too long for
+// that (VECTORS 0) is read a second time, from L2. If KNOWN is 1, lse is given and the first pass is skipped; a row without
+// loss is then not read at all.
 //
-// Deterministic: threads fold their elements in order, lanes and warps in fixed trees.
-// Where CAP is defined, logits z are cap tanh(z / cap), and d logits are multiplied by its slope, 1 - tanh(z / cap)^2.
+// Deterministic: threads fold their elements in order, lanes and warps in fixed trees. If CAP is defined, logits z are cap
+// tanh(z / cap), and d logits are multiplied by its derivative, 1 - tanh(z / cap)^2.
 //
 // Defines: T_X, THREADS, VECTORS, GRAD, KNOWN, CAP.
 
@@ -23,7 +23,7 @@
 
 typedef Pack<T_X, N> Vec;
 
-// A logit as the loss takes it.
+// A logit after the optional soft cap.
 __device__ __forceinline__ float logit(T_X x) {
 #ifdef CAP
     return CAP * tanhf(f32(x) / CAP);
@@ -32,7 +32,7 @@ __device__ __forceinline__ float logit(T_X x) {
 #endif
 }
 
-// A running maximum, and the sum of exponentials below it. Scores are in units of log 2.
+// A running maximum, and the sum of exponentials relative to it. Scores are in base-2 units.
 struct Sum {
     float top;
     float total;
@@ -44,7 +44,7 @@ __device__ __forceinline__ Sum join(Sum a, Sum b) {
     return {top, a.total * exp2f(a.top - top) + b.total * exp2f(b.top - top)};
 }
 
-// `count` of the pack's elements are logits.
+// Folds the first `count` elements of the pack, which are logits.
 __device__ __forceinline__ Sum fold(Sum sum, const Vec& v, int count) {
     float x[N];
     float top = sum.top;
@@ -69,7 +69,7 @@ __device__ __forceinline__ Sum over_lanes(Sum sum) {
     return sum;
 }
 
-// The same bits in every thread. Orders what was read before it ahead of what is written after it.
+// The total, with the same bits in every thread. Also orders earlier reads before later writes.
 __device__ __forceinline__ Sum over_block(Sum sum) {
     __shared__ Sum warps[32];
     sum = over_lanes(sum);
@@ -152,7 +152,7 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
             const float logp = target == -1 ? 0.0f : chosen - lse;
             if (logps) logps[row] = logp;
             if (lses) lses[row] = lse;
-            // The same bits as logp where the target has the largest logit.
+            // Same bits as logp if the target has the largest logit.
             if (bests) bests[row] = LOG2E * chosen == sum.top ? chosen - lse : LN2 * sum.top - lse;
             if (losses) losses[row] = counts ? -factor * logp : 0.0f;
         }
@@ -183,7 +183,7 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
 #endif
 }
 
-// The sum of all rows' losses: 1024 threads, each in the order of its rows, then a fixed tree, in f64.
+// Sum of all rows' losses: 1024 threads, each in the order of its rows, then a fixed tree, in f64.
 extern "C" __global__ void __launch_bounds__(1024) head_sum(const float* losses, int rows, float* sum) {
     __shared__ double parts[1024];
     double total = 0.0;

@@ -1,8 +1,8 @@
-//! The head's product fused with the cross entropy: logits exist for one chunk of rows only, in the workspace.
+//! The output head's product fused with the cross entropy: logits exist for one chunk of rows at a time, in the workspace.
 //!
-//! A chunk is multiplied out by cuBLASLt in the type of x, one kernel turns its rows into losses and, in place, into
-//! d logits = c (softmax - onehot), with c the row's weight (or minus d logp, where that is given); two more products
-//! give dx and add to dw. Chunks come in order, so dw is summed in a fixed order.
+//! cuBLASLt computes the logits of a chunk in the type of x, one kernel turns its rows into losses and, in place, into d logits
+//! = c (softmax - onehot), with c the row's weight (or minus d logp, if given); two more products give dx and add to dw. Chunks
+//! are processed in order, so dw is summed in a fixed order.
 
 use std::borrow::Cow;
 
@@ -30,21 +30,21 @@ pub const KERNELS: &[Kernel] = &[
     kernel("cuda.head_loss_train", OpKind::HeadLossTrain),
 ];
 
-/// Logits of a chunk at most, about.
+/// Approximate maximum bytes of a chunk's logits.
 const CHUNK_BYTES: usize = 512 << 20;
-/// Rows of a chunk at most. dw is read and written once a chunk: with twice the rows a step of 65,536 tokens of width 768 into
-/// 32,768 would move 1.6 GB less, 0.4 ms of 245, and take 256 MiB more.
+/// Maximum rows of a chunk. dw is read and written once per chunk: with twice the rows a step of 65,536 tokens of width 768
+/// into 32,768 would move 1.6 GB less, 0.4 ms of 245, and take 256 MiB more.
 const MOST_ROWS: usize = 4096;
-/// The least rows of a chunk, for vocabularies without end.
+/// Minimum rows of a chunk, for arbitrarily large vocabularies.
 const LEAST_ROWS: usize = 128;
 const ALIGN: usize = 256;
 
-/// How the rows are cut and the scratch is laid out: cuBLASLt's part, the logits, the rows' losses.
+/// How the rows are divided, and the layout of the workspace: cuBLASLt's part, the logits, the rows' losses.
 #[derive(Debug, PartialEq)]
 struct Sizes {
-    /// Rows of a chunk.
+    /// Rows per chunk.
     rows: usize,
-    /// Elements from a row of logits to the next.
+    /// Row stride of the logits, in elements.
     pitch: usize,
     library_bytes: usize,
     logits_bytes: usize,
@@ -55,7 +55,7 @@ impl Sizes {
     fn new(rows: usize, vocabulary: usize, width: usize, dtype: DType) -> Self {
         let pitch = vocabulary.next_multiple_of(128 / dtype.bytes());
         let most = (CHUNK_BYTES / (pitch * dtype.bytes()).max(1)).clamp(LEAST_ROWS, MOST_ROWS);
-        // Chunks of equal size: a short last one would multiply less efficiently.
+        // Chunks of equal size: a short last one would be less efficient.
         let chunks = rows.div_ceil(most).max(1);
         let chunk = rows.div_ceil(chunks).next_multiple_of(LEAST_ROWS).min(rows);
         Sizes {
@@ -82,14 +82,14 @@ struct Head<'a> {
     x: &'a View,
     w: &'a View,
     target: &'a View,
-    /// The weight of a row, or its d logp.
+    /// The weight of each row, or its d logp.
     factor: &'a View,
-    /// The sign by which a factor becomes the c of d logits.
+    /// The sign that turns a factor into the c of d logits.
     sign: f32,
     known_lse: Option<&'a View>,
     base: Option<&'a View>,
     compute: Compute,
-    /// The bound on logits; none where they are not capped.
+    /// Soft cap of logits, if any.
     cap: Option<f32>,
     sum: Option<&'a View>,
     logp: Option<&'a View>,
@@ -156,7 +156,7 @@ impl<'a> Head<'a> {
         self.dx.is_some() || self.dw.is_some()
     }
 
-    /// Threads of a row, and accesses of 16 bytes each keeps in registers; 0 where the row is too long for that.
+    /// Threads per row, and 16-byte accesses that each keeps in registers; 0 if the row is too long for that.
     fn shape(&self) -> (u32, u32) {
         let packs = (self.w.dims[0] * self.x.dtype.bytes()).div_ceil(16);
         let threads = packs.div_ceil(8).next_multiple_of(32).clamp(128, 1024);
@@ -187,7 +187,7 @@ fn sources(launch: &Launch, _: &Facts) -> Vec<Source> {
     vec![Head::of(launch).source()]
 }
 
-/// `count` rows of a view from row `first` on.
+/// `count` rows of a view from row `first`.
 fn rows(view: &View, first: usize, count: usize, p: &Prepare<'_>) -> Result<Matrices, CudaError> {
     let columns = view.dims[1];
     let pitch = if view.dims[0] == 1 { columns } else { view.strides[0] };

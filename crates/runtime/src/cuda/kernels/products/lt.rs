@@ -1,10 +1,9 @@
 //! cuBLASLt: its handle, matrix products with their descriptors, and the choice of an algorithm.
 //!
-//! Constants are those of cublasLt.h, cublas_api.h (13.8, equal in 12.8) and library_types.h. cuBLASLt counts columns
-//! first; callers hand over row-major matrices, and the transposed product of the transposed operands is computed.
+//! Constants are those of cublasLt.h, cublas_api.h (13.8, equal in 12.8) and library_types.h. cuBLASLt is column-major; callers
+//! pass row-major matrices, so the transposed product of the transposed operands is computed.
 //!
-//! An algorithm may cut the inner extent only where partial sums are kept in the compute type and added up in a step
-//! of their own, so equal inputs give equal bits.
+//! Split-K is only allowed with partial sums in the compute type, added in a separate step, so equal inputs give equal bits.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -22,9 +21,9 @@ use crate::cuda::driver::Event;
 use crate::cuda::driver::library::Library;
 use crate::cuda::session::tuned::{Algorithm, Timing};
 
-/// Full f32: cuBLASLt goes by the compute type it is given, so this one never takes TF32. (`_PEDANTIC`, 69, would also
-/// forbid algorithms that reorder sums, which cost bits and no precision; emulation by bf16 is a type of its own and, by
-/// environment, among the variables that are cleared.)
+/// Full f32: cuBLASLt follows the given compute type, so this one never uses TF32. (`_PEDANTIC`, 69, would also forbid
+/// algorithms that reorder sums, which changes bits but not precision; emulation by bf16 is a separate compute type and, if set
+/// by an environment variable, among those that are cleared.)
 const CUBLAS_COMPUTE_32F: c_int = 68;
 const CUBLAS_COMPUTE_32F_FAST_TF32: c_int = 77;
 const CUBLAS_OP_N: i32 = 0;
@@ -35,12 +34,12 @@ const CUDA_R_8F_E4M3: c_int = 28;
 const CUDA_R_8F_E5M2: c_int = 29;
 const CUBLASLT_MATMUL_DESC_TRANSA: c_int = 3;
 const CUBLASLT_MATMUL_DESC_TRANSB: c_int = 4;
-/// Attributes of an epilogue: `uint32_t`, two pointers, `int64_t`. The vector has the type of D; so has the matrix.
+/// Epilogue attributes: `uint32_t`, two pointers, `int64_t`. The vector and the matrix have the type of D.
 const CUBLASLT_MATMUL_DESC_EPILOGUE: c_int = 7;
 const CUBLASLT_MATMUL_DESC_BIAS_POINTER: c_int = 8;
 const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: c_int = 11;
 const CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: c_int = 12;
-/// Device pointers to one f32 each, and an `int8_t`: whether sums of 8-bit products may stay in fewer bits than f32.
+/// Device pointers to one f32 each, and an `int8_t`: whether 8-bit products may accumulate in less than f32.
 const CUBLASLT_MATMUL_DESC_A_SCALE_POINTER: c_int = 17;
 const CUBLASLT_MATMUL_DESC_B_SCALE_POINTER: c_int = 18;
 const CUBLASLT_MATMUL_DESC_FAST_ACCUM: c_int = 25;
@@ -48,7 +47,7 @@ const CUBLASLT_EPILOGUE_DEFAULT: u32 = 1;
 const CUBLASLT_EPILOGUE_RELU: u32 = 2;
 const CUBLASLT_EPILOGUE_BIAS: u32 = 4;
 const CUBLASLT_EPILOGUE_GELU: u32 = 32;
-/// `GELU` with what it is applied to as a second result.
+/// `GELU` with its input as a second result.
 const CUBLASLT_EPILOGUE_GELU_AUX: u32 = 32 | 128;
 const CUBLASLT_EPILOGUE_DGELU: u32 = 64 | 128;
 const CUBLAS_STATUS_INVALID_VALUE: c_int = 7;
@@ -57,13 +56,13 @@ const CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: c_int = 5;
 const CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: c_int = 6;
 const CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: c_int = 1;
 const CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: c_int = 3;
-/// Of A; B, C and D follow.
+/// For A; B, C and D follow.
 const CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: c_int = 5;
 const CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: u32 = 2;
 
-/// Algorithms asked for where none is timed: the first that fits is taken.
+/// Algorithms requested if none is timed: the first that fits is used.
 const CANDIDATES: usize = 8;
-/// Timed runs of a candidate, after one that is not timed.
+/// Timed runs of a candidate, after one warm-up run.
 const RUNS: usize = 3;
 
 type Opaque = *mut c_void;
@@ -88,7 +87,7 @@ macro_rules! entries {
         impl Entries {
             fn open(library: &'static Library) -> Result<Entries, CudaError> {
                 Ok(Entries {
-                    // SAFETY: the signature is the header's for this symbol.
+                    // SAFETY: the signature is that of the header for this symbol.
                     $($field: unsafe { library.symbol($symbol)? },)*
                 })
             }
@@ -121,21 +120,21 @@ entries! {
     ) -> c_int;
 }
 
-/// cuBLASLt and the algorithms chosen so far.
+/// The cuBLASLt handle and the algorithms chosen so far.
 pub struct Lt {
     entries: Entries,
     handle: Opaque,
-    /// By product and how many candidates it was chosen from.
+    /// Keyed by product and number of candidates.
     chosen: Mutex<HashMap<(Problem, usize), Algorithm>>,
 }
 
-// SAFETY: the header says the handle may be used from several threads at once; the map has its lock.
+// SAFETY: the header allows concurrent use of the handle; the map has a lock.
 unsafe impl Send for Lt {}
 // SAFETY: as above.
 unsafe impl Sync for Lt {}
 
 impl Lt {
-    /// With the primary context current.
+    /// Requires a current primary context.
     pub fn open(library: &'static Library) -> Result<Lt, CudaError> {
         let entries = Entries::open(library)?;
         let mut handle = null_mut();
@@ -144,9 +143,9 @@ impl Lt {
         Ok(Lt { entries, handle, chosen: Mutex::default() })
     }
 
-    /// 130100 for 13.1.0.
+    /// Version: 130100 for 13.1.0.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: takes no argument.
         unsafe { (self.entries.version)() }
     }
 }
@@ -162,8 +161,7 @@ fn ok(status: c_int, call: &str) -> Result<(), CudaError> {
     if status == 0 { Ok(()) } else { Err(CudaError::status(format!("{call} failed"), status)) }
 }
 
-/// Matrices in device memory, row-major: `rows` rows of `columns` elements, `pitch` elements from row to row and
-/// `step` from matrix to matrix.
+/// Row-major matrices in device memory: `rows` by `columns`, with row stride `pitch` and matrix stride `step`, in elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Matrices {
     pub at: u64,
@@ -172,12 +170,12 @@ pub struct Matrices {
     pub columns: usize,
     pub pitch: usize,
     pub step: usize,
-    /// The operand is its transpose. Never set on a result.
+    /// Whether the operand is the transpose. Never set on a result.
     pub is_transposed: bool,
 }
 
 impl Matrices {
-    /// The largest power of two every row of every matrix starts at a multiple of, at most 256.
+    /// The largest power of two, at most 256, that every row of every matrix is aligned to.
     pub fn alignment(&self, count: usize) -> u32 {
         let bytes = self.dtype.bytes() as u64;
         let steps = if count > 1 { self.step as u64 * bytes } else { 0 };
@@ -185,13 +183,13 @@ impl Matrices {
     }
 }
 
-/// The epilogue the library applies before it stores a result, by addresses at multiples of 16.
+/// The epilogue that the library applies before it stores a result; addresses are 16-byte aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fusion {
     epilogue: Epilogue,
-    /// The bias it adds; 0 where there is none.
+    /// Address of the bias; 0 if there is none.
     vector: u64,
-    /// GELU's input, written or read, and the distance of its rows; 0 where it is not wanted.
+    /// Address and row stride of GELU's input, written or read; 0 if unused.
     matrix: (u64, usize),
 }
 
@@ -215,32 +213,32 @@ impl Fusion {
         }
     }
 
-    /// With addresses replaced by what they are multiples of, up to 256.
+    /// As `self`, with addresses replaced by their alignments, up to 256.
     fn anywhere(self) -> Fusion {
         let multiple = |at: u64| if at == 0 { 0 } else { 1 << (at | 256).trailing_zeros() };
         Fusion { vector: multiple(self.vector), matrix: (multiple(self.matrix.0), self.matrix.1), ..self }
     }
 }
 
-/// d [M, N] = a [M, K] b [K, N], plus c where given; `count` times, one with an epilogue.
+/// d [M, N] = a [M, K] b [K, N], plus c if given; `count` times, but once with an epilogue.
 #[derive(Clone, Copy, Debug)]
 pub struct Multiply {
     pub count: usize,
     pub a: Matrices,
     pub b: Matrices,
-    /// Of d's shape and type; may lie exactly on it.
+    /// Has d's shape and type, and may be the same memory.
     pub c: Option<Matrices>,
     pub d: Matrices,
-    /// Of f32 operands; others have one mode.
+    /// For f32 operands; others have one mode.
     pub compute: Compute,
-    /// Of 8-bit operands: where the f32 lie that a and b are multiplied by.
+    /// For 8-bit operands: addresses of the f32 scales of a and b.
     pub scales: Option<[u64; 2]>,
     pub fusion: Fusion,
-    /// Scratch, and how much of it.
+    /// Address and bytes of the workspace.
     pub workspace: (u64, usize),
 }
 
-/// All that an algorithm depends on: a product without its addresses.
+/// The key of an algorithm: a product without its addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Problem {
     count: usize,
@@ -289,13 +287,13 @@ impl Multiply {
         }
     }
 
-    /// All that its time depends on beside the device.
+    /// The cache key of its time, besides the device.
     pub fn name(&self) -> String {
         format!("{:?}", self.problem())
     }
 
-    /// Makes the descriptors and chooses an algorithm: the library's first or, with `autotune` where bits need not be
-    /// those of another run, the fastest of several, remembered for equal products, on disk too. Timing writes d.
+    /// Creates the descriptors and chooses an algorithm: the library's first or, with `autotune` and without `deterministic`,
+    /// the fastest of several, cached for equal products, on disk too. Timing overwrites d.
     pub fn prepare(&self, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
         match self.product(p)? {
             Some(product) => Ok(Box::new(product)),
@@ -303,7 +301,7 @@ impl Multiply {
         }
     }
 
-    /// As `prepare`; `None`, with a note to the user, where the library has no algorithm.
+    /// As `prepare`; `None`, with a note to the user, if the library has no algorithm.
     pub fn prepare_fused(&self, p: &Prepare<'_>) -> Result<Option<Box<dyn Work>>, CudaError> {
         let Some(product) = self.product(p)? else {
             p.note(format!(
@@ -335,7 +333,7 @@ impl Multiply {
     }
 }
 
-/// A descriptor and how it is destroyed.
+/// A descriptor and the function that destroys it.
 struct Descriptor {
     raw: Opaque,
     destroy: Destroy,
@@ -343,19 +341,19 @@ struct Descriptor {
 
 impl Descriptor {
     fn set<T>(&self, set: SetAttribute, attribute: c_int, value: T, call: &str) -> Result<(), CudaError> {
-        // SAFETY: the attribute's type is T, which the library copies.
+        // SAFETY: the attribute has type T, which the library copies.
         ok(unsafe { set(self.raw, attribute, (&raw const value).cast(), size_of::<T>()) }, call)
     }
 }
 
 impl Drop for Descriptor {
     fn drop(&mut self) {
-        // SAFETY: created by the library whose function this is.
+        // SAFETY: created by the library that this function belongs to.
         unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// A product ready to run.
+/// A product that is ready to run.
 struct Product {
     lt: Arc<Lt>,
     matmul: Descriptor,
@@ -419,7 +417,7 @@ impl Product {
         })
     }
 
-    /// The algorithm for a product: remembered, timed now, or the library's first; `None` where it has none.
+    /// The algorithm for a product: from the cache, timed now, or the library's first; `None` if it has none.
     fn choose(&mut self, problem: &Problem, p: &Prepare<'_>) -> Result<Option<Algorithm>, CudaError> {
         let tuned = p.tuned();
         if tuned.candidates() <= 1 {
@@ -437,7 +435,7 @@ impl Product {
         Ok(Some(algorithm))
     }
 
-    /// Whether the library still takes an algorithm for this product, within its scratch.
+    /// Whether the library still supports a cached algorithm for this product, within its workspace.
     fn runs(&self, known: &Timing, problem: &Problem) -> bool {
         let [a, b, c, d] = self.layouts.each_ref().map(|layout| layout.raw);
         let mut answer = Candidate::default();
@@ -449,7 +447,7 @@ impl Product {
         status == 0 && answer.workspace_bytes <= problem.workspace_bytes
     }
 
-    /// The algorithms the library proposes, best first, up to `most`; empty where it has none.
+    /// The algorithms that the library proposes, best first, up to `most`; empty if it has none.
     fn candidates(&self, problem: &Problem, most: usize) -> Result<Vec<Candidate>, CudaError> {
         let e = &self.lt.entries;
         let mut raw = null_mut();
@@ -469,7 +467,7 @@ impl Product {
         let mut found = vec![Candidate::default(); most];
         let mut count = 0;
         let [a, b, c, d] = self.layouts.each_ref().map(|layout| layout.raw);
-        // SAFETY: all descriptors are alive, and `found` holds as many results as are asked for.
+        // SAFETY: all descriptors are alive, and `found` has room for the number of results requested.
         let status = unsafe {
             (e.heuristic)(
                 self.lt.handle,
@@ -493,7 +491,7 @@ impl Product {
         Ok(found[..count].iter().filter(fits).copied().collect())
     }
 
-    /// The least time of each candidate, fastest first. One that fails to run is passed over.
+    /// The minimum time of each candidate, fastest first. Candidates that fail to run are skipped.
     fn times(&mut self, candidates: &[Candidate], p: &Prepare<'_>) -> Result<Vec<Timing>, CudaError> {
         let stream = p.stream();
         let marks: Vec<Event> =
@@ -516,7 +514,7 @@ impl Product {
             }
             timings.push(Timing { ms, workspace_bytes, algorithm });
         }
-        // A stable sort: of equal times the library's order decides.
+        // Stable sort: equal times keep the library's order.
         timings.sort_by(|a, b| a.ms.total_cmp(&b.ms));
         Ok(timings)
     }
@@ -553,8 +551,8 @@ impl Work for Product {
         let alpha = 1.0_f32;
         let [a, b, c, d] = self.layouts.each_ref().map(|layout| layout.raw);
         let [at_a, at_b, at_c, at_d] = self.addresses.map(|at| at as *mut c_void);
-        // SAFETY: the addresses hold what the layouts say, by the caller's checked views; the scalars are read during
-        // the call (host pointers); the algorithm was proposed for these descriptors, or for equal ones.
+        // SAFETY: the addresses match the layouts, as the caller's views were checked; the scalars are read during the call
+        // (host pointers); the algorithm was proposed for these descriptors, or for equal ones.
         let status = unsafe {
             (self.lt.entries.matmul)(
                 self.lt.handle,

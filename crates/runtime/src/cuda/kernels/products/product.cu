@@ -1,11 +1,12 @@
-// Products cuBLASLt cannot express: operands with gaps between elements or repeated rows, f32 operands with a bf16 result, an inner
-// extent of 0, 8-bit operands off its alignments. And a base brought to the result's place and type before cuBLASLt adds to it.
+// Products that cuBLASLt cannot express: operands with gaps between elements or repeated rows, f32 operands with a bf16 result,
+// an inner extent of 0, 8-bit operands that violate its alignments. Also copies a base to the result, converting its type,
+// before cuBLASLt adds to it.
 //
-//   out[i, j] = sum over k of a[i, k] b[k, j], times both scales where SCALED,
-//   plus base[i, j] where HAS_BASE; any strides, `count` matrices.
+//   out[i, j] = sum over k of a[i, k] b[k, j], times both scales if SCALED,
+//   plus base[i, j] if HAS_BASE; any strides, `count` matrices.
 //
-// A thread block of 256 threads computes 32 x 32 elements, four a thread, from tiles of 32 x 32 in shared memory. An
-// element is summed in the order of k: deterministic. Meant for small odd products; a few percent of what cuBLASLt reaches.
+// A thread block of 256 threads computes 32 x 32 elements, four per thread, from tiles of 32 x 32 in shared memory. An element
+// is summed in the order of k: deterministic. Meant for small odd products; reaches a few percent of cuBLASLt's speed.
 // Defines: T_A, T_B, T_OUT, T_BASE, HAS_BASE and SCALED (0 or 1).
 
 #define TILE 32
@@ -61,7 +62,7 @@ product_any(const T_A* a, const T_B* b, const T_BASE* base, T_OUT* out,
     }
 }
 
-// out = base, element by element, over `count` matrices of m rows; a block of 256 threads a row.
+// out = base, element by element, over `count` matrices of m rows; one block of 256 threads per row.
 extern "C" __global__ void __launch_bounds__(256)
 spread_base(const T_BASE* base, T_OUT* out, int m, int n, i64 base_step, i64 out_step,
             i64 base_row, i64 base_column, i64 out_row) {

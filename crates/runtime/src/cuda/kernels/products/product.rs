@@ -1,11 +1,10 @@
-//! Matrix products: cuBLASLt where it can express the operands, unless a kernel of ours is faster, and a plain kernel of ours
-//! where it cannot.
+//! Matrix products: cuBLASLt where it can express the operands and none of our kernels is faster, otherwise our plain kernel.
 //!
-//! An operand is a stack of matrices: the last two axes, over the leading ones. cuBLASLt takes matrices whose rows or
-//! columns have no gaps, at one distance from each other; leading axes that are not evenly spaced become several
-//! calls. It multiplies bf16 to bf16 or f32, and f32 to f32: in full precision or, where the
-//! product says so, in TF32. 8-bit operands it multiplies to bf16 or f32 where both lie along the inner extent, everything
-//! is a multiple of 16 bytes, the places of scales too, and not both are E5M2. Our kernel always multiplies in full precision.
+//! An operand is a stack of matrices: the last two axes, over the leading ones. cuBLASLt supports matrices with dense rows or
+//! columns at a constant distance; leading axes that are not evenly strided become several calls. It multiplies bf16 to bf16 or
+//! f32, and f32 to f32 in full precision or, if the product allows it, in TF32. It multiplies 8-bit operands to bf16 or f32 if
+//! both are contiguous along the inner extent, all addresses and strides, also of the scales, are multiples of 16 bytes, and
+//! not both are E5M2. Our plain kernel always multiplies in full precision.
 
 use std::borrow::Cow;
 
@@ -15,7 +14,7 @@ use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
 use super::choice::{self, ProductKernel, Untimed};
-use super::epilogue::Parts;
+use super::epilogue::EpilogueTensors;
 use super::hopper;
 use super::lt::{Fusion, Matrices, Multiply};
 use crate::cuda::context::{
@@ -39,11 +38,10 @@ pub const KERNELS: &[Kernel] = &[Kernel {
     prepare,
 }];
 
-/// The most scratch any product gets: what NVIDIA recommends for Hopper.
+/// Maximum workspace of a product: NVIDIA's recommendation for Hopper.
 const MOST_WORKSPACE: usize = 32 << 20;
 
-/// Workspace for cuBLASLt where the result has `elements` elements. Small products get enough to cut the inner extent into
-/// 32 parts, kept in f32.
+/// cuBLASLt's workspace for a result of `elements` elements. Small products get enough for split-K into 32 parts in f32.
 pub(super) fn library_workspace(elements: usize) -> usize {
     (elements * 4 * 32).next_multiple_of(256).clamp(64 << 10, MOST_WORKSPACE)
 }
@@ -52,7 +50,7 @@ fn workspace(shapes: &Shapes<'_>) -> usize {
     library_workspace(shapes.outs[0].elements())
 }
 
-/// The distance between matrices when leading axes are walked in order; `None` where it is not always the same.
+/// The distance between matrices when iterating over the leading axes in order; `None` if it is not constant.
 fn even_step(dims: &[usize], strides: &[usize]) -> Option<usize> {
     let axes: Vec<(usize, usize)> =
         dims.iter().zip(strides).filter(|(d, _)| **d != 1).map(|(d, s)| (*d, *s)).collect();
@@ -60,7 +58,7 @@ fn even_step(dims: &[usize], strides: &[usize]) -> Option<usize> {
     is_even.then(|| axes.last().map_or(0, |(_, stride)| *stride))
 }
 
-/// A view's matrices of m rows and n columns as cuBLASLt takes them, or `None`.
+/// A view's matrices of m rows and n columns in cuBLASLt's terms, or `None`.
 pub(super) fn expressible(view: &View, address: u64, step: usize, transposed: bool) -> Option<Matrices> {
     let rank = view.dims.len();
     let (m, n) = (view.dims[rank - 2], view.dims[rank - 1]);
@@ -82,7 +80,7 @@ pub(super) fn expressible(view: &View, address: u64, step: usize, transposed: bo
     ((m == 1 || row == 1) && pitch >= m).then(|| at(n, m, pitch, !transposed))
 }
 
-/// How a launch is cut into calls.
+/// How a launch is divided into calls.
 struct Cut<'a> {
     ta: bool,
     tb: bool,
@@ -90,22 +88,22 @@ struct Cut<'a> {
     a: &'a View,
     b: &'a View,
     base: Option<&'a View>,
-    /// Of 8-bit operands.
+    /// For 8-bit operands.
     scales: Option<[&'a View; 2]>,
     out: &'a View,
-    /// Leading axes each call walks by itself; the others become several calls.
+    /// Leading axes that a single call covers; the others become several calls.
     first_inner: usize,
-    /// Matrices of one call.
+    /// Matrices per call.
     count: usize,
 }
 
 impl<'a> Cut<'a> {
-    /// `None` where there is nothing to compute.
+    /// `None` if there is nothing to compute.
     fn of(launch: &'a Launch) -> Option<Self> {
         let Op::Product { ta, tb, base, compute, .. } = launch.op else {
             unreachable!("the row is for product")
         };
-        let out = Parts::target(launch).filter(|out| out.elements() > 0)?;
+        let out = EpilogueTensors::target(launch).filter(|out| out.elements() > 0)?;
         let (a, b) = (&launch.ins[0], &launch.ins[1]);
         let base = base.then(|| &launch.ins[2]);
         let scales = a.dtype.is_fp8().then(|| [1, 2].map(|back| &launch.ins[launch.ins.len() - back]));
@@ -125,7 +123,7 @@ impl<'a> Cut<'a> {
         even_step(&view.dims[inner.clone()], &view.strides[inner]).expect("chosen to be even")
     }
 
-    /// The first element of each call, in elements from the view's.
+    /// Offset of each call's first element from the view's, in elements.
     fn starts(&self, view: &View) -> Vec<usize> {
         let mut starts = vec![0];
         for axis in 0..self.first_inner {
@@ -142,7 +140,7 @@ impl<'a> Cut<'a> {
         [self.out.dims[rank - 2], self.out.dims[rank - 1], k]
     }
 
-    /// Whether cuBLASLt multiplies these types and layouts.
+    /// Whether cuBLASLt supports these types and layouts.
     fn is_for_library(&self) -> bool {
         let [_, _, k] = self.extents();
         let (input, output) = (self.a.dtype, self.out.dtype);
@@ -178,15 +176,19 @@ impl<'a> Cut<'a> {
             && self.base.is_none_or(is_row)
     }
 
-    /// Whether types, layouts and extents are those that our kernel for Hopper is written for: products that keep a device busy.
+    /// Whether our Hopper kernel supports these types, layouts and extents; only products that fill a device.
     fn is_for_hopper(&self, launch: &Launch) -> bool {
         let [m, n, k] = self.extents();
         let is_bf16 = [self.a, self.b, self.out].iter().all(|view| view.dtype == DType::BF16);
         let is_large = m * self.count >= 128 && n >= 64 && k >= 64;
-        is_bf16 && is_large && self.base.is_none() && Parts::of(launch).is_none() && self.is_for_library()
+        is_bf16
+            && is_large
+            && self.base.is_none()
+            && EpilogueTensors::of(launch).is_none()
+            && self.is_for_library()
     }
 
-    /// Whether a lies with M contiguous, and b with N.
+    /// Whether a is contiguous along M, and b along N.
     fn hopper_layout(&self) -> [bool; 2] {
         let turned = |view: &View, transposed| {
             expressible(view, 0, 0, transposed).is_some_and(|matrices| matrices.is_transposed)
@@ -194,7 +196,7 @@ impl<'a> Cut<'a> {
         [turned(self.a, self.ta), !turned(self.b, self.tb)]
     }
 
-    /// Whether cuBLASLt can read the base where it lies.
+    /// Whether cuBLASLt can read the base in place.
     fn is_base_direct(&self) -> bool {
         self.base.is_none_or(|base| base.dtype == self.out.dtype && is_rows(base))
     }
@@ -217,7 +219,7 @@ impl<'a> Cut<'a> {
     }
 }
 
-/// Rows without gaps that do not overlap.
+/// Whether rows are dense and do not overlap.
 fn is_rows(view: &View) -> bool {
     expressible(view, 0, 0, false).is_some_and(|m| !m.is_transposed)
 }
@@ -227,8 +229,8 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let own = Cut::of(launch).filter(is_ours);
     let own = own.map(|cut| cut.source());
     let mut sources: Vec<Source> =
-        own.into_iter().chain(Parts::of(launch).map(|parts| parts.source())).collect();
-    if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && is_timed_or_asked(facts)) {
+        own.into_iter().chain(EpilogueTensors::of(launch).map(|parts| parts.source())).collect();
+    if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && may_use_own_kernel(facts)) {
         let epilogue = hopper::Epilogue::Plain;
         let forms = choice::forms(epilogue.forms(), facts);
         sources.extend(forms.iter().map(|form| form.source(cut.hopper_layout(), epilogue)));
@@ -236,13 +238,13 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     sources
 }
 
-/// Whether a plain product may run on a kernel of ours: it is faster than the library, or asked for.
-fn is_timed_or_asked(facts: &Facts) -> bool {
+/// Whether a plain product may run on our kernel: because it was measured to be faster, or is requested.
+fn may_use_own_kernel(facts: &Facts) -> bool {
     facts.autotune || facts.product == ProductKernel::Wgmma
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let parts = Parts::of(launch);
+    let parts = EpilogueTensors::of(launch);
     let Some(cut) = Cut::of(launch) else { return Ok(sequence(vec![])) };
     let scratch = launch.workspace.as_ref().map_or((0, 0), |w| (p.address(w), w.span_bytes()));
     let starts = |view: &View| {
@@ -290,7 +292,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         };
         match fused {
             Some(work) => works.push(work),
-            // Which 8-bit products the library has depends on the device: ours multiplies the others.
+            // Which 8-bit products the library supports depends on the device; our kernel handles the others.
             None if cut.scales.is_some() => works.push(match multiply.prepare_fused(p)? {
                 Some(work) => work,
                 None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?,
@@ -308,7 +310,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
                 )?);
             }
             None => {
-                p.multiplies_by(choice::LIBRARY);
+                p.count_product(choice::LIBRARY);
                 works.push(multiply.prepare(p)?);
                 works.extend(finish(&parts, cut.out, p)?);
             }
@@ -317,14 +319,14 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     Ok(sequence(works))
 }
 
-/// As our kernel takes it.
+/// The arguments of our kernel.
 fn own_call(count: usize, [a, b, d]: [Matrices; 3]) -> hopper::Call {
     let epilogue = hopper::Epilogue::Plain;
     let outs = [Some(d), None, None];
     hopper::Call { count, a, b, b2: None, outs, sides: [None; 2], bias: 0, partial: 0, epilogue }
 }
 
-/// Whether our kernel for Hopper runs a launch, the arena being aligned.
+/// Whether our Hopper kernel supports a launch, assuming an aligned arena.
 pub(super) fn is_served(launch: &Launch) -> bool {
     let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch)) else { return false };
     let is_served = |starts: [usize; 3]| {
@@ -341,9 +343,9 @@ pub(super) fn is_served(launch: &Launch) -> bool {
     (0..out.len()).all(|i| is_served([a[i], b[i], out[i]]))
 }
 
-/// Our epilogue kernel on a plain product. An epilogue is of one matrix, so there is one call.
+/// Our epilogue kernel on a plain product. An epilogue applies to a single matrix, so there is one call.
 fn finish(
-    parts: &Option<Parts<'_>>,
+    parts: &Option<EpilogueTensors<'_>>,
     out: &View,
     p: &Prepare<'_>,
 ) -> Result<Option<Box<dyn Work>>, CudaError> {
@@ -353,14 +355,14 @@ fn finish(
     }
 }
 
-/// The strides of rows and columns of an operand, after transposition.
+/// Row and column strides of an operand, after transposition.
 fn strides(view: &View, transposed: bool) -> [i64; 2] {
     let rank = view.dims.len();
     let (row, column) = (view.strides[rank - 2] as i64, view.strides[rank - 1] as i64);
     if transposed { [column, row] } else { [row, column] }
 }
 
-/// Blocks along x, which reach 2^31 - 1.
+/// Blocks along x, up to 2^31 - 1.
 fn blocks(count: usize) -> Result<u32, CudaError> {
     match i32::try_from(count) {
         Ok(count) => Ok(count as u32),

@@ -1,8 +1,8 @@
-// Partial rows added up: y_i[c] = sum over rows of p_i[row, c], for up to three vectors at once.
+// Sums of partial rows: y_i[c] = sum over rows of p_i[row, c], for up to three vectors at once.
 //
-// p_i [rows, D] f32, dense, one behind another; y_i [D] by to_y0, to_y1, to_y2. Bytes: each p once. blockIdx.y is the vector;
-// a thread block takes 32 columns, its 32 warps every 32nd row, eight in flight. Few and short: launch overhead is most of
-// it, which is why several vectors share one. The order of additions depends on rows alone: deterministic.
+// p_i [rows, D] f32, dense, one after another; y_i [D] by to_y0, to_y1, to_y2. Moves each p once. blockIdx.y selects the
+// vector; a thread block takes 32 columns, each of its 32 warps every 32nd row, eight in flight. Launch overhead dominates,
+// which is why several vectors share a launch. The order of additions depends on `rows` alone: deterministic.
 
 extern "C" __global__ void __launch_bounds__(1024) partial_sums(const float* p, float* y0, float* y1, float* y2, int rows) {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
@@ -20,7 +20,7 @@ extern "C" __global__ void __launch_bounds__(1024) partial_sums(const float* p, 
     __shared__ float all[32][33];
     all[warp][lane] = sum;
     __syncthreads();
-    // A warp adds one column's parts.
+    // A warp adds the partial sums of one column.
     sum = lanes_sum<32>(all[lane][warp]);
     column = blockIdx.x * 32 + warp;
     if (lane != 0 || column >= D) return;

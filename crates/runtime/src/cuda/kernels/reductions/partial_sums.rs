@@ -5,10 +5,10 @@ use flatout_ir::View;
 use crate::cuda::kernels::address::Walk;
 use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, blocks, count32};
 
-/// Vectors that one launch sums.
+/// Vectors summed per launch.
 const TOGETHER: usize = 3;
 
-/// Adds partial rows into vectors of `width`: `rows` of the first vector at byte `from`, those of the next behind them.
+/// Adds partial rows into vectors of `width`: `rows` rows of the first vector at byte `from`, followed by those of the next.
 pub fn partial_sums(from: usize, rows: usize, width: usize, to: &[&View]) -> Stages {
     if width == 0 {
         return Ok(vec![]);

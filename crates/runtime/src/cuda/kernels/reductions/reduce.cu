@@ -1,12 +1,12 @@
-// Folding one axis: the sum, the sum of squares or the maximum of n elements.
+// Reduction along one axis: the sum, the sum of squares or the maximum of n elements.
 //
-// x is [outer, n, inner], y [outer, inner] by outer_x, STEP, inner_x and outer_y, inner_y; sums of floats are f32, of
-// integers i32; a NaN is passed over by the maximum. Bytes: x once, partial folds of pieces once out and in.
-// `along` (inner = 1): a thread block folds `length` neighbouring elements, VEC a thread, four vectors in flight.
+// x is [outer, n, inner], y [outer, inner] by outer_x, STEP, inner_x and outer_y, inner_y; sums of floats are f32, of integers
+// i32; the maximum ignores NaN. Moves x once, and partial results of pieces once out and in.
+// `along` (inner = 1): a thread block folds `length` neighbouring elements, VEC per thread, four vectors in flight.
 // `short_rows`: rows too short for a block take a warp each.
-// `across`: a block folds `length` rows over 32 VEC columns; its WARPS warps take every WARPS-th row, four in flight.
-// Where n is cut into pieces (blockIdx.y), piece i of (o, c) goes to partial[i, o, c] in f32 and `across` folds the
-// pieces. Which element is folded where depends on shapes alone: deterministic.
+// `across`: a block folds `length` rows over 32 VEC columns; each of its WARPS warps takes every WARPS-th row, four in flight.
+// If n is cut into pieces (blockIdx.y), piece i of (o, c) goes to partial[i, o, c] in f32 and `across` folds the pieces. The
+// order of folding depends on shapes alone: deterministic.
 
 #if BY == 2
 __device__ __forceinline__ T_ACC nothing() { return LOWEST; }

@@ -17,10 +17,10 @@ pub const KERNELS: &[Kernel] = &[staged!(
 
 /// Rows shorter than this take a warp each.
 const SHORT: usize = 1024;
-/// The least a block folds where an axis is cut: elements along, rows across.
+/// Minimum extent per block if an axis is cut: elements for `along`, rows for `across`.
 const ALONG_PIECE: usize = 16 << 10;
 const ACROSS_PIECE: usize = 64;
-/// Blocks that fill a device.
+/// Number of blocks that fills a device.
 const ENOUGH_BLOCKS: usize = 1024;
 
 /// A tensor as [outer, n, inner].
@@ -41,7 +41,7 @@ impl Shape {
         self.outer * self.inner
     }
 
-    /// Pieces the axis is cut into so that all of the device works on it.
+    /// Number of pieces of the axis, so that the whole device has work.
     fn pieces(&self) -> usize {
         let (whole, piece) = match self.inner {
             1 => (self.outer, ALONG_PIECE),
@@ -75,14 +75,14 @@ fn stages(launch: &Launch) -> Stages {
     Ok(vec![fold(x, axis, by, &partial, To::flat(&partial), pieces)?, join(&partial, by_pieces, y)?])
 }
 
-/// Folds the first axis of partial folds, which the workspace holds densely.
+/// Folds the first axis of partial results, which are dense in the workspace.
 fn join(partial: &View, by: Fold, to: &View) -> Result<Stage, CudaError> {
     let (pieces, folds) = (partial.dims[0], to.elements());
     let flat = View::dense(partial.offset, &TensorType::new(partial.dtype, [pieces, folds]));
     fold(&flat, 0, by, to, To::flat(to), 1)
 }
 
-/// Where the fold of (outer, inner) goes.
+/// Address functions of the result of (outer, inner).
 struct To {
     outer: Walk,
     inner: Walk,
@@ -95,7 +95,7 @@ impl To {
         To { outer: part(0..axis), inner: part(axis + 1..y.dims.len()) }
     }
 
-    /// Any tensor of as many elements as `inner` counts.
+    /// A flat tensor with as many elements as `inner` counts.
     fn flat(y: &View) -> To {
         To { outer: Walk::new(&[], &[]), inner: Walk::of(y) }
     }
@@ -106,14 +106,14 @@ fn fold(x: &View, axis: usize, by: Fold, y: &View, to: To, pieces: usize) -> Res
     let shape = Shape::new(&x.dims, axis);
     let (n, along) = (shape.n, shape.inner == 1);
     let accumulator = x.dtype.accumulator();
-    // Few columns and many rows: more warps to a column.
+    // Few columns and many rows: more warps per column.
     let is_tall = !along && pieces == 1 && n > 4 * ACROSS_PIECE;
     let (vec, warps) = match (along, is_tall) {
         (true, _) => (row_width(&[x], n), 8),
         (_, true) => (1, 32),
         _ => (row_width(&[x], shape.inner), 8),
     };
-    // A vector lies along the axis, or along what is inside it.
+    // Vectors lie along the axis if it is innermost, otherwise along the axes inside it.
     let vec = if along && x.strides[axis] != 1 { 1 } else { vec };
     let (narrow, wide) = match x.dtype {
         DType::I32 => ("(x)", "(x)"),

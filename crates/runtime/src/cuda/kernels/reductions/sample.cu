@@ -1,18 +1,18 @@
-// The next token of every sequence, drawn from its logits, and the token's log-probability.
+// Draws the next token of every sequence from its logits, and returns its log-probability.
 //
-// logits f32 [S, VOCAB]; numbers i32 [S, 6]: tokens to draw from, top_k, two words of a seed, the sequence, the place in it;
-// shares f32 [S, 2]: temperature, top_p; out f32 [S, 2]: token, log-probability. All dense. As in `ops::sample`.
+// logits f32 [S, VOCAB]; numbers i32 [S, 6]: tokens to draw from, top_k, two words of a seed, the sequence, the position in it;
+// shares f32 [S, 2]: temperature, top_p; out f32 [S, 2]: token, log-probability. All dense. As defined in `ops::sample`.
 //
-// RANKS thread blocks a sequence, one cluster, so that few sequences use more of the GPU; each takes every RANKS-th stretch of the
-// tokens and they add up what they found through distributed shared memory. Tokens in the order of their likelihood are never
-// sorted: what is kept by top_k and by top_p is a prefix of that order, and so is what comes before the token drawn, so each of the
-// three is one search for the first prefix that has a wanted number of tokens or a wanted mass. A search descends three levels of a
-// histogram over (largest - logit) / temperature, BINS bins each, which hold tokens and masses; one pass over the row fills a
-// level, and all searches share the first. Bins reach as far as the least logit, so that tokens spread over them and atomic
-// additions seldom meet. Masses are whole numbers, parts of 2^40 of the largest, so sums do not depend on an order: equal numbers
-// give equal tokens. Tokens below e^-SPAN of the largest have no mass.
-// Tokens that differ by less than SPAN 2^-30 count as equally likely, and come by their numbers.
-// Bytes: the logits from memory, and again from the cache for each pass: 5 passes where only the temperature is given, 10 at most.
+// RANKS thread blocks per sequence form a cluster, so that few sequences use more of the GPU; each takes every RANKS-th stretch
+// of the tokens, and they combine results through distributed shared memory. Tokens are never sorted by likelihood: what top_k
+// and top_p keep is a prefix of that order, and so are the tokens before the drawn one, so each of the three is a search for
+// the first prefix with a given number of tokens or a given mass. A search descends three levels of a histogram over (largest -
+// logit) / temperature, with BINS bins each that hold tokens and masses; one pass over the row fills a level, and all searches
+// share the first. Bins reach to the smallest logit, so that tokens spread over them and atomic additions seldom collide.
+// Masses are integers, in units of 2^-40 of the largest, so sums do not depend on an order: deterministic, equal numbers give
+// equal tokens. Tokens below e^-SPAN of the largest have no mass. Tokens that differ by less than SPAN 2^-30 count as equally
+// likely and are ordered by their numbers. Moves the logits from memory, and again from cache for each pass: 5 passes if only
+// the temperature is given, 10 at most.
 //
 // Defines: VOCAB, RANKS (1 before sm_90, which has no clusters).
 
@@ -28,7 +28,7 @@ struct Bin {
     u32 count;
 };
 
-// Where a search ended: the mass of the prefix, the key of its last token, and how many of that key belong to it.
+// The result of a search: the mass of the prefix, the key of its last token, and how many tokens of that key belong to it.
 struct Found {
     u64 mass;
     u32 key, of_key;
@@ -41,11 +41,11 @@ struct Histogram {
 
 #if RANKS > 1
 #define CLUSTER __cluster_dims__(RANKS, 1, 1)
-// A cluster barrier: writes to shared memory before it are seen by all blocks of the cluster behind it.
+// A cluster barrier: earlier writes to shared memory are visible to all blocks of the cluster afterwards.
 __device__ __forceinline__ void join() {
     asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
-// The same place in another block's shared memory (distributed shared memory).
+// The same address in another block's shared memory (distributed shared memory).
 __device__ __forceinline__ u32 place_of(const void* own, int rank) {
     u32 at;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"((u32)__cvta_generic_to_shared(own)), "r"(rank));
@@ -73,7 +73,7 @@ __device__ __forceinline__ float of_rank(const float* own, int rank) {
 
 __device__ __forceinline__ u64 more(u64 a, u64 b) { return a > b ? a : b; }
 
-// Floats in the order of whole numbers.
+// Maps floats to integers with the same order.
 __device__ __forceinline__ u32 ordered(float x) {
     u32 bits = __float_as_uint(x);
     return bits >> 31 ? ~bits : bits | 0x80000000u;
@@ -83,10 +83,10 @@ struct Row {
     const float* logits;
     int size, rank;
     float top, cold;  // the largest logit; 1 / temperature
-    float bins;       // bins of a unit
+    float bins;       // bins per unit
 
     __device__ float below(int i) const { return (top - logits[i]) * cold; }
-    // 30 bits that grow as tokens become less likely; more where there is no mass.
+    // A 30-bit key that grows as tokens become less likely; larger for tokens without mass.
     __device__ u32 key(float below) const {
         float y = below * bins;
         if (!(y < (float)BINS)) return NO_KEY;
@@ -99,11 +99,11 @@ struct Row {
         }
         return key;
     }
-    // Of all tokens of a key.
+    // Mass of each token with this key.
     __device__ u64 mass(u32 key) const { return (u64)(exp2f(-LOG2E * ((float)key / (bins * (BINS * BINS)))) * UNIT); }
 };
 
-// Tokens and masses of a level's bin of this thread, of those whose key begins as `key` does.
+// Fills a level's histogram with the tokens whose key has the prefix of `key`; returns this thread's bin.
 __device__ Bin fill(Histogram& h, const Row& row, int level, u32 key) {
     join();
     h.mass[threadIdx.x] = 0;
@@ -114,7 +114,7 @@ __device__ Bin fill(Histogram& h, const Row& row, int level, u32 key) {
     for (int i = row.rank * THREADS + threadIdx.x; i < row.size; i += RANKS * THREADS) {
         const u32 of = row.key(row.below(i));
         if (of == NO_KEY || (level > 0 && of >> (low + 10) != key >> (low + 10))) continue;
-        // Lanes with one key add together: logits that were rounded to few values would wait for each other.
+        // Lanes with equal keys combine their additions: logits rounded to few values would otherwise contend.
         const u32 same = __match_any_sync(__activemask(), of);
         if ((int)threadIdx.x % 32 != __ffs(same) - 1) continue;
         const u32 bin = of >> low & (BINS - 1), count = (u32)__popc(same);
@@ -131,7 +131,7 @@ __device__ Bin fill(Histogram& h, const Row& row, int level, u32 key) {
     return own;
 }
 
-// The first bin up to which, beginning with `before`, there are `wanted`: its number, what lies before it, and what it has.
+// The first bin at which the running total from `before` reaches `wanted`: its index, the total before it, and its content.
 struct Step {
     Bin before, in;
     u32 bin;
@@ -164,7 +164,7 @@ __device__ Step step(Bin own, Bin before, bool by_mass, u64 wanted) {
     return result;
 }
 
-// All bins together.
+// The sum of all bins.
 __device__ Bin whole(Bin own) {
     __shared__ Bin warps[THREADS / 32];
 #pragma unroll
@@ -179,7 +179,7 @@ __device__ Bin whole(Bin own) {
     return all;
 }
 
-// The first prefix with `wanted` tokens or mass, of which there is as much.
+// The first prefix with at least `wanted` tokens or mass, given that there is as much.
 __device__ Found search(Bin first, Histogram& h, const Row& row, bool by_mass, u64 wanted) {
     Step at = step(first, {0, 0}, by_mass, wanted);
     u32 key = at.bin << 20;
@@ -196,8 +196,8 @@ __device__ Found search(Bin first, Histogram& h, const Row& row, bool by_mass, u
     return {mass, key, (u32)of_key};
 }
 
-// The number of the `nth` token of a key, counted from 1. Few tokens share a key: they are listed as they are found, and the one with
-// `nth` - 1 smaller numbers is taken. Where they are more than the list holds, stretches are counted in order.
+// The `nth` token with a key, counted from 1 by token number. Few tokens share a key: they are listed as found, and the one
+// with `nth` - 1 smaller numbers is taken. If there are more than the list holds, stretches are counted in order.
 __device__ int token_of(Histogram& h, const Row& row, u32 key, u32 nth) {
     __shared__ int token;
     __shared__ u32 found;
@@ -223,7 +223,7 @@ __device__ int token_of(Histogram& h, const Row& row, u32 key, u32 nth) {
             bool is_one = i < row.size && row.key(row.below(i)) == key;
             u32 here = (u32)__syncthreads_count(is_one);
             if (before + here >= nth) {
-                // The nth of all lies in this stretch: count those of earlier threads.
+                // The nth token lies in this stretch: count those of earlier threads.
                 h.mass[threadIdx.x] = is_one;
                 __syncthreads();
                 u32 place = before + 1;
@@ -257,7 +257,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     }
     Row row = {logits + (i64)s * VOCAB, size, rank, 0.0f, 1.0f, 0.0f};
 
-    // The largest, of several the first, and the least.
+    // The largest logit, the first among equals, and the smallest.
     u64 best = 0;
     float least = infinity();
 #pragma unroll 8
@@ -291,7 +291,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     int token = (int)~(u32)best;
     row.top = row.logits[token];
 
-    // The sum of probabilities over that of the largest.
+    // Sum of probabilities relative to that of the largest.
     float sum = 0.0f;
 #pragma unroll 8
     for (int i = rank * THREADS + threadIdx.x; i < size; i += RANKS * THREADS) sum += exp2f(LOG2E * (row.logits[i] - row.top));
@@ -309,7 +309,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
 
     if (temperature > 0.0f) {
         row.cold = 1.0f / temperature;
-        // A little more than there is, so that the last bin has the least logit.
+        // Slightly larger than the actual span, so that the smallest logit is in the last bin.
         const float span = fminf(SPAN, (row.top - least) * row.cold * 1.001f);
         row.bins = span > 0.0f ? (float)BINS / span : 1.0f;
         const Bin first = fill(h, row, 0, 0);
@@ -324,7 +324,7 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         uint4 words = philox(make_uint4((u32)number[5], 0u, (u32)number[4], 0u), (u32)number[2], (u32)number[3]);
         u64 unit = (u64)words.x << 21 | (u64)(words.y >> 11);
         Found found = search(first, h, row, true, __umul64hi(unit << 11, mass) + 1);
-        // The others have read this block's bins.
+        // The other blocks have finished reading this block's bins.
         join();
         if (rank == 0) token = token_of(h, row, found.key, found.of_key);
     }
@@ -332,6 +332,6 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         out[2 * s] = (float)token;
         out[2 * s + 1] = row.logits[token] - row.top - logf(sum);
     }
-    // Nobody leaves while others read its shared memory.
+    // A block must not exit while others read its shared memory.
     join();
 }

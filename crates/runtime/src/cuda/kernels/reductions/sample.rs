@@ -11,10 +11,10 @@ use crate::rows::kernel_row;
 pub const KERNELS: &[Kernel] =
     &[staged!(kernel_row("cuda.sample", OpKind::Sample, &[DType::F32, DType::I32], Layout::Dense), stages)];
 
-/// The most blocks of a sequence.
+/// Maximum blocks per sequence.
 const MOST_RANKS: usize = 8;
 
-/// Thread blocks of a sequence, where clusters join blocks: as many as there are multiprocessors for.
+/// Thread blocks per sequence, on devices with clusters: as many as there are multiprocessors for.
 fn ranks(sequences: usize, facts: &Facts) -> usize {
     let fits = |ranks: &usize| sequences * ranks <= facts.sms as usize;
     [MOST_RANKS, 4, 2].into_iter().find(|ranks| facts.major >= 9 && fits(ranks)).unwrap_or(1)

@@ -1,10 +1,10 @@
-"""Writes what llama.cpp's own Python package makes of some values and of a small file, for the tests beside it.
+"""Writes the golden data of the GGUF tests with llama.cpp's own Python package: some values in every element type, and a small file.
 
     pip install gguf numpy
     python make_golden.py            # writes elements.bin and file.gguf beside this file
 
-elements.bin has the number of values (u32), the values (f32), and the same as f16, bf16 and Q8_0. file.gguf has a value of every
-kind of metadata that is written and a tensor of every type.
+elements.bin has the number of values (u32), the values in f32, and the same values in f16, bf16 and Q8_0. file.gguf has a metadata
+value of every kind that is written and a tensor of every type.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ HERE = Path(__file__).resolve().parent
 def elements():
     random = np.random.default_rng(7)
     values = random.standard_normal(4096).astype(np.float32) * np.exp(random.uniform(-12, 6, 4096)).astype(np.float32)
-    # Blocks of zeros, of one value, of ties between two steps, and of values that are subnormal as f16.
+    # Blocks of zeros, of a single value, of ties between two steps, and of values that are subnormal in f16.
     values[:32] = 0
     values[32:64] = -3.25
     values[64:96] = np.arange(32, dtype=np.float32) * 0.5 - 8

@@ -1,4 +1,4 @@
-//! Files from the hub over HTTP: listed, asked for by commit, resumed where they broke off, checked by their hash.
+//! Transfers files from the hub over HTTP: lists them, requests them by commit, resumes broken transfers, and checks hashes.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -16,14 +16,14 @@ use crate::refuse;
 use flatout_data::durable;
 use flatout_data::remote::http::{self, ContentRange, HOPS, header as text, location, same_host};
 
-/// How often a transfer that breaks off is taken up again.
+/// Attempts per file, the first one included.
 const ATTEMPTS: u32 = 6;
-/// Bytes read at once, and between two reports.
+/// Bytes per read, and between two progress reports.
 const CHUNK_BYTES: usize = 1 << 20;
 const REPORT_BYTES: u64 = 64 << 20;
 /// The most bytes of a file whose size the hub does not state.
 const UNSTATED_BYTES: u64 = 1 << 30;
-/// Without a byte for this long a connection counts as broken.
+/// A connection counts as broken after this long without a byte.
 const SILENCE: Duration = Duration::from_secs(60);
 
 /// Transfers of one model into its folder of the cache.
@@ -46,7 +46,7 @@ impl<'a> Transfer<'a> {
         Ok(Transfer { hub, name, folder, agent })
     }
 
-    /// The commit that the revision is now, and its files.
+    /// The present commit of the revision, and its files.
     pub fn listing(&self) -> Result<(String, Vec<String>), UserError> {
         let (repo, revision) = (&self.name.repo, self.name.revision().replace('/', "%2F"));
         let url = format!("{}/api/models/{repo}/revision/{revision}", self.hub.endpoint);
@@ -62,7 +62,7 @@ impl<'a> Transfer<'a> {
         }
     }
 
-    /// Brings one file of a commit into the cache and links it to `place`.
+    /// Downloads one file of a commit into the cache and links it to `place`.
     pub fn fetch(&self, commit: &str, file: &str, place: &Path, watch: Watch<'_>) -> Result<(), UserError> {
         let url = format!("{}/{}/resolve/{commit}/{file}", self.hub.endpoint, self.name.repo);
         let head = self.head(&url, commit, file)?;
@@ -71,7 +71,7 @@ impl<'a> Transfer<'a> {
             .and_then(|()| fs::create_dir_all(place.parent().expect("in a folder")));
         made.map_err(|error| cannot_write(&blobs, error))?;
         let blob = blobs.join(&head.etag);
-        // One process at a time fetches a file; the next finds it there. The lock is where the hub's own tools have it.
+        // One process at a time downloads a file; the next one finds it there. The lock file is that of the hub's own tools.
         let _lock = self.lock(&head.etag)?;
         if !blob.is_file() {
             self.bring(&url, file, &head, &blob, watch)?;
@@ -89,12 +89,12 @@ impl<'a> Transfer<'a> {
     }
 
     fn head(&self, url: &str, commit: &str, file: &str) -> Result<Head, UserError> {
-        // The first answer, before any redirection to a store, has the hub's own fields.
+        // The first answer, before any redirection to a storage server, has the hub's own fields.
         let mut url = url.to_string();
         let mut response = self.send("HEAD", &url, None)?;
         for _ in 0..HOPS {
             match location(&url, &response) {
-                // A model that was renamed: the hub sends elsewhere on itself.
+                // The model was renamed: the hub redirects within itself.
                 Some(next) if same_host(&url, &next) && !response.headers().contains_key("x-linked-etag") => {
                     url = next;
                     response = self.send("HEAD", &url, None)?;
@@ -126,7 +126,7 @@ impl<'a> Transfer<'a> {
         Ok(Head { etag, bytes })
     }
 
-    /// Downloads to `blob`, taking up what an earlier attempt left.
+    /// Downloads to `blob`, continuing an earlier partial download.
     fn bring(
         &self,
         url: &str,
@@ -138,7 +138,7 @@ impl<'a> Transfer<'a> {
         let partial = PathBuf::from(format!("{}.incomplete", blob.display()));
         let mut broke = String::new();
         for attempt in 0..ATTEMPTS {
-            // At once the first time, then after 1, 2, 4 ... seconds.
+            // The first retry follows immediately, later ones after 1, 2, 4 ... seconds.
             if attempt > 1 {
                 std::thread::sleep(Duration::from_secs(1 << (attempt - 2)));
             }
@@ -210,12 +210,12 @@ impl<'a> Transfer<'a> {
                 Ok(0) => break None,
                 Ok(count) if done_bytes + count as u64 > most_bytes => {
                     fs::remove_file(partial).map_err(cannot)?;
-                    let said = match head.bytes {
+                    let limit = match head.bytes {
                         Some(bytes) => format!("the {bytes} bytes it says there are"),
                         None => format!("{most_bytes} bytes without saying how many there are"),
                     };
                     refuse!(
-                        "{} sends more of {file} of {} than {said}: it is not downloaded",
+                        "{} sends more of {file} of {} than {limit}: it is not downloaded",
                         self.hub.endpoint,
                         self.name
                     );
@@ -241,7 +241,7 @@ impl<'a> Transfer<'a> {
         Ok(Received::Broken(why))
     }
 
-    /// Asks and follows redirections. The user's token goes to the hub alone.
+    /// Sends a request and follows redirections. The user's token is sent only to the hub.
     fn ask(&self, method: &str, url: &str, from_byte: Option<u64>) -> Result<Response<Body>, UserError> {
         let mut url = url.to_string();
         for _ in 0..HOPS {
@@ -256,7 +256,7 @@ impl<'a> Transfer<'a> {
 
     fn send(&self, method: &str, url: &str, from_byte: Option<u64>) -> Result<Response<Body>, UserError> {
         let mut request = if method == "HEAD" { self.agent.head(url) } else { self.agent.get(url) };
-        // A length is only the file's where nothing was compressed on the way.
+        // The length belongs to the file only if the transfer is not compressed.
         request = request.header("accept-encoding", "identity");
         if let Some(token) = self.hub.token.as_ref().filter(|_| same_host(url, &self.hub.endpoint)) {
             request = request.header("authorization", format!("Bearer {token}"));
@@ -273,7 +273,7 @@ impl<'a> Transfer<'a> {
         })
     }
 
-    /// An answer with the thing asked for, or the sentence for what the hub answered instead.
+    /// Accepts an answer that has the requested content; otherwise the error explains the hub's answer.
     fn accept(&self, response: &Response<Body>, file: &str) -> Result<(), UserError> {
         let (name, endpoint) = (self.name, &self.hub.endpoint);
         let code = text(response.headers(), "x-error-code").unwrap_or_default();
@@ -305,12 +305,12 @@ enum Received {
     Broken(String),
 }
 
-/// Whether a partial answer begins where it was asked to: `bytes 5-9/10` at 5.
+/// Whether a partial answer begins at the requested offset: `bytes 5-9/10` at 5.
 fn begins_at(headers: &HeaderMap, first: u64) -> bool {
     ContentRange::of(headers).is_some_and(|range| range.first == first)
 }
 
-/// Links a place in a snapshot to a blob, at once.
+/// Atomically links a path in a snapshot to a blob.
 fn link(etag: &str, place: &Path) -> io::Result<()> {
     let partial = place.with_file_name(format!(".{etag}.{}.link", std::process::id()));
     let _ = fs::remove_file(&partial);
@@ -318,8 +318,8 @@ fn link(etag: &str, place: &Path) -> io::Result<()> {
     fs::rename(&partial, place)
 }
 
-/// Whether a file is what its ETag says: the hub gives a SHA-256 for large files, and git's SHA-1 of a blob for small
-/// ones. Other servers' tags say nothing.
+/// Whether a file matches its ETag: the hub uses a SHA-256 for large files and git's SHA-1 of a blob for small ones. ETags of
+/// other servers cannot be checked.
 fn is_right(path: &Path, etag: &str) -> io::Result<bool> {
     let algorithm = match etag.len() {
         64 => &digest::SHA256,

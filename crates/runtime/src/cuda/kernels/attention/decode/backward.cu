@@ -1,23 +1,23 @@
-// The gradients of attention of one or few queries a segment over many keys: bf16, head sizes 8 to 256 in steps of 8, any
-// mask and segments, grouped heads of up to 8 NQ rows.
+// Gradients of attention for one or few queries per segment over many keys: bf16, head sizes 8 to 256 in steps of 8, any mask
+// and segments, grouped heads of up to 8 NQ rows.
 //
 //   p = exp(scale q k^T - lse), delta = sum(do o) - dlse, ds = p (do v^T - delta)
 //   dq = scale ds k, dk = scale ds^T q, dv = p^T do
 //
-// Shapes and strides are those of call.cuh. Memory-bound: one pass reads every element of k and v and writes every element
-// of dk and dv once, 8 SIZE bytes a key and key head. Keys are split (split-K): a thread block of 4 warps takes one split
-// of the keys of one key head with all its rows; its warps take STEP keys in turn. Keys of a segment that no query sees get
-// zeros. dq is reduced over the block's keys in f32 and, where there is more than one split, written to scratch
-// [segments, key heads, splits, rows, SIZE], which `decode_merge_dq` adds up.
+// Shapes and strides are those of call.cuh. Memory-bound: one pass reads every element of k and v and writes every element of
+// dk and dv once, 8 SIZE bytes per key and key head. Split-K: a thread block of 4 warps takes one split of the keys of one key
+// head with all its rows; its warps take STEP keys in turn. dk and dv of keys that no query attends to are zero. dq is reduced
+// over the block's keys in f32 and, if there is more than one split, written to scratch [segments, key heads, splits, rows,
+// SIZE], which `decode_merge_dq` sums.
 //
-// Five products by mma.sync, keys as the 16 rows (M) of four of them: scores and do v^T have the query rows as columns (N);
-// dv and dk have them as the inner axis (K), which is 8 NQ long. dq has elements as rows and keys as the inner axis: k's
-// fragments are transposed in registers by movmatrix. The rows' fragments, as columns and as inner axis, lie in shared
-// memory, one 16-byte word a lane.
+// Five mma.sync products. Four have keys as the 16 rows (M): scores and do v^T have the query rows as columns (N); dv and dk
+// have them as the inner axis (K) of length 8 NQ. dq has head elements as rows and keys as the inner axis: movmatrix transposes
+// k's fragments in registers. The query rows' fragments, as columns and as inner axis, lie in shared memory, one 16-byte word
+// per lane.
 // Registers: no spills. Static shared memory: 16 ROWS (SIZE + 4) bytes, 33 KB at most.
 // Every element has one writer and sums have a fixed order: deterministic.
 
-// Two f32 results a word: elements 8 c .. 8 c + 7 of a row of 32, from four products.
+// Packs two f32 results per word: elements 8 c .. 8 c + 7 of a row of 32, from four products.
 __device__ __forceinline__ uint4 packed(const float (&x)[4][4], int half, float factor) {
     u32 y[4];
 #pragma unroll
@@ -25,8 +25,7 @@ __device__ __forceinline__ uint4 packed(const float (&x)[4][4], int half, float 
     return make_uint4(y[0], y[1], y[2], y[3]);
 }
 
-// Rows of keys from + g and from + g + 8 of dk or dv: weights [16 keys, ROWS] times the query rows, a round after the
-// other.
+// Writes rows from + g and from + g + 8 of dk or dv: weights [16 keys, ROWS] times the query rows, 32 columns per round.
 __device__ __forceinline__ void write_keys(const Rows& to, int kv_head, int from, int end, const u32 (&weights)[NQ][2],
                                            const uint4* rows, float factor) {
     const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
@@ -91,7 +90,7 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
             for (int e = lane; e < SIZE; e += 32) sum = fmaf(f32(o[e]), f32(d_o[e]), sum);
             if (lane == 0 && d_lse) sum -= d_lse[row.query * d_lse_row + row.head];
             log = LOG2E * call.lse[row.query * call.lse_row + row.head];
-            // A row that sees nothing gives probabilities of 0 with any number.
+            // Rows without any key get probability 0; their lse may be any finite number.
             log = log == -infinity() ? 0.0f : log;
         }
         sum = lanes_sum<32>(sum);
@@ -166,7 +165,7 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
     }
     if (!call.dq.at) return;
 
-    // Reduction over the warps. The rows' fragments are not read any more: sums may lie in their place.
+    // Reduction over the warps. The rows' fragments are no longer needed, so the sums may reuse their memory.
     __syncthreads();
 #pragma unroll
     for (int t = 0; t < ROUNDS * 2 * NQ * 4; t++) {
@@ -199,7 +198,7 @@ decode_backward(const __grid_constant__ Call call, const Splits splits, const fl
     }
 }
 
-// Adds dq over the splits that have keys. One thread block per query and head. Grid: heads, queries of a segment, segments.
+// Sums dq over the splits that have keys. One thread block per query and head. Grid: heads, queries of a segment, segments.
 #define MERGERS 256
 #define QUARTERS (SIZE / 4)
 #define SLOTS (MERGERS / QUARTERS)

@@ -1,30 +1,30 @@
-// Attention of one or few queries a segment over many keys: bf16, head sizes 8 to 256 in steps of 8, any mask and
-// segments, grouped heads.
+// Attention for one or few queries per segment over many keys: bf16, head sizes 8 to 256 in steps of 8, any mask and segments,
+// grouped heads.
 //
-//   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
+//   scores = scale q k^T, p = softmax over the keys a query attends to, o = p v, lse = log of the sum of exponentials
 //
-// Shapes and strides are those of call.cuh. Memory-bound: every element of k and v is read once for all rows of its key
-// head (up to 8 NQ of them; more are further thread blocks), 4 SIZE bytes a key and key head, and nothing else of that
-// order.
-// The keys of a segment are cut into splits of a fixed number, counted from its first (split-K). A thread block of 4 warps
-// takes one split of one key head; its warps take STEP keys in turn, with running maxima of their own, and are reduced at
-// the end. Where there is more than one split a block writes its result and its logarithm in f32 to scratch:
+// Shapes and strides are those of call.cuh. Memory-bound: every element of k and v is read once for up to 8 NQ rows of its key
+// head (more rows take further thread blocks), 4 SIZE bytes per key and key head; all other traffic is negligible.
+// Split-K: the keys of a segment are cut into splits of a fixed length, counted from its first key. A thread block of 4 warps
+// takes one split of one key head; its warps take STEP keys in turn with separate running maxima and are reduced at the end. If
+// there is more than one split, a block writes its partial result and its lse in f32 to scratch:
 //
 //   scratch: o [segments, row tiles, key heads, splits, rows, SIZE], then lse, in units of log 2, [.., rows]
 //
-// and `decode_merge` combines them. Blocks of splits behind the segment's last key exit at once, so the grid may be that of
-// a capacity.
+// and `decode_merge` combines them. Blocks of splits past the segment's last key exit at once, so the grid may cover a
+// capacity.
 //
-// Both products are mma.sync with keys or elements as the 16 rows (M) and query rows as the 8 columns (N). Keys go from global
-// memory straight into fragments, 16 bytes a lane. Values are loaded 8 lanes a row, and two keys' elements are paired by byte
-// permutes. Weights pass from one product to the next by movmatrix. No shared memory in the main loop: a warp has all loads of STEP
-// keys in flight, 8 KB at size 128. Query rows are in registers up to that size and in shared memory above.
-// Registers: no spills. Static shared memory: 16 ROWS (SIZE + 3) bytes and 16 SIZE above 128, 37 KB at most. Sums have a fixed
-// order: deterministic.
+// Both products are mma.sync with keys or head elements as the 16 rows (M) and query rows as the 8 columns (N). Keys go from
+// global memory straight into fragments, 16 bytes per lane. Values are loaded with 8 lanes per row, and byte permutes pair the
+// elements of two keys. movmatrix passes the weights from the first product to the second. The main loop uses no shared memory:
+// a warp has all loads of STEP keys in flight, 8 KB at size 128. Query rows stay in registers up to that size and in shared
+// memory above.
+// Registers: no spills. Static shared memory: 16 ROWS (SIZE + 3) bytes, plus 16 SIZE above 128; 37 KB at most. Sums have a
+// fixed order: deterministic.
 
-// How often eight lanes take a 16-byte piece of a row of values.
+// Rounds in which eight lanes load a row of values, 16 bytes each.
 #define V_ROUNDS ((PIECES + 7) / 8)
-// Pitch of a row of sums in pairs of elements, padded by one: rows of neighbouring lanes begin at different banks.
+// Pitch of a row of sums in pairs of elements, padded by one: rows of neighbouring lanes start at different banks.
 #define PITCH (SIZE / 2 + 1)
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2)
@@ -38,7 +38,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
     const int first = seg.k0 + at.split * splits.keys;
     if (rows <= 0 || (splits.count > 1 && first >= seg.k1)) return;
 
-    // The query rows as columns of the first product, and the keys that the rows of this lane's results see.
+    // The query rows as columns of the first product, and the keys that the rows of this lane's results attend to.
 #if SIZE > 128
     __shared__ uint4 columns[NQ][ROUNDS][32];
 #define COLUMNS(n, r) columns[n][r][lane]
@@ -85,7 +85,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
     const bf16* values = call.v.at + at.kv_head * call.v.head;
     const float unit = call.scale * LOG2E;
 
-    // Steps count from the split's first key, so that what a mask hides moves no key to another step.
+    // Steps count from the split's first key, so that a mask never moves a key to another step.
     int step = low < high ? (low - first) / STEP : 0;
     step += (warp - step) & (WARPS - 1);
     for (int from = first + step * STEP; from < high; from += WARPS * STEP) {
@@ -142,7 +142,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
                 for (int lanes = 4; lanes < 32; lanes *= 2)
                     peak[i] = fmaxf(peak[i], __shfl_xor_sync(ALL_LANES, peak[i], lanes));
                 peak[i] = fmaxf(peak[i], top[n][i]);
-                // A row that has seen nothing yet has only zeros to rescale and to add.
+                // A row without any key so far has only zeros to rescale and to add.
                 const float base = peak[i] == -infinity() ? 0.0f : peak[i];
                 const float shrink = exp2_of(top[n][i] - base);
                 top[n][i] = peak[i];
@@ -223,7 +223,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
             factor[w] = exp2_of(tops[w][row] - base);
             whole = fmaf(factor[w], totals[w][row], whole);
         }
-        // Not `whole > 0`: a score that is not a number must show.
+        // Not `whole > 0`, so that NaN scores propagate.
         const float share_of = whole == 0.0f ? 0.0f : 1.0f / whole;
         float x[8];
 #pragma unroll
@@ -255,8 +255,7 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
     }
 }
 
-// o = sum exp2(lse_i - lse) o_i over the splits that have keys. One thread block per query and head. Grid: heads, queries
-// of a segment, segments.
+// o = sum exp2(lse_i - lse) o_i over the splits that have keys. One block per query and head. Grid: heads, queries, segments.
 #define MERGERS 256
 #define QUARTERS (SIZE / 4)
 #define SLOTS (MERGERS / QUARTERS)

@@ -1,7 +1,7 @@
-//! Attention of few queries per segment over many keys, as in decoding over a cache.
+//! Attention for few queries per segment over many keys, as in decoding with a cache.
 //!
-//! Such calls are memory-bound: keys are split over thread blocks (split-K), and partial results are merged by lse. Deterministic
-//! both ways. `flatout doctor --speed attention` times shapes like these against a copy:
+//! Such calls are memory-bound: keys are split over thread blocks (split-K), and partial results are merged by lse.
+//! Deterministic in both directions. `flatout doctor --speed attention` compares shapes like these with a copy:
 //!
 //! | H200, one query a sequence, read and written counted, in graphs; a copy runs at 4.16 TB/s | forward | backward |
 //! |---|---|---|
@@ -27,21 +27,21 @@ use crate::cuda::context::{CudaError, Facts, Prepare, Source, Work, sequence};
 
 const THREADS: u32 = 128;
 const MERGERS: u32 = 256;
-/// More queries fill a tile of the kernels that walk queries by tiles.
+/// With more queries, tiles of the kernels that tile queries are well filled.
 const MOST_QUERIES: usize = 8;
-/// (query, head) pairs of a key head that fit in one set of columns of a product.
+/// (query, head) pairs of a key head that fit in one set of 8 columns of a product.
 const COLUMNS: usize = 8;
-/// Head sizes at which registers hold two sets of columns.
+/// Largest head size at which two sets of columns fit in registers.
 const MOST_SIZE_OF_TWO: usize = 128;
 /// The limit of a grid along its second and third axis.
 const MOST_IN_GRID: usize = 65535;
 
-/// (query, head) pairs that read a key head.
+/// Number of (query, head) pairs that read a key head.
 fn rows(p: &Problem) -> usize {
     p.heads / p.kv_heads * p.q_longest()
 }
 
-/// Sets of columns of a block.
+/// Sets of columns per block.
 fn sets(p: &Problem) -> usize {
     if rows(p) > COLUMNS && p.size <= MOST_SIZE_OF_TWO { 2 } else { 1 }
 }
@@ -56,18 +56,18 @@ fn units(p: &Problem) -> usize {
     p.segments() * p.kv_heads * row_tiles(p)
 }
 
-/// How many keys a split may have. Few enough to spread one sequence over a GPU, enough that partial results are a small
-/// share of what is read. A multiple of what the warps of a block take at once.
+/// Minimum keys per split: few enough to spread one sequence over a GPU, many enough that partial results are a small share of
+/// the traffic. A multiple of the keys that the warps of a block take per step.
 const LEAST_KEYS: usize = 128;
 const STEP_KEYS: usize = 64;
-/// Splits are not made smaller for the sake of more blocks than this.
+/// With this many blocks, splits are not made any shorter.
 const ENOUGH_BLOCKS: usize = 4096;
-/// The fixed cost of a block, in keys.
+/// Fixed cost of a block, in keys.
 const BLOCK_COST: usize = 64;
-/// Splits of one length whatever the batch and the GPU, so that a sequence has the same bits alone and among others.
+/// Split length under `deterministic`, independent of batch and GPU: a sequence has the same bits alone and in a batch.
 const EQUAL_KEYS: usize = 512;
 
-/// The backward pass writes as much as it reads, and shorter blocks mix both better.
+/// Maximum keys per split. The backward pass writes as much as it reads, and shorter blocks mix both better.
 fn most_keys(p: &Problem) -> usize {
     if p.grad { 512 } else { 1024 }
 }
@@ -77,7 +77,7 @@ fn least_keys(p: &Problem) -> usize {
     share.next_multiple_of(STEP_KEYS).clamp(LEAST_KEYS, most_keys(p))
 }
 
-/// The keys of a split with which waves of as many blocks as run at once are done soonest.
+/// The split length at which all waves of `concurrent` blocks finish soonest.
 fn best_keys(p: &Problem, concurrent: usize) -> usize {
     let cost = |keys: &usize| {
         let count = p.k_longest().div_ceil(*keys).max(1);
@@ -89,7 +89,7 @@ fn best_keys(p: &Problem, concurrent: usize) -> usize {
     choices.min_by_key(cost).expect("the least is at most the most")
 }
 
-/// How a problem is cut: `Splits` of fragments.cuh.
+/// How a problem is divided: `Splits` of fragments.cuh.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Splits {
     keys: usize,
@@ -102,7 +102,7 @@ impl Splits {
         Splits { keys, count: p.k_longest().div_ceil(keys).max(1), tiles: row_tiles(p) }
     }
 
-    /// Results before they are merged: o or dq of every row and split in f32, and forward its lse.
+    /// Bytes of the partial results: o or dq of every row and split in f32, and lse in the forward pass.
     fn bytes(&self, p: &Problem) -> usize {
         let kept = rows(p).min(COLUMNS * sets(p));
         let numbers = if p.grad { p.size } else { p.size + 1 };
@@ -115,7 +115,7 @@ impl Splits {
 }
 
 pub(super) fn serves(p: &Problem, _: &Facts) -> bool {
-    // The backward pass has all rows of a key head in one block, which sums dk and dv over them.
+    // The backward pass needs all rows of a key head in one block, which sums dk and dv over them.
     let is_whole = !p.grad || row_tiles(p) == 1;
     p.dtype == DType::BF16
         && p.size.is_multiple_of(8)
@@ -127,7 +127,7 @@ pub(super) fn serves(p: &Problem, _: &Facts) -> bool {
 }
 
 pub(super) fn workspace(p: &Problem) -> usize {
-    // The family serves the same problems on every GPU.
+    // This family serves the same problems on every GPU.
     if !serves(p, &Facts::on_paper("sm_80")) {
         return 0;
     }
@@ -150,7 +150,7 @@ fn source(p: &Problem) -> Source {
             include_str!("forward.cu")
         )
     };
-    // Small heads have two steps' loads in flight at once.
+    // Small heads need two steps' loads in flight.
     let reps = if p.size <= 32 { 2 } else { 1 };
     let own = [("SIZE", p.size), ("GROUP", p.heads / p.kv_heads), ("NQ", sets(p)), ("REP", reps)];
     let own = own.map(|(name, value)| (name.to_string(), value.to_string()));
@@ -176,7 +176,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
 
     let mut scratch = Scratch::of(launch, at);
     let mut call = Call::of(p, launch, at);
-    // Nothing is walked by lists of tiles: this only clears what lies outside the segments.
+    // These kernels use no tile lists; this call only clears rows outside the segments.
     let cleared = tiles::prepare(p, &mut call, Heights { q: None, k: None }, &mut scratch, at)?;
     call.scratch = scratch.take(splits.bytes(p))?;
     let mut works: Vec<Box<dyn Work>> = cleared.into_iter().collect();
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn few_queries_in_bf16_are_served_and_nothing_else() {
+    fn only_few_queries_in_bf16_are_served() {
         let facts = Facts::on_paper("sm_80");
         let step = problem(64, 1, 8192, [32, 8], 128);
         assert!(serves(&step, &facts));
@@ -253,7 +253,7 @@ mod tests {
                         assert!(splits.bytes(&p) <= workspace(&p), "{splits:?} of {p:?}");
                     }
                 }
-                // A row's partial results beside the keys of the least split: 4 bytes beside 4 bytes a key.
+                // A partial result takes 4 bytes per element and split, k and v together 4 bytes per element and key.
                 let read = 4 * p.tk * p.kv_heads * size;
                 assert!(workspace(&p) <= read * 2 * rows(&p) / LEAST_KEYS + (1 << 16), "{p:?}");
             }

@@ -1,31 +1,31 @@
-// Shared by Hopper's backward kernels: statistics of rows, the scheduler of tiles, waits, epilogues.
+// Shared by Hopper's backward kernels: row statistics, tile scheduler, barriers, epilogues.
 //
-// Persistent kernels: a thread block takes tile after tile from a counter. One warp of the last warpgroup is the producer:
-// it takes the next tile, loads what the tile owns and then what it walks over, while the consumer warpgroups still work on
-// the tile before. They learn of a tile and of the walk through shared memory.
+// Persistent kernels: a thread block takes one tile after another from a counter. One warp of the last warpgroup is the
+// producer: it takes the next tile and loads the owned tile, then the walked tiles, while the consumer warpgroups still work on
+// the tile before. It announces tiles and walks to them through shared memory.
 //
-// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED; GROUPS (consumer warpgroups), HEADS (heads a block takes side by side).
+// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED; GROUPS (consumer warpgroups), HEADS (heads a block processes side by side).
 
 #define LOG2E 1.4426950408889634f
-// Panels of 64 columns a tile is made of, and steps of 16 along a head.
+// Panels of 64 columns per tile, and steps of 16 along a head.
 #define PANELS ((SIZE + 63) / 64)
 #define STEPS ((SIZE + 15) / 16)
-// Rows of a walked tile.
+// Rows of a walked tile: the block loops over these, while the owned tile stays.
 #define WALK 64
 #define PANEL_WALK (WALK * 128)
 
-// Layout of `call.delta`: [heads, 2, pitch], of each row first -log2e lse, then -delta; then the counters of tiles, and
-// with MASK 3 the outlines of runs of queries, 16 bytes further.
+// Layout of `call.delta`: [heads, 2, pitch] with -log2e lse and then -delta of each row; then the tile counters and, with MASK
+// 3, 16 bytes further, the outlines of runs of queries.
 __device__ __forceinline__ i64 pitch_of(const Call& call) { return (call.tq + 7) / 8 * 8; }
 __device__ __forceinline__ float* statistics(const Call& call, int head) {
     return call.delta + head * 2 * pitch_of(call);
 }
-// 0: tiles of keys, 1: tiles of queries.
+// Counter 0 is for tiles of keys, counter 1 for tiles of queries.
 __device__ __forceinline__ int* counter(const Call& call, int which) {
     return (int*)(call.delta + call.heads * 2 * pitch_of(call)) + which;
 }
 
-// cp.async of four bytes; `copies_arrive` arrives once all of the thread's copies have landed.
+// cp.async of four bytes; `copies_arrive` arrives on a barrier once all of the thread's copies have landed.
 __device__ __forceinline__ void copy_word(float* to, const float* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
@@ -35,17 +35,17 @@ __device__ __forceinline__ void copies_arrive(u64* bar) {
 
 #if MASK == 3
 
-// Rows per outline. Runs count from the first token, whatever segments there are.
+// Queries per outline. Runs count from the first token, regardless of segments.
 #define RUN 16
 
-// Where the two intervals of a run's queries lie: some query sees keys of [some.x, some.y) and [some.z, some.w) at most, all see
-// [all.x, all.y) and [all.z, all.w) at least.
+// Summary of the two intervals of a run of queries: [some.x, some.y) and [some.z, some.w) cover the keys of all its queries;
+// every query attends to all of [all.x, all.y) and [all.z, all.w).
 struct Outline {
     int4 some, all;
 };
 __device__ __forceinline__ Outline* outlines(const Call& call) { return (Outline*)(counter(call, 0) + 4); }
 
-// The outlines of two runs of queries from `first` on, by a warp. Queries behind the last see anything.
+// Computes the outlines of two runs of queries from `first`, by a warp. Queries past the last do not affect them.
 __device__ __forceinline__ void outline_runs(const Call& call, int first) {
     const int none = 0x7fffffff, query = first + threadIdx.x % 32;
     int4 some = make_int4(none, -none, none, -none), all = make_int4(-none, none, -none, none);
@@ -71,7 +71,7 @@ __device__ __forceinline__ void outline_runs(const Call& call, int first) {
 
 #endif
 
-// Flags of a walked tile for the 64 rows of a warpgroup: some of its pairs are seen; not all are.
+// Flags of a walked tile for the 64 rows of a warpgroup: MET if a pair may be unmasked, MASKED if one may be masked.
 #define MET(part) (1 << (part))
 #define MASKED(part) (8 << (part))
 #define ANY_MET (MET(0) | MET(1) | MET(2))
@@ -83,13 +83,13 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// A tile of keys or queries of a head, and its segments. `first` below 0: there are no more.
+// An owned tile of keys or queries of a head, and its segments. A negative `first` means that no tiles are left.
 struct Task {
     int first, head;
     Segment g;
 };
 
-// The next tile, for all lanes of a warp.
+// Takes the next tile, broadcast to all lanes of a warp.
 template <int HEIGHT> __device__ __forceinline__ Task next_task(const Call& call, bool of_keys, int section) {
     const bool ragged = of_keys ? K_RAGGED : Q_RAGGED;
     const int heads = of_keys ? call.kv_heads : call.heads / HEADS;
@@ -109,9 +109,8 @@ template <int HEIGHT> __device__ __forceinline__ Task next_task(const Call& call
             task.first = tile.first;
             task.head = i % heads;
         } else {
-            // Sections of segments and heads whose walked tensors fit in L2 together; in one, a tile of every head first.
-            // With a causal mask the first keys are seen by most queries and the last queries see most keys: heavy tiles
-            // first.
+            // Tiles come in sections of segments and heads whose walked tensors fit in L2 together; in a section, one tile of
+            // every head first. With a causal mask the first keys and the last queries have the most pairs: heavy tiles first.
             const int longest = of_keys ? call.k_longest : call.q_longest;
             const int each = (longest + HEIGHT - 1) / HEIGHT;
             const int s = i / (each * section), n = min(section, call.segments * heads - s * section);
@@ -126,7 +125,7 @@ template <int HEIGHT> __device__ __forceinline__ Task next_task(const Call& call
     }
 }
 
-// The queries [low, high) that see a key, by the masks that are ranges.
+// The queries [low, high) that attend to a key, for masks where they are a range.
 struct Range {
     int low, high;
 };
@@ -142,7 +141,7 @@ __device__ __forceinline__ Range seen_by(const Call& call, const Segment& g, int
     return r;
 }
 
-// The queries that see one of a tile of keys; with MASK 3 all of the segment's.
+// The queries that attend to any key of a tile; with MASK 3 all of the segment's.
 __device__ __forceinline__ Range walked_by(const Call& call, const Segment& g, int from, int height) {
 #if MASK == 3
     return {g.q0, g.q1};
@@ -153,11 +152,11 @@ __device__ __forceinline__ Range walked_by(const Call& call, const Segment& g, i
 
 #if MASK == 3
 
-// The flags of the tile of queries from `first` on for PARTS times 64 keys from `from` on, as outlines tell them: a
-// run also has queries beside the tile, which may add pairs and masks. A lane by itself.
+// Flags of the tile of queries from `first` against PARTS times 64 keys from `from`, derived from outlines. Conservative: a run
+// may extend beyond the tile, which may set more flags. Computed per lane.
 template <int PARTS> __device__ __forceinline__ int flags_of(const Call& call, const Segment& g, int from, int first) {
     int flags = 0;
-    // Queries behind the segment's end have p = 0 by their statistics.
+    // Queries past the segment's end have p = 0 through their statistics.
     const int last = min(first + WALK, g.q1) - 1;
 #pragma unroll 1
     for (int run = first / RUN; run <= last / RUN; run++) {
@@ -174,7 +173,7 @@ template <int PARTS> __device__ __forceinline__ int flags_of(const Call& call, c
     return flags;
 }
 
-// The intervals of a tile's queries, by a warp, with its statistics; queries behind `end` see nothing.
+// Copies the intervals of a tile's queries, by a warp, like its statistics; queries past `end` attend to nothing.
 __device__ __forceinline__ void copy_intervals(int4* to, const Call& call, int first, int end) {
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < 4 * WALK; i += 32) {
@@ -188,21 +187,21 @@ __device__ __forceinline__ void copy_intervals(int4* to, const Call& call, int f
 
 #else
 
-// Whether keys [from, from + 64) are seen by some query of a walked tile, and whether not by all.
+// Whether any query of a walked tile attends to one of keys [from, from + 64); and below, whether any pair is masked.
 __device__ __forceinline__ bool is_met(const Call& call, const Segment& g, int from, int first) {
     return from < g.k1 && seen_by(call, g, from).low < first + WALK &&
            seen_by(call, g, min(from + 64, g.k1) - 1).high > first;
 }
 __device__ __forceinline__ bool is_masked(const Call& call, const Segment& g, int from, int first) {
     if (from + 64 > g.k1) return true;
-    // Queries behind the segment's end have p = 0 by their statistics.
+    // Queries past the segment's end have p = 0 through their statistics.
     return seen_by(call, g, from + 63).low > first || seen_by(call, g, from).high < min(first + WALK, g.q1);
 }
 
 #endif
 
-// Scores of a warpgroup's 64 keys from `from` on, and of queries from `first` on, become minus infinity where a query does not see
-// the key. With MASK 3 `seen` has what each query sees.
+// Sets scores to minus infinity where a query does not attend to the key, for a warpgroup's 64 keys from `from` and queries
+// from `first`. With MASK 3 `seen` holds the intervals of each query.
 __device__ __forceinline__ void mask_scores(float (&s)[WALK / 2], const Call& call, const Segment& g, int from, int first,
                                             const int4* seen) {
     const int t = threadIdx.x % 4;
@@ -244,14 +243,14 @@ template <int COUNT> struct Ring {
     }
 };
 
-// Releases a stage that the warp has read.
+// Releases a stage that the warp has finished reading.
 __device__ __forceinline__ void release(u64* bar) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) barrier_arrive(bar);
 }
 
-// Statistics of ROWS rows from `first` on, by a warp; behind `end`, those of rows with p = 0. (TMA refuses an innermost
-// coordinate off 16 bytes, and segments begin anywhere.)
+// Copies statistics of ROWS rows from `first`, by a warp; past `end`, statistics that give p = 0. (TMA requires 16-byte aligned
+// innermost coordinates, and segments start anywhere.)
 template <int ROWS>
 __device__ __forceinline__ void copy_statistics(float* to, const Call& call, int head, int first, int end) {
     const float* from = statistics(call, head) + first;
@@ -267,7 +266,7 @@ __device__ __forceinline__ void copy_statistics(float* to, const Call& call, int
     }
 }
 
-// Zeros in rows [from, rows) of panels, by 128 threads.
+// Zeroes rows [from, rows) of panels, by 128 threads.
 __device__ __forceinline__ void clear_rows(u8* panels, int panel_bytes, int from, int rows) {
     for (int r = from + threadIdx.x % 128 / 8; r < rows; r += 16)
         for (int p = 0; p < PANELS; p++)
@@ -275,8 +274,8 @@ __device__ __forceinline__ void clear_rows(u8* panels, int panel_bytes, int from
     __syncwarp();
 }
 
-// wgmma reads its A operand from registers while it is in flight. To the compiler they are not live then and it might reuse
-// them: held after the wait, they are live.
+// wgmma reads its A operand from registers while in flight. The compiler considers them dead then and might reuse them; using
+// them after the wait keeps them live.
 template <int Steps> __device__ __forceinline__ void hold(u32 (&a)[Steps][4]) {
 #pragma unroll
     for (int i = 0; i < Steps; i++) hold(a[i]);
@@ -287,7 +286,7 @@ template <int Steps> __device__ __forceinline__ void pack(u32 (&a)[Steps][4], co
     for (int i = 0; i < Steps; i++) operand(a[i], d, i);
 }
 
-// d [64, N] = the warpgroup's rows of panels times N walked rows, along the head.
+// d [64, N] = the warpgroup's rows of panels times N walked rows, summed over the head.
 template <int Count>
 __device__ __forceinline__ void product_of_heads(float (&d)[Count], u64 own, int panel_bytes, u64 walked) {
 #pragma unroll
@@ -297,7 +296,7 @@ __device__ __forceinline__ void product_of_heads(float (&d)[Count], u64 own, int
     product_commit();
 }
 
-// sum [64, SIZE] += a [64, 16 Steps] times as many walked rows.
+// sum [64, SIZE] += a [64, 16 Steps] times 16 Steps walked rows.
 template <int Steps>
 __device__ __forceinline__ void add_product(float (&sum)[SIZE / 2], const u32 (&a)[Steps][4], const u8* walked) {
     const u64 b = along_mn(walked, PANEL_WALK);
@@ -306,7 +305,7 @@ __device__ __forceinline__ void add_product(float (&sum)[SIZE / 2], const u32 (&
     product_commit();
 }
 
-// Writes an accumulator's rows below `end`, staged in rows of panels that only this warp uses.
+// Writes an accumulator's rows below `end`, staged in panel rows that only this warp uses.
 __device__ __forceinline__ void write(const Rows& to, int head, int first, int end, const float (&sum)[SIZE / 2],
                                       float factor, u8* panels, int panel_bytes) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
@@ -328,7 +327,7 @@ __device__ __forceinline__ void write(const Rows& to, int head, int first, int e
     __syncwarp();
 }
 
-// The warpgroup's rows of an accumulator [64, SIZE] that lie before `rows`, 16 bytes a thread.
+// Writes the warpgroup's rows of an accumulator [64, SIZE] below `rows`, 16 bytes per thread.
 __device__ __forceinline__ void write_rows(const Rows& to, i64 token, int head, int rows, const float (&sum)[SIZE / 2],
                                            float factor) {
     const int lane = threadIdx.x % 32;

@@ -1,8 +1,8 @@
-//! The backward pass on Hopper: the choice of kernels and of their tile shapes, and the launch.
+//! The backward pass on Hopper: chooses kernels and their tile shapes, and launches them.
 //!
-//! Statistics of rows first; then dk and dv by tiles of keys, and dq by tiles of queries, which is deterministic. Where
-//! equal bits are not asked for, two kinds of sequences have kernels that take 5 products a tile for 7: long ones of small
-//! heads `backward_fused`, short ones that fit in a block `backward_whole`.
+//! Row statistics first; then dk and dv by tiles of keys, and dq by tiles of queries, which is deterministic. Without
+//! `deterministic`, two kinds of sequences have kernels that need 5 products per tile instead of 7: `backward_fused` for long
+//! sequences with small heads, `backward_whole` for short ones that fit in a block.
 
 use std::borrow::Cow;
 
@@ -18,26 +18,26 @@ use crate::cuda::kernels::attention::scratch::{ALIGN, Scratch};
 use crate::cuda::kernels::attention::tiles::{self, Heights};
 use crate::cuda::tensor_map::{Swizzle, Tensor};
 
-/// Rows of a warpgroup's tile and of a walked one.
+/// Rows of a warpgroup's tile and of a walked tile.
 pub(super) const ROWS: usize = 64;
-/// Bytes of a panel of as many rows.
+/// Bytes of a panel of ROWS rows.
 pub(super) const PANEL_BYTES: usize = 2 * ROWS * PANEL;
-/// Tokens a block of `wgmma_rows` takes.
+/// Tokens per block of `wgmma_rows`.
 const ROW_TOKENS: usize = 256;
 
-/// The form of a kernel that walks tiles; backward.cuh says what each means.
+/// The configuration of a kernel that walks tiles; backward.cuh explains the fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct BackwardConfig {
-    /// Whether tiles are of keys; otherwise of queries.
+    /// Whether a block owns tiles of keys; otherwise of queries.
     of_keys: bool,
     groups: usize,
     heads: usize,
     blocks: usize,
     stages: usize,
-    /// Walked tiles of values; keys and values have rings of their own in the kernel of the queries only.
+    /// Stages for walked tiles of values; only the kernel of the queries has separate rings for keys and values.
     v_stages: usize,
     own_stages: usize,
-    /// Registers of the consumers' and of the producer's threads.
+    /// Registers per thread of the consumers and of the producer.
     registers: [usize; 2],
 }
 
@@ -54,14 +54,14 @@ impl BackwardConfig {
             registers: [232, 40],
         };
         match p.size {
-            // Two small blocks a multiprocessor: tiles of 64 keys waste less of short sequences.
+            // Two small blocks per multiprocessor: tiles of 64 keys waste less on short sequences.
             ..=64 => BackwardConfig { groups: 1, blocks: 2, stages: 3, registers: [216, 40], ..form },
             65..=128 => BackwardConfig { stages: 3, own_stages: 1, ..form },
             _ => BackwardConfig { stages: 2, own_stages: 1, ..form },
         }
     }
 
-    /// Query heads of a key head go side by side, one a warpgroup, where they divide: a tile then is 64 tokens high.
+    /// Processes the query heads of a key head side by side, one per warpgroup, if they divide; a tile is then 64 tokens high.
     fn queries(p: &Problem) -> BackwardConfig {
         let side_by_side = |n: usize| if (p.heads / p.kv_heads).is_multiple_of(n) { n } else { 1 };
         let form = BackwardConfig {
@@ -88,12 +88,12 @@ impl BackwardConfig {
         128 * (self.groups as u32 + 1)
     }
 
-    /// Tokens of a tile: in the kernel of the keys two warpgroups share one above 128.
+    /// Tokens per tile; above head size 128, two warpgroups of the kernel of the keys share a tile.
     fn height(&self, size: usize) -> usize {
         if self.of_keys && size > 128 { ROWS } else { ROWS * self.groups / self.heads }
     }
 
-    /// As AT_BARRIERS in the sources, and the barriers.
+    /// Matches AT_BARRIERS in the sources, plus the barriers.
     fn shared_bytes(&self, p: &Problem) -> usize {
         let panels = p.size.div_ceil(PANEL) * PANEL_BYTES;
         let rows = 2 * 4 * ROWS;
@@ -148,8 +148,8 @@ pub(in super::super) fn serves(p: &Problem, facts: &Facts) -> bool {
     p.grad && is_written(p) && is_hopper(facts)
 }
 
-/// Two numbers a row, rows in eights, and the counters of tiles; for two intervals also eight numbers a run of 16 rows, from
-/// 16 bytes behind the counters on.
+/// Two numbers per row, rows padded to multiples of 8, and the tile counters; with two intervals also eight numbers per run of
+/// 16 rows, starting 16 bytes after the counters.
 pub(super) fn statistics_bytes(p: &Problem) -> usize {
     let outlines = if p.mask == Mask::TwoIntervals { 16 + 32 * p.tq.div_ceil(16) } else { 8 };
     (4 * 2 * p.heads * p.tq.next_multiple_of(8) + outlines).next_multiple_of(ALIGN)
@@ -162,7 +162,7 @@ fn heights(p: &Problem) -> Heights {
     }
 }
 
-/// Enough for whichever kernels run: which do depends on the outputs, too.
+/// Enough for any of the kernels, because the choice also depends on the outputs.
 pub(in super::super) fn workspace(p: &Problem) -> usize {
     if !p.grad || !is_written(p) {
         return 0;
@@ -170,7 +170,7 @@ pub(in super::super) fn workspace(p: &Problem) -> usize {
     (statistics_bytes(p) + tiles::workspace(p, heights(p))).max(backward_fused::workspace(p))
 }
 
-/// Statistics of rows; where dq `is_summed`, as `backward_fused` reads them, with its sums cleared and rounded.
+/// The source that computes row statistics. If dq `is_summed`, also clears and rounds its sums, as `backward_fused` needs.
 pub(super) fn rows_source(p: &Problem, is_summed: bool) -> Source {
     let own = [("SIZE", p.size), ("SUMMED", is_summed as usize), ("GROUPS", 1), ("HEADS", 1)];
     let defines = own.map(|(name, value)| (name.into(), value.to_string()));
@@ -181,7 +181,7 @@ pub(super) fn rows_source(p: &Problem, is_summed: bool) -> Source {
     }
 }
 
-/// Both where both may run.
+/// The sources of all kernels that may run.
 pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
     if backward_whole::takes(p, facts) {
         return vec![backward_whole::source(p)];
@@ -198,7 +198,7 @@ pub(in super::super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
     sources
 }
 
-/// The dynamic shared memory of a source's kernel, for the limit of the device.
+/// Dynamic shared memory of a source's kernel, to check against the device's limit.
 pub(in super::super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
     if backward_whole::takes(p, facts) && *of == backward_whole::source(p) {
         return backward_whole::shared_bytes(p);
@@ -257,7 +257,7 @@ pub(in super::super) fn prepare(
     Ok(sequence(works))
 }
 
-/// The launch that measures rows, by a source of `rows_source`.
+/// The launch that computes row statistics, from a source of `rows_source`.
 pub(super) fn measure(
     p: &Problem,
     launch: &Launch,
@@ -270,7 +270,7 @@ pub(super) fn measure(
     launch_blocks(at.function(source, "wgmma_rows")?, grid, 256, 0, args)
 }
 
-/// Tensor maps of q, do, k and v, in the kernels' order: boxes of a panel of one head.
+/// Tensor maps of q, do, k and v, in the kernels' order, with boxes of one panel of one head.
 pub(super) fn walked_maps(p: &Problem, call: &Call, at: &Prepare<'_>) -> Result<Vec<Block>, CudaError> {
     let map = |rows: Rows, tokens: usize, heads: usize| {
         at.tensor_map(&Tensor {
@@ -286,11 +286,11 @@ pub(super) fn walked_maps(p: &Problem, call: &Call, at: &Prepare<'_>) -> Result<
     of_queries.into_iter().chain(of_keys).collect()
 }
 
-/// Pairs of a segment and a head, of those tiles are taken of, that work at a time: what they walk over fits in half of
-/// the L2 cache. Ragged segments come as listed.
+/// Number of (segment, head) pairs processed concurrently, such that what their tiles walk fits in half of the L2 cache. Ragged
+/// segments keep the order of their list.
 pub(super) fn section(p: &Problem, of_keys: bool, heads: usize, facts: &Facts) -> i32 {
     let (group, half) = (p.heads / p.kv_heads, facts.l2_bytes as usize / 2);
-    // Two tensors of bf16.
+    // Two bf16 tensors.
     let pairs = match of_keys {
         true => half / (4 * group * p.q_longest() * p.size),
         false => half / (4 * p.k_longest() * p.size) * group / heads,
@@ -324,8 +324,7 @@ mod tests {
         }
     }
 
-    /// 227 KiB a block, and as many blocks as a form asks for in the 228 of a multiprocessor, of which the runtime takes
-    /// one each.
+    /// A block may have 227 KiB; the blocks of a multiprocessor share 228 KiB, of which the runtime takes 1 KiB per block.
     #[test]
     fn every_head_size_fits_in_shared_memory() {
         for size in (16..=256).step_by(8) {
@@ -339,7 +338,7 @@ mod tests {
         }
     }
 
-    /// The registers redistributed are those the block was given: 65,536 among its threads, in eights a thread.
+    /// The redistributed registers must be those the block was given: 65,536 over its threads, in multiples of 8 per thread.
     #[test]
     fn registers_add_up_to_the_blocks_share() {
         for size in [64, 128, 256] {

@@ -1,32 +1,31 @@
 // dq, dk and dv of attention on Hopper in one walk over tiles: bf16, heads of 16 to 64, any mask, equal and ragged sequences.
 //
 //   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta)
-//   dv = p^T do, dk = scale ds^T q, dq^T = k^T ds^T: added in f32 in device memory by whoever comes first, not deterministic
+//   dv = p^T do, dk = scale ds^T q, dq^T = k^T ds^T: f32 atomic adds in device memory, in any order: not deterministic
 //
-// A thread block owns 128 keys of a key head and walks the queries that see them, of all query heads of the group, in tiles of 64:
-// 5 products a tile of 64 x 64. One thread block a multiprocessor, four warpgroups:
-//   0, 1: consumers of 64 keys each, dk and dv summed in registers. k and v are register operands, too: with both operands in
-//      shared memory a product of 64 columns takes all of its bandwidth.
-//   2: the consumer that makes dq^T of a tile over the block's keys, half of k^T in registers. ds^T comes through a ring of
-//      panels, so nobody waits for it; the sums leave by one bulk reduction a tile.
+// A thread block owns 128 keys of a key head and walks the queries that attend to them, of all query heads of the group, in
+// tiles of 64: 5 products per tile of 64 x 64. One thread block per multiprocessor, four warpgroups:
+//   0, 1: consumers of 64 keys each, which accumulate dk and dv in registers. k and v are register operands too: with both
+//      operands in shared memory, a product of 64 columns would saturate its bandwidth.
+//   2: the consumer that computes dq^T of a tile over the block's keys, with half of k^T in registers. ds^T arrives through a
+//      ring of panels, which decouples the warpgroups; the sums leave by one bulk reduction per tile.
 //   3: the producer: one warp issues the TMA loads.
-// Prologue and epilogue are kernels of their own: `wgmma_rows` measures rows and clears the sums, `wgmma_round` rounds them.
-// Done by idle warps beside the walk that took 3% less for 32 sequences of 2048, but a sixth more for 8.
-// Issue-bound: the limit is the time a warp of 0 and 1 takes to issue its tile, so operands are requested before they are needed.
-// ds^T takes p^T as packed, in products of bf16: 3.4e-3 of error for 2.4e-3.
-// Causal, 12 heads on 4 of 64 on an H200, with statistics and rounding: 32 x 2048 1.20 ms, cuDNN 1.76; 8 x 2048 0.298 and 0.447;
-// 64 x 1024 0.708 and 1.093; 16 x 4096 2.12 and 3.01.
-// Registers: no spills. REGISTERS are just enough for products to stay asynchronous.
+// Prologue and epilogue are separate kernels: `wgmma_rows` computes row statistics and clears the sums, `wgmma_round` rounds
+// them. Doing this in idle warps beside the walk took 3% less for 32 sequences of 2048, but a sixth more for 8. Issue-bound:
+// the limit is the time a warp of 0 and 1 takes to issue its tile, so operands are requested before they are needed. ds^T uses
+// p^T as packed to bf16: error 3.4e-3 instead of 2.4e-3. Causal, 12 heads on 4 of 64 on an H200, with statistics and rounding:
+// 32 x 2048 1.20 ms, cuDNN 1.76; 8 x 2048 0.298 and 0.447; 64 x 1024 0.708 and 1.093; 16 x 4096 2.12 and 3.01.
+// Registers: no spills. REGISTERS is the minimum at which products stay asynchronous.
 //
-// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, STAGES (walked tiles held), OWN_STAGES (owned tiles held), DS_STAGES (tiles of ds
-// held), REGISTERS (of threads that own keys), DQ_REGISTERS, FEEDER_REGISTERS.
+// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, STAGES, OWN_STAGES and DS_STAGES (pipeline stages of walked tiles, owned tiles and
+// tiles of ds), REGISTERS (per thread that owns keys), DQ_REGISTERS, FEEDER_REGISTERS (of the producer).
 
 #define OWN 128
 #define PANEL_OWN (OWN * 128)
 #define Q_BYTES PANEL_WALK
 #define K_BYTES PANEL_OWN
 #define SUM_BYTES (WALK * SUM_ROW * 4)
-// Steps of 16 keys, of 8, whose k^T warpgroup 2 keeps in registers: for more there is no room.
+// Steps of 16 keys, out of 8, whose k^T warpgroup 2 keeps in registers; there is no room for more.
 #define KEPT 4
 #define AT_STAGES (OWN_STAGES * 2 * K_BYTES)
 #define AT_DS (AT_STAGES + STAGES * 2 * Q_BYTES)
@@ -39,11 +38,11 @@
 
 extern __shared__ __align__(1024) u8 memory[];
 
-// A walked tile: its first query, its query head, and its flags for each half of the keys.
+// Descriptor of a walked tile: its first query, its query head, and its flags for each half of the keys.
 struct Note {
     int first, head, flags;
 };
-// Rows lie behind the segment's end; the walk is over.
+// TAIL: the tile has rows past the segment's end. OVER: the walk is over.
 #define TAIL 64
 #define OVER 128
 
@@ -59,7 +58,7 @@ __device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES
 __device__ __forceinline__ int4* seen_at(int stage) { return (int4*)(memory + AT_SEEN) + stage * WALK; }
 __device__ __forceinline__ u8* slopes_at(int stage, int part) { return memory + AT_DS + (2 * stage + part) * 8192; }
 
-// As `release`, by whichever lane the hardware elects: no register holds the lane, and none is free to.
+// Like `release`, by a lane that the hardware elects: holding a lane index would take a register, and none is free.
 __device__ __forceinline__ void let_go(u64* bar) {
     __syncwarp();
     asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; @p mbarrier.arrive.release.cta.shared::cta.b64 _, [%0]; }" ::"r"(
@@ -70,7 +69,7 @@ __device__ __forceinline__ void let_go(u64* bar) {
 // The producer.
 
 #if MASK != 3
-// The flags of a tile, by a warp: every other lane looks at the same half of the keys.
+// Flags of a tile, by a warp: even and odd lanes each look at one half of the keys.
 __device__ __forceinline__ int flags_of(const Call& call, const Task& task, int first) {
     const int from = task.first + threadIdx.x % 2 * 64;
     const u32 met = __ballot_sync(ALL_LANES, is_met(call, task.g, from, first));
@@ -79,7 +78,7 @@ __device__ __forceinline__ int flags_of(const Call& call, const Task& task, int 
 }
 #endif
 
-// Statistics of a tile from `first` on, by a warp; behind `end`, those of rows with p = 0.
+// Copies statistics of a tile from `first`, by a warp; past `end`, statistics that give p = 0.
 __device__ __forceinline__ void copy_statistics(float* to, const Call& call, int head, int first, int end) {
 #pragma unroll 1
     for (int i = threadIdx.x % 32; i < WALK; i += 32) {
@@ -94,7 +93,7 @@ __device__ __forceinline__ void copy_statistics(float* to, const Call& call, int
     }
 }
 
-// The producer's loop, by one warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
+// The producer's loop, by one warp: takes tiles of keys, and for each walks the tiles of queries that attend to any of them.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
                                      const TensorMap* k_map, const TensorMap* v_map, int section) {
     const int lane = threadIdx.x % 32;
@@ -104,7 +103,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     for (;; own.next()) {
         const Task task = next_task<OWN>(call, true, section);
 #if MASK == 3
-        // Requested while the tile before is in flight.
+        // Prefetched while the previous tile is in flight.
         const int ahead = task.first < 0 ? 0 : flags_of<OWN / 64>(call, task.g, task.first, task.g.q0 + lane * WALK);
 #endif
         barrier_wait(&bars.own_empty[own.stage], own.phase);
@@ -128,14 +127,14 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         const Range walked = walked_by(call, task.g, task.first, OWN);
 #pragma unroll 1
         for (int head = task.head * group; head < (task.head + 1) * group; head++) {
-            // Tiles count from the segment's start.
+            // Tiles are aligned to the segment's start.
 #if MASK == 3
             int mine = 0;
 #endif
 #pragma unroll 1
             for (int first = task.g.q0 + (walked.low - task.g.q0) / WALK * WALK; first < walked.high; first += WALK) {
 #if MASK == 3
-                // Every lane looks at one of the next 32 tiles.
+                // Each lane computes the flags of one of the next 32 tiles.
                 const int turn = (first - task.g.q0) / WALK % 32;
                 if (turn == 0 && first > task.g.q0) mine = flags_of<OWN / 64>(call, task.g, task.first, first + lane * WALK);
                 else if (turn == 0) mine = ahead;
@@ -151,7 +150,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
                 if (flags & ANY_MASKED) copy_intervals(seen_at(walk.stage), call, first, task.g.q1);
 #endif
                 float* rows = (float*)(memory + AT_ROWS) + walk.stage * 2 * WALK;
-                // Whole pairs are copied as they lie.
+                // Tiles of whole pairs of rows are bulk-copied.
                 const bool is_run = first % 2 == 0 && first + WALK <= task.g.q1;
                 if (!is_run) copy_statistics(rows, call, head, first, task.g.q1);
                 copies_arrive(full);
@@ -178,14 +177,13 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
 
 // Operands in registers.
 
-// Where in a panel of 64 rows the thread finds its rows of the warpgroup's matrices; the next 16 columns are there by
-// exclusive or with 32.
+// Offset of the thread's rows in a panel of 64 rows; exclusive or with 32 steps to the next 16 columns.
 __device__ __forceinline__ u32 place_in_panel() {
     const int r = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 16;
     return r * 128 + ((threadIdx.x % 32 / 16) ^ (r % 8)) * 16;
 }
 
-// The warpgroup's 64 rows of a panel as A operand, zeros from row `rows` on.
+// Loads the warpgroup's 64 rows of a panel as A operand, with zeros from row `rows`.
 __device__ __forceinline__ void load_rows(u32 (&a)[STEPS][4], const u8* panel, int rows) {
     const u32 at = shared_address(panel) + place_in_panel();
     const int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4;
@@ -198,7 +196,7 @@ __device__ __forceinline__ void load_rows(u32 (&a)[STEPS][4], const u8* panel, i
     }
 }
 
-// The transpose of a panel's first 16 KEPT rows as A operand: its columns are the rows. Zeros from row `rows` of the panel on.
+// Loads the transpose of a panel's first 16 KEPT rows as A operand: columns become rows. Zeros from row `rows` of the panel.
 __device__ __forceinline__ void load_turned(u32 (&a)[KEPT][4], const u8* panel, int rows) {
     const int lane = threadIdx.x % 32, r = lane / 16 * 8 + lane % 8;
     const u32 at = shared_address(panel) + r * 128 + ((threadIdx.x % 128 / 32 * 2 + lane / 8 % 2) ^ (r % 8)) * 16;
@@ -214,7 +212,7 @@ __device__ __forceinline__ void load_turned(u32 (&a)[KEPT][4], const u8* panel, 
     }
 }
 
-// d [64, WALK] = a times walked rows, along the head.
+// d [64, WALK] = a times walked rows, summed over the head.
 __device__ __forceinline__ void product_of_rows(float (&d)[WALK / 2], const u32 (&a)[STEPS][4], const u8* walked) {
     const u64 b = along_k(walked);
 #pragma unroll
@@ -224,7 +222,7 @@ __device__ __forceinline__ void product_of_rows(float (&d)[WALK / 2], const u32 
 
 // The warpgroups that own keys.
 
-// The walk as a consumer warpgroup sees it. Whether the next tile has arrived is asked early and its flags come on the way.
+// The walk as seen by a consumer warpgroup. It polls for the next tile early, and loads its flags meanwhile.
 struct Walk {
     Ring<STAGES> at;
     int flags;
@@ -237,7 +235,7 @@ struct Walk {
     }
 };
 
-// One of the thread's statistics of a tile, for two queries of every 8.
+// One of the thread's statistics of a tile, for two of every 8 queries.
 struct Statistic {
     float2 of[WALK / 8];
     __device__ __forceinline__ void load(u32 at) {
@@ -268,7 +266,7 @@ __device__ __forceinline__ void slope(u32 (&ds)[WALK / 16][4], const float (&dp)
                   "r"(bf16x2(dp[4 * j + 2 * i] + delta.of[j].x, dp[4 * j + 2 * i + 1] + delta.of[j].y)));
 }
 
-// ds^T [64, WALK] into a panel of rows of keys, at the thread's place there.
+// Stores ds^T [64, WALK] into a panel with keys as rows, at the thread's offset.
 __device__ __forceinline__ void keep_slopes(const u32 (&a)[WALK / 16][4], u32 at) {
 #pragma unroll
     for (int i = 0; i < WALK / 16; i++)
@@ -277,7 +275,7 @@ __device__ __forceinline__ void keep_slopes(const u32 (&a)[WALK / 16][4], u32 at
                      : "memory");
 }
 
-// A warpgroup's 64 keys of a tile.
+// Processes a warpgroup's 64 keys of a tile.
 __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int part, const u8* own, Ring<STAGES>& walked,
                                          Ring<DS_STAGES>& ring) {
     Barriers& bars = barriers();
@@ -292,11 +290,11 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
     const float unit = call.scale * LOG2E;
     u32 place = shared_address(slopes_at(0, part)) + place_in_panel();
     u32 rows_at = shared_address(memory + AT_ROWS) + threadIdx.x % 4 * 16;
-    // Computed once.
+    // Keeps the compiler from recomputing these.
     asm volatile("" : "+r"(place), "+r"(rows_at));
     Walk walk = {walked, 0, false};
     int before = -1;
-    // ds^T of the tile before is published to dq late, as the fence takes its time.
+    // ds^T of the previous tile is published to the dq warpgroup late, because the fence takes time.
     const auto publish = [&] {
         if (before < 0) return;
         fence_async();
@@ -309,7 +307,7 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
         if (flags & OVER) break;
         walk.at.next();
         if (!(flags & MET(part))) {
-            // Zeros for dq. The stage before is released here: its products are waited for.
+            // Sends zeros to dq. The previous stage can be released here, since its products are complete.
             publish();
             barrier_wait(&bars.ds_empty[ring.stage], ring.phase ^ 1);
             clear_rows(slopes_at(ring.stage, part), 0, 0, 64);
@@ -330,22 +328,21 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
         }
         u8* queries = queries_at(stage);
         if (flags & TAIL) {
-            // Rows behind the last query become zeros: anything may lie there, and 0 times it may be NaN. The other
-            // warpgroup does the same.
+            // Zeroes rows past the last query: they may hold NaN, and 0 * NaN is NaN. The other warpgroup does the same.
             const int end = task.g.q1 - note_at(stage).first;
             clear_rows(queries, PANEL_WALK, end, WALK);
             clear_rows(queries + Q_BYTES, PANEL_WALK, end, WALK);
             fence_async();
             named_sync(2 + part, 128);
         }
-        // Declared here: an accumulator that a product overwrites is not live before it.
+        // Declared here, so that the accumulator, which a product overwrites, is not live before.
         float s[WALK / 2], dp[WALK / 2];
         product_arrive();
         product_of_rows(s, k, queries);
         walk.ask();
         publish();
         const bool is_free = barrier_was_past(&bars.ds_empty[ring.stage], ring.phase ^ 1);
-        // p is dead now: room for the statistics.
+        // p is dead now, which makes room for the statistics.
         product_wait<2>();
         hold(dv);
         hold(p);
@@ -391,7 +388,7 @@ __device__ __forceinline__ void own_keys(const Call& call, const Task& task, int
 
 // The warpgroup that sums dq.
 
-// Adds what lies in a buffer to the sums of a tile whose rows do not fill it: whole runs as they are, the rest row by row.
+// Adds a buffer to the sums of a partial tile: complete runs in bulk, the rest row by row.
 __device__ __forceinline__ void add_rows(const Call& call, const float* buffer, int head, int first, int left) {
     const int runs = left / 8 * 8 * SUM_ROW;
     float* to = sums_of(call, head, first);
@@ -402,7 +399,7 @@ __device__ __forceinline__ void add_rows(const Call& call, const float* buffer, 
     }
 }
 
-// The sums of dq of a tile's walk.
+// Accumulates dq over a tile's walk.
 __device__ __forceinline__ void sum_queries(const Call& call, const Task& task, u8* k_tile, Ring<STAGES>& walk,
                                             Ring<DS_STAGES>& ring, int& turn) {
     Barriers& bars = barriers();
@@ -410,7 +407,7 @@ __device__ __forceinline__ void sum_queries(const Call& call, const Task& task, 
     const int keys = task.g.k1 - task.first;
     u32 k[KEPT][4];
     load_turned(k, k_tile, keys);
-    // The other warpgroups take these rows for zeros whatever they hold.
+    // The other warpgroups treat these rows as zeros whatever they hold.
     if (keys < OWN) {
         clear_rows(k_tile, 0, keys, OWN);
         fence_async();
@@ -435,7 +432,7 @@ __device__ __forceinline__ void sum_queries(const Call& call, const Task& task, 
             else Product<WALK>::of_shared<1, 1>(d, turned + i * 2048 / 16, b, i > 0);
         }
         product_commit();
-        // Double-buffered: the bulk reduction of the buffer before the last has read it.
+        // Double-buffered: the bulk reduction that last used this buffer has finished reading it.
         float* buffer = (float*)(memory + AT_SUMS + turn * SUM_BYTES);
         if (thread == 0) bulk_wait_read<1>();
         product_wait<0>();
@@ -497,7 +494,7 @@ wgmma_fused(const __grid_constant__ Call call, const __grid_constant__ TensorMap
             const Task& task = task_at(own.stage);
             if (task.first < 0) break;
             sum_queries(call, task, memory + own.stage * 2 * K_BYTES, walk, ring, turn);
-            // Orders generic reads of the tile before the writes of TMA.
+            // Orders generic reads of the tile before TMA's writes.
             fence_async();
             let_go(&bars.own_empty[own.stage]);
         }

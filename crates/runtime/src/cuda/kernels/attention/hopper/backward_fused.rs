@@ -1,8 +1,6 @@
 //! The backward pass on Hopper for long sequences and small heads: dq, dk and dv in one walk.
 //!
-//! dq is accumulated in device memory.
-//!
-//! Statistics of rows and zeros in the sums first, then the walk, then the sums rounded.
+//! dq is accumulated in device memory with atomic adds. Three launches: row statistics and cleared sums, the walk, rounding.
 
 use std::borrow::Cow;
 
@@ -18,18 +16,18 @@ use crate::cuda::kernels::attention::call::{self, Call};
 use crate::cuda::kernels::attention::scratch::{ALIGN, Scratch};
 use crate::cuda::kernels::attention::tiles::{self, Heights};
 
-/// Keys of a block.
+/// Keys per block.
 const OWN: usize = 128;
-/// Keys from which on it runs: with fewer, kernels without sums were not compared with it.
+/// Minimum number of keys; for fewer it was not compared with the deterministic kernels.
 const LONG: usize = 1024;
 const STAGES: usize = 4;
 const OWN_STAGES: usize = 2;
 const DS_STAGES: usize = 3;
 const THREADS: u32 = 512;
-/// Registers of threads that own keys, of those that sum dq and of the producer's.
+/// Registers per thread that owns keys, that sums dq, and of the producer.
 const REGISTERS: [usize; 3] = [192, 80, 48];
 
-/// Whether the problem, one of those `backward` serves, runs on it where all gradients are asked for.
+/// Whether it handles the problem, one that `backward` serves, if all gradients are requested.
 pub(super) fn takes(p: &Problem, facts: &Facts) -> bool {
     is_long(p) && !facts.deterministic
 }
@@ -46,7 +44,7 @@ fn sums_bytes(p: &Problem) -> usize {
     (4 * p.tq * p.heads * p.size.next_multiple_of(16)).next_multiple_of(ALIGN)
 }
 
-/// Nothing where it does not run.
+/// 0 if it does not handle the problem.
 pub(super) fn workspace(p: &Problem) -> usize {
     if is_long(p) {
         backward::statistics_bytes(p) + sums_bytes(p) + tiles::workspace(p, heights())
@@ -81,7 +79,7 @@ pub(super) fn sources(p: &Problem) -> [Source; 2] {
     [backward::rows_source(p, true), source(p)]
 }
 
-/// As AT_BARRIERS in the source, and the barriers.
+/// Matches AT_BARRIERS in the source, plus the barriers.
 pub(super) fn shared_bytes(p: &Problem) -> usize {
     let seen = if p.mask == Mask::TwoIntervals { 16 * ROWS } else { 0 };
     let walked = 2 * PANEL_BYTES + 2 * 4 * ROWS + seen + 16;
@@ -132,7 +130,7 @@ mod tests {
     use flatout_ir::ops::cap::Cap;
     use flatout_ir::types::DType;
 
-    /// 227 KiB a block; 65,536 registers among its threads.
+    /// 227 KiB per block; 65,536 registers over its threads.
     #[test]
     fn every_form_fits_in_a_multiprocessor() {
         let uniform = Segments::Uniform { len: 2048 };

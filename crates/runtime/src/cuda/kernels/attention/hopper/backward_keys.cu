@@ -3,22 +3,21 @@
 //   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta)
 //   dv = p^T do, dk = scale ds^T q
 //
-// A thread block owns 64 keys of a key head per consumer warpgroup and walks the queries that see them, of all query heads
-// of the group, in tiles of 64: dk and dv are summed in registers in a fixed order. Keys are the rows of the scores, so p^T
-// and ds^T go from accumulator to A operand without leaving registers. 4 products a tile.
-// Heads above 128: dk and dv of 64 keys fill the registers of a warpgroup each, so one warpgroup makes p and dv, the other
-// ds and dk, and p goes from one to the other in f32 through shared memory.
-// GROUPS consumer warpgroups and one producer warp. Registers: no spills. L2 reads 256 SIZE bytes a tile of 64 queries.
+// A thread block owns 64 keys of a key head per consumer warpgroup and walks the queries that attend to them, of all query
+// heads of the group, in tiles of 64: dk and dv are accumulated in registers in a fixed order, so they are deterministic. Keys
+// are the rows of the scores, so p^T and ds^T go from accumulator to A operand without leaving registers. 4 products per tile.
+// Heads above 128: dk and dv of 64 keys each fill the registers of a warpgroup, so one warpgroup computes p and dv and the
+// other ds and dk; p goes from one to the other in f32 through shared memory.
+// GROUPS consumer warpgroups and one producer warp. Registers: no spills. Reads 256 SIZE bytes from L2 per tile of 64 queries.
 //
-// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, BLOCKS (blocks a multiprocessor), STAGES (walked tiles held),
-// OWN_STAGES (owned tiles held), REGISTERS and FEEDER_REGISTERS (a thread, after they are redistributed).
+// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, BLOCKS (blocks per multiprocessor), STAGES and OWN_STAGES (pipeline stages
+// of walked and owned tiles), REGISTERS and FEEDER_REGISTERS (per thread, after redistribution).
 
 #define PAIR (SIZE > 128)
-// Whether dp is begun when p is packed, and ds takes p as packed: otherwise accumulators do not fit in registers, and the
-// assembler waits for every product. Heads of 128, 16 on 8 over 16 x 2048, causal: 0.96 ms for 1.22; dk's error is 3.0e-3
-// for 2.5e-3.
+// Whether dp starts when p is packed, and ds uses p as packed; otherwise the accumulators do not fit in registers, and products
+// are serialised. 16 heads on 8 of 128, 16 x 2048, causal: 0.96 ms instead of 1.22; dk's error 3.0e-3 instead of 2.5e-3.
 #define LATE (SIZE > 112 && !PAIR)
-// Whether dv is waited for before ds is made: register pressure leaves no room beside p.
+// Whether dv is waited for before ds is computed: register pressure leaves no room for both.
 #define LEAN (SIZE > 64 && !PAIR && !LATE)
 #define OWN (PAIR ? 64 : 64 * GROUPS)
 #define PANEL_OWN (OWN * 128)
@@ -36,7 +35,7 @@
 
 extern __shared__ __align__(1024) u8 memory[];
 
-// A walked tile: its first query (below 0: the walk is over), its query head, with MASK 3 its flags.
+// Descriptor of a walked tile: its first query (negative: the walk is over), its query head, and with MASK 3 its flags.
 struct Note {
     int first, head, flags;
 };
@@ -52,7 +51,7 @@ __device__ __forceinline__ u8* queries_at(int stage) { return memory + AT_STAGES
 __device__ __forceinline__ int4* seen_at(int stage) { return (int4*)(memory + AT_SEEN) + stage * WALK; }
 __device__ __forceinline__ float* rows_at(int stage) { return (float*)(memory + AT_ROWS) + stage * 2 * WALK; }
 
-// Whether some of a warpgroup's keys from `from` on are seen by the walked tile, and whether not all by all.
+// Whether the walked tile attends to any of a warpgroup's keys from `from`; `masks` tells whether any pair is masked.
 __device__ __forceinline__ bool meets(const Call& call, const Task& task, int part, int from, int stage) {
 #if MASK == 3
     return note_at(stage).flags & MET(part);
@@ -68,7 +67,7 @@ __device__ __forceinline__ bool masks(const Call& call, const Task& task, int pa
 #endif
 }
 
-// The producer's loop, by one warp: tiles of keys as they come, and for each the tiles of queries that see one of them.
+// The producer's loop, by one warp: takes tiles of keys, and for each walks the tiles of queries that attend to any of them.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
                                      const TensorMap* k_map, const TensorMap* v_map, int section) {
     const int lane = threadIdx.x % 32;
@@ -78,7 +77,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     for (;; own.next()) {
         const Task task = next_task<OWN>(call, true, section);
 #if MASK == 3
-        // Requested while the tile before is in flight.
+        // Prefetched while the previous tile is in flight.
         const int ahead = task.first < 0 ? 0 : flags_of<OWN / 64>(call, task.g, task.first, task.g.q0 + lane * WALK);
 #endif
         barrier_wait(&bars.own_empty[own.stage], own.phase);
@@ -105,14 +104,14 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
         const int group = call.heads / call.kv_heads;
         const Range walked = walked_by(call, g, task.first, OWN);
         for (int head = task.head * group; head < (task.head + 1) * group; head++) {
-            // Tiles count from the segment's start.
+            // Tiles are aligned to the segment's start.
             int flags = 0;
 #if MASK == 3
             int mine = 0;
 #endif
             for (int first = g.q0 + (walked.low - g.q0) / WALK * WALK; first < walked.high; first += WALK) {
 #if MASK == 3
-                // Every lane looks at one of the next 32 tiles.
+                // Each lane computes the flags of one of the next 32 tiles.
                 const int turn = (first - g.q0) / WALK % 32;
                 if (turn == 0 && first > g.q0) mine = flags_of<OWN / 64>(call, g, task.first, first + lane * WALK);
                 else if (turn == 0) mine = ahead;
@@ -149,8 +148,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     }
 }
 
-// Rows behind the last query become zeros: anything may lie there, and 0 times it may be NaN. By a warpgroup; the other
-// may do the same.
+// Zeroes rows past the last query: they may hold NaN, and 0 * NaN is NaN. Done by a warpgroup; the other may do the same.
 __device__ __forceinline__ void clear_tail(int stage, int from, int barrier) {
     clear_rows(queries_at(stage), PANEL_WALK, from, WALK);
     clear_rows(queries_at(stage) + Q_BYTES, PANEL_WALK, from, WALK);
@@ -158,7 +156,7 @@ __device__ __forceinline__ void clear_tail(int stage, int from, int barrier) {
     named_sync(barrier, 128);
 }
 
-// s becomes p, for the warpgroup's keys from `from` on.
+// Turns s into p, for the warpgroup's keys from `from`.
 __device__ __forceinline__ void weigh(float (&s)[WALK / 2], const Call& call, const Task& task, int from, int stage,
                                       bool masked) {
     if (masked) mask_scores(s, call, task.g, from, note_at(stage).first, seen_at(stage));
@@ -175,12 +173,12 @@ __device__ __forceinline__ void weigh(float (&s)[WALK / 2], const Call& call, co
     }
 }
 
-// A word of an operand in f32.
+// Unpacks a word of an operand to f32.
 __device__ __forceinline__ float2 unpacked(u32 pair) {
     return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
 }
 
-// Four of dp become ds: a key and the key 8 further, each at two queries.
+// Turns four elements of dp into ds: a key and the key 8 further, each at two queries.
 __device__ __forceinline__ void slope(float (&dp)[WALK / 2], int j, const float4& p, const float* rows) {
     const float2 shift = *(const float2*)(rows + WALK + 2 * (threadIdx.x % 4) + 8 * j);
     dp[4 * j] = p.x * (dp[4 * j] + shift.x);
@@ -191,7 +189,7 @@ __device__ __forceinline__ void slope(float (&dp)[WALK / 2], int j, const float4
 
 #if !PAIR
 
-// A warpgroup's 64 keys of a tile. The task and the notes stay in shared memory: registers are full.
+// Processes a warpgroup's 64 keys of a tile. Task and tile descriptors stay in shared memory, because registers are full.
 __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task, int part, u8* k_tile,
                                               Ring<STAGES>& walk, int& turn) {
     u8* own = k_tile + part * 8192;
@@ -214,7 +212,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
         if (first + WALK > task.g.q1) clear_tail(stage, task.g.q1 - first, 2 + part);
         u8* queries = queries_at(stage);
         if (meets(call, task, part, from, stage)) {
-            // Declared here: an accumulator that a product overwrites is not live before it.
+            // Declared here, so that the accumulator, which a product overwrites, is not live before.
             float s[WALK / 2], dp[WALK / 2];
             product_arrive();
             product_of_heads(s, k, PANEL_OWN, along_k(queries));
@@ -263,7 +261,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
     hold(p);
     hold(ds);
     if (before >= 0) release(&bars.empty[before]);
-    // Nobody reads these keys and values any more.
+    // These keys and values are no longer read.
     named_sync(2 + part, 128);
     const int from = task.first + 64 * part;
     if (call.dk.at) write(call.dk, task.head, from, task.g.k1, dk, call.scale, own, PANEL_OWN);
@@ -272,7 +270,7 @@ __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task
 
 #else
 
-// 64 keys by two warpgroups: 0 makes p and dv, 1 makes ds and dk.
+// Processes 64 keys with two warpgroups: 0 computes p and dv, 1 computes ds and dk.
 __device__ __forceinline__ void keys_of_group(const Call& call, const Task& task, int part, u8* k_tile,
                                               Ring<STAGES>& walk, int& turn) {
     const u64 own = along_k(k_tile + part * K_BYTES);
@@ -371,7 +369,7 @@ wgmma_dkv(const __grid_constant__ Call call, const __grid_constant__ TensorMap q
         u8* k_tile = memory + own.stage * 2 * K_BYTES;
         const int behind = task.g.k1 - task.first;
         if (behind < OWN) {
-            // Each warpgroup its own 64 rows; a pair the same ones, of keys or of values.
+            // Each warpgroup clears its own 64 rows; a pair shares them, and both clear the same ones.
             const int from = PAIR ? behind : max(behind - 64 * part, 0);
             u8* rows = k_tile + (PAIR ? 0 : part * 8192);
             if (from < 64) {
@@ -382,7 +380,7 @@ wgmma_dkv(const __grid_constant__ Call call, const __grid_constant__ TensorMap q
             named_sync(1, 128 * GROUPS);
         }
         keys_of_group(call, task, part, k_tile, walk, turn);
-        // Orders generic reads and writes of the tile before those of TMA.
+        // Orders generic reads and writes of the tile before TMA's.
         fence_async();
         release(&bars.own_empty[own.stage]);
     }

@@ -1,15 +1,14 @@
-// dq of attention on Hopper without sums in device memory: deterministic, and the only form for heads above 128.
+// dq of attention on Hopper without sums in device memory: deterministic, and the only kernel for heads above 128.
 //
 //   s = q k^T, p = exp2(scale log2e s - log2e lse), ds = p (do v^T - delta), dq = scale ds k
 //
-// A thread block owns 64 queries per consumer warpgroup, of HEADS query heads of one key head side by side, and walks the
-// keys they see in tiles of 64: 3 products a tile, ds from accumulator to A operand in registers. Keys stay until ds k is
-// done, values only until do v^T is, so each has a ring of pipeline stages of its own. GROUPS consumer warpgroups and one
-// producer warp. Registers: no spills, but for two intervals with heads above 240, which leave up to 48 bytes in local
-// memory.
+// A thread block owns 64 queries per consumer warpgroup, of HEADS query heads of one key head side by side, and walks the keys
+// they attend to in tiles of 64: 3 products per tile, ds from accumulator to A operand in registers. Keys are needed until ds k
+// is done, values only until do v^T is, so each has a separate ring of pipeline stages. GROUPS consumer warpgroups and one
+// producer warp. Registers: no spills, except with two intervals and heads above 240, which spill up to 48 bytes.
 //
-// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, HEADS (1 or GROUPS; divides the group of query heads), BLOCKS,
-// STAGES and V_STAGES (walked tiles of keys and values held), OWN_STAGES, REGISTERS and FEEDER_REGISTERS.
+// Defines: SIZE, MASK, Q_RAGGED, K_RAGGED, GROUPS, HEADS (1 or GROUPS; divides the group of query heads), BLOCKS, STAGES and
+// V_STAGES (pipeline stages of keys and values), OWN_STAGES, REGISTERS and FEEDER_REGISTERS.
 
 #define OWN (64 * GROUPS / HEADS)
 #define PANEL_OWN (64 * GROUPS * 128)
@@ -31,14 +30,14 @@ struct Barriers {
 
 __device__ __forceinline__ Barriers& barriers() { return *(Barriers*)(memory + AT_BARRIERS); }
 __device__ __forceinline__ Task& task_at(int stage) { return *(Task*)(memory + AT_TASKS + stage * 32); }
-// The first key of a walked tile; below 0: the walk is over. With MASK 3 its flags, a part for every 64 tokens.
+// First key of a walked tile; negative: the walk is over. With MASK 3 also its flags, one part per 64 tokens.
 __device__ __forceinline__ int& first_at(int stage) { return ((int*)(memory + AT_FIRSTS))[stage]; }
 __device__ __forceinline__ int& flags_at(int stage) { return ((int*)(memory + AT_FIRSTS + 16))[stage]; }
 __device__ __forceinline__ float* rows_at(int stage, int part) {
     return (float*)(memory + AT_ROWS) + (stage * GROUPS + part) * 2 * 64;
 }
 
-// The producer's loop, by one warp: tiles of queries as they come, and for each the tiles of keys that one of them sees.
+// The producer's loop, by one warp: takes tiles of queries, and for each walks the tiles of keys that any of them attends to.
 __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, const TensorMap* do_map,
                                      const TensorMap* k_map, const TensorMap* v_map, int section) {
     const int lane = threadIdx.x % 32;
@@ -99,7 +98,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
 #else
         const int low = sees(call, g, task.first).a, high = sees(call, g, min(task.first + OWN, g.q1) - 1).b;
 #endif
-        // Tiles count from the segment's start.
+        // Tiles are aligned to the segment's start.
         for (int first = g.k0 + max(low - g.k0, 0) / WALK * WALK; first < high; first += WALK) {
 #if MASK == 3
             int flags = 0;
@@ -108,7 +107,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
                 const Seen s = mine[i];
                 const int end = first + WALK;
                 const bool some = max(s.a, first) < min(s.b, end) || max(s.c, first) < min(s.d, end);
-                // Queries behind the segment's end have p = 0 by their statistics.
+                // Queries past the segment's end have p = 0 through their statistics.
                 const bool all = (s.a <= first && s.b >= end) || (s.c <= first && s.d >= end) ||
                                  task.first + 32 * i + lane >= g.q1;
                 if (__any_sync(ALL_LANES, some)) flags |= MET(i / 2);
@@ -144,7 +143,7 @@ __device__ __forceinline__ void feed(const Call& call, const TensorMap* q_map, c
     }
 }
 
-// A warpgroup's 64 queries of a tile.
+// Processes a warpgroup's 64 queries of a tile.
 __device__ __forceinline__ void queries_of_group(const Call& call, const Task& task, int part, u8* q_tile,
                                                  const float* rows, Ring<STAGES>& walk, Ring<V_STAGES>& values) {
     const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane / 4;
@@ -157,7 +156,7 @@ __device__ __forceinline__ void queries_of_group(const Call& call, const Task& t
         mean[i] = rows[64 + row + 8 * i];
     }
 #if MASK != 3
-    // Keys [bottom.a, top.b) are seen by all the warpgroup's queries.
+    // All the warpgroup's queries attend to keys [bottom.a, top.b).
     const Seen top = sees(call, task.g, from), bottom = sees(call, task.g, min(from + 63, task.g.q1 - 1));
 #endif
     u8* own = q_tile + part * 8192;
@@ -177,7 +176,7 @@ __device__ __forceinline__ void queries_of_group(const Call& call, const Task& t
             break;
         }
         u8 *keys = memory + AT_K + stage * K_BYTES, *value = memory + AT_V + values.stage * K_BYTES;
-        // Anything may lie behind the last key, and 0 times it may be NaN.
+        // Rows past the last key may hold NaN, and 0 * NaN is NaN.
         if (first + WALK > task.g.k1) {
             clear_rows(keys, PANEL_WALK, task.g.k1 - first, WALK);
             fence_async();
@@ -214,12 +213,12 @@ __device__ __forceinline__ void queries_of_group(const Call& call, const Task& t
 #pragma unroll
             for (int j = 0; j < WALK / 2; j++)
                 s[j] = exp2_fast(fmaf(s[j], call.scale * LOG2E, shift[j / 2 % 2]));
-            // Now, while the second product is in flight: the compiler would move it behind the wait.
+            // Done here, while the second product is in flight: the compiler would move it after the wait.
             hold(s);
             product_wait<0>();
             hold(dp);
             release(&bars.v_empty[values.stage]);
-            // A value behind the segment's end may be anything.
+            // Values past the segment's end may be NaN.
 #pragma unroll
             for (int j = 0; j < WALK / 2; j++) dp[j] = s[j] == 0.0f ? 0.0f : s[j] * (dp[j] + mean[j / 2 % 2]);
             pack(ds, dp);
@@ -280,7 +279,7 @@ wgmma_dq(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_
         const Task& task = task_at(own.stage);
         if (task.first < 0) return;
         queries_of_group(call, task, part, memory + own.stage * 2 * Q_BYTES, rows_at(own.stage, part), walk, values);
-        // Orders generic reads and writes of the tile before those of TMA.
+        // Orders generic reads and writes of the tile before TMA's.
         fence_async();
         release(&bars.own_empty[own.stage]);
     }

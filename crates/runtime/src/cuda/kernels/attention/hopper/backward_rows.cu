@@ -1,9 +1,9 @@
-// Prologue and epilogue of Hopper's backward kernels: statistics of rows, and dq rounded from its sums.
+// Prologue and epilogue of Hopper's backward kernels: row statistics, and rounding of dq's sums.
 //
 // Defines: SIZE, SUMMED (whether dq is summed in `call.scratch`).
 
-// Statistics of every row, and outlines; clears the counters of tiles and the sums of dq. Rows outside the segments hold anything:
-// nobody reads their statistics. Grid: heads within tokens in 256s.
+// Computes statistics of every row, and outlines; clears the tile counters and the sums of dq. Rows outside the segments hold
+// arbitrary data, but their statistics are never read. Grid: tiles of 256 tokens with heads innermost.
 extern "C" __global__ void __launch_bounds__(256)
 wgmma_rows(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row) {
     if (blockIdx.x == 0 && threadIdx.x < 2) *counter(call, threadIdx.x) = 0;
@@ -20,7 +20,7 @@ wgmma_rows(const __grid_constant__ Call call, const float* d_lse, i64 d_lse_row)
 
 #if SUMMED
 
-// Rounds dq from its sums. Grid: tiles of 64 queries, heads.
+// Rounds dq from its sums to bf16. Grid: tiles of 64 queries, heads.
 extern "C" __global__ void __launch_bounds__(256) wgmma_round(const __grid_constant__ Call call) {
     const Tile tile = q_tile<64>(call, blockIdx.x);
     if (tile.segment < 0) return;

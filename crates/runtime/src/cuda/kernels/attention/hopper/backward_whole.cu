@@ -1,26 +1,27 @@
-// dq, dk and dv of attention on Hopper where a sequence fits in a block: bf16, heads of 16 to 64, equal sequences of up to
-// 264 tokens, as many keys as queries, every key seen, a key head to every query head. Deterministic.
+// dq, dk and dv of attention on Hopper for sequences that fit in a block: bf16, heads of 16 to 64, equal sequences of up to 264
+// tokens, as many keys as queries, no mask, one key head per query head. Deterministic.
 //
 //   s^T = k q^T, p^T = exp2(scale log2e s^T - log2e lse), dp^T = v do^T, ds^T = p^T (dp^T - delta), delta = sum(do o) - dlse
 //   dv = p^T do, dk = scale ds^T q, dq^T = scale k^T ds^T
 //
-// A thread block holds q, k, v, do and o of one sequence and head in shared memory, all rows: each tensor crosses device
-// memory once, 16 SIZE bytes a token and head, and a tile of 64 keys and 64 queries takes 5 products. One thread block a
+// A thread block holds all rows of q, k, v, do and o of one sequence and head in shared memory: each tensor crosses device
+// memory once, 16 SIZE bytes per token and head, and a tile of 64 keys by 64 queries takes 5 products. One thread block per
 // multiprocessor.
-// Two consumer warpgroups own 64 keys each and walk all queries in tiles of 64, keys [0, 128) in the first round, [128,
-// 256) in the second: dk and dv are summed in registers, and ds^T goes through shared memory to a third warpgroup, which
-// sums dq^T of all queries in its registers over both rounds, in a fixed order: no sums in device memory.
-// Up to 8 rows behind the last tile would leave most of another empty. As queries they are a tile of 16. As keys their
-// scores are computed before the last round with queries as rows, and their dk^T and dv^T with columns of the head as rows.
-// In the fourth warpgroup one producer warp issues the TMA loads and two warps compute statistics of rows. A tile of
-// queries is loaded anew, for the next head, when the last round has released it, keys when their round has: the next head
-// begins with all it needs. TMA fills rows behind a sequence's end with zeros.
-// Registers: no spills, and high pressure: a product whose accumulator does not fit makes the assembler wait for each one
-// (C7512). So dp^T is begun when p^T is packed, and ds^T takes p^T as packed: 2.9e-3 of error for 2.4e-3.
+// Two consumer warpgroups own 64 keys each and walk all queries in tiles of 64, keys [0, 128) in the first round, [128, 256) in
+// the second: dk and dv are accumulated in registers, and ds^T goes through shared memory to a third warpgroup, which
+// accumulates dq^T of all queries in its registers over both rounds, in a fixed order, without sums in device memory.
+// Up to 8 rows past the last full tile would leave a further tile mostly empty. As queries they form a tile of 16. As keys,
+// their scores are computed before the last round with queries as rows, and their dk^T and dv^T with columns of the head as
+// rows.
+// In the fourth warpgroup one producer warp issues the TMA loads and two warps compute row statistics. A tile of queries is
+// reloaded for the next head once the last round has released it, keys once their round has, so the next head starts without
+// waiting. TMA fills rows past a sequence's end with zeros.
+// Registers: no spills, but high pressure: a single accumulator that does not fit makes the assembler serialise all products
+// (C7512). So dp^T starts when p^T is packed, and ds^T uses p^T as packed to bf16: error 2.9e-3 instead of 2.4e-3.
 // 256 x 257 with 12 heads of 64 on an H200: 0.458 ms, by tiles 0.877, cuDNN 0.936; 256 x 256: 0.366, 0.653, 0.674.
 //
-// Defines: SIZE, MASK (0), Q_RAGGED and K_RAGGED (0), TILES (1 to 4), LAST (whether rows are left behind them), REGISTERS (of
-// threads that own keys), DQ_REGISTERS, FEEDER_REGISTERS.
+// Defines: SIZE, MASK (0), Q_RAGGED and K_RAGGED (0), TILES (1 to 4), LAST (whether rows are left after them), REGISTERS (per
+// thread that owns keys), DQ_REGISTERS, FEEDER_REGISTERS (of the producer).
 
 #define ROUNDS ((TILES + 1) / 2)
 // Rows of the narrow tile: the products' least step along K.
@@ -34,7 +35,7 @@
 #define AT_V (4 * SLOT)
 // [2 warpgroups, 2] panels of ds^T.
 #define AT_DS (5 * SLOT)
-// ds^T and p^T of the keys behind the tiles, a panel a tile of queries; ds^T with rows of zeros up to 16 keys.
+// ds^T and p^T of the keys after the last tile, one panel per tile of queries; ds^T is padded with zero rows to 16 keys.
 #define AT_LAST_DS (AT_DS + 4 * 8192)
 #define AT_LAST_P (AT_LAST_DS + (TILES + 1) * 2048)
 #define AT_ROWS (AT_LAST_P + (TILES + 1) * 1024)
@@ -42,18 +43,18 @@
 
 extern __shared__ __align__(1024) u8 memory[];
 
-// The last of each five is that of the rows behind the tiles.
+// The last element of each array is for the rows after the last tile.
 struct Barriers {
     u64 q_full[TILES + 1], q_empty[TILES + 1], k_full[TILES + 1], k_empty[TILES + 1], rows_full[TILES + 1];
     u64 ds_full[2][2], ds_empty[2][2], last_full;
 };
 
 __device__ __forceinline__ Barriers& barriers() { return *(Barriers*)(memory + AT_BARRIERS); }
-// Of each query first -log2e lse, -inf behind the sequence's end, then, SLOT_ROWS further, -delta.
+// For each query -log2e lse (-inf past the sequence's end), and SLOT_ROWS further -delta.
 __device__ __forceinline__ float* rows_of_queries() { return (float*)(memory + AT_ROWS); }
 __device__ __forceinline__ u8* slopes_at(int part, int stage) { return memory + AT_DS + (2 * part + stage) * 8192; }
 
-// A head of a sequence, one after the other of a block's share; `phase` is the parity of its barriers.
+// The heads of sequences that a block processes, one after the other; `phase` is the parity of the barriers.
 struct Turn {
     int index, phase;
     __device__ __forceinline__ bool is_left(const Call& call) const { return index < call.segments * call.heads; }
@@ -75,14 +76,14 @@ struct Maps {
     const TensorMap *q, *d_o, *o, *k, *v;
 };
 
-// TMA loads of a tile of a tensor, in boxes of 16 rows; rows behind the sequence's end are zero.
+// Issues the TMA loads of a tile of a tensor, in boxes of 16 rows; rows past the sequence's end are zero-filled.
 __device__ __forceinline__ void load_tile(u8* slot, const TensorMap* map, u64* full, int tile, int head, int segment) {
     for (int r = 64 * tile; r < (tile < TILES ? 64 * tile + 64 : SLOT_ROWS); r += 16)
         bulk_load(slot + r * 128, map, full, 0, head, r, segment);
 }
 __device__ __forceinline__ u32 tile_bytes(int tile) { return (tile < TILES ? 64 : NARROW) * 128; }
 
-// The producer's loop, by one thread: everything in the order it is needed, which is the order it is released.
+// The producer's loop, by one thread: loads in the order of use, which is also the order of release.
 __device__ __forceinline__ void feed(const Call& call, const Maps& maps) {
     Barriers& bars = barriers();
     for (Turn turn = first_turn(); turn.is_left(call); turn.next()) {
@@ -112,7 +113,7 @@ __device__ __forceinline__ void feed(const Call& call, const Maps& maps) {
     }
 }
 
-// Two warps, a thread a row of a tile of queries: their statistics. A row that sees nothing has p = 0 with any score.
+// Computes the statistics of a tile of queries, by two warps, one thread per row. Rows without any key get p = 0.
 __device__ __forceinline__ void measure(const Call& call, int row, const float* d_lse, i64 d_lse_row) {
     Barriers& bars = barriers();
     for (Turn turn = first_turn(); turn.is_left(call); turn.next()) {
@@ -141,7 +142,7 @@ __device__ __forceinline__ void measure(const Call& call, int row, const float* 
                 rows_of_queries()[query] = lse == -infinity() ? lse : -LOG2E * lse;
                 rows_of_queries()[SLOT_ROWS + query] = sum;
             }
-            // Orders generic reads of the tile before the writes of TMA.
+            // Orders generic reads of the tile before TMA's writes.
             fence_async();
             release(&bars.rows_full[i]);
         }
@@ -150,11 +151,11 @@ __device__ __forceinline__ void measure(const Call& call, int row, const float* 
 
 // The warpgroups that own keys.
 
-// s becomes p, for queries from `query` on.
+// Turns s into p, for queries from `query`.
 template <int Count>
 __device__ __forceinline__ void weigh(float (&s)[Count], int query, float unit, int keys) {
     const int lane = threadIdx.x % 32;
-    // Behind the last key p would count in dq: its key is zero, but p may be infinite.
+    // Past the last key p must be 0: the key is zero, but p may be infinite, which would corrupt dq.
     if (keys < 64) {
         const int key = threadIdx.x / 32 % 4 * 16 + lane / 4;
 #pragma unroll
@@ -173,7 +174,7 @@ __device__ __forceinline__ void weigh(float (&s)[Count], int query, float unit, 
     }
 }
 
-// dp becomes ds, with p as the products take it: in f32 it would need registers of its own.
+// Turns dp into ds, with p as packed for the products: p in f32 would need more registers.
 template <int Steps>
 __device__ __forceinline__ void slope(float (&dp)[8 * Steps], const u32 (&p)[Steps][4], int query) {
     const float* means = rows_of_queries() + SLOT_ROWS + query + 2 * (threadIdx.x % 4);
@@ -189,7 +190,7 @@ __device__ __forceinline__ void slope(float (&dp)[8 * Steps], const u32 (&p)[Ste
     }
 }
 
-// ds^T [64, 16 Steps] into the first columns of a panel of rows of keys.
+// Stores ds^T [64, 16 Steps] into the first columns of a panel with keys as rows.
 template <int Steps> __device__ __forceinline__ void keep_slopes(const u32 (&a)[Steps][4], u8* panel) {
     const int lane = threadIdx.x % 32, r = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
@@ -200,7 +201,7 @@ template <int Steps> __device__ __forceinline__ void keep_slopes(const u32 (&a)[
                      : "memory");
 }
 
-// A warpgroup's keys of a round, and what it sums of them.
+// A warpgroup's keys of a round, and their accumulators.
 struct Owned {
     u64 k, v;
     int keys, part;
@@ -208,14 +209,14 @@ struct Owned {
     float dk[SIZE / 2], dv[SIZE / 2];
 };
 
-// A tile of 16 Steps queries meets the keys; the products onto dk and dv are left in flight, p and ds their operands.
-// `settled` is called when those of the tile before are complete.
+// Processes a tile of 16 Steps queries. The products that accumulate dk and dv are left in flight, with p and ds as operands.
+// `settled` is called when those of the previous tile are complete.
 template <int Steps, class Settled>
 __device__ __forceinline__ void meet(Owned& own, int tile, int phase, Ring<2>& ring, u32 (&p)[Steps][4],
                                      u32 (&ds)[Steps][4], Settled settled) {
     Barriers& bars = barriers();
     const u8 *q = memory + AT_Q + tile * 8192, *d_o = memory + AT_DO + tile * 8192;
-    // Declared here: an accumulator that a product overwrites is not live before it.
+    // Declared here, so that the accumulator, which a product overwrites, is not live before.
     float s[8 * Steps];
     barrier_wait(&bars.q_full[tile], phase);
     product_arrive();
@@ -246,12 +247,12 @@ __device__ __forceinline__ void meet(Owned& own, int tile, int phase, Ring<2>& r
     ring.next();
 }
 
-// A warpgroup's 64 keys of a round.
+// Processes a warpgroup's 64 keys of a round.
 __device__ __forceinline__ void keys_of_round(const Call& call, const Turn& turn, int part, int round,
                                               Ring<2>& ring) {
     Barriers& bars = barriers();
     const int tile = 2 * round + part;
-    // Whether nobody needs the queries afterwards.
+    // Whether the queries are released after this round.
     const bool is_through = round == ROUNDS - 1;
     Owned own;
     own.k = along_k(memory + AT_K + tile * 8192);
@@ -293,8 +294,8 @@ __device__ __forceinline__ void keys_of_round(const Call& call, const Turn& turn
     if (call.dv.at) write_rows(call.dv, token, turn.head(call), own.keys, own.dv, 1.0f);
 }
 
-// The last keys, up to 8. Their p and ds, with queries as rows, by both warpgroups, every other tile each; then dv^T by the
-// first and dk^T by the second.
+// Processes the last keys, up to 8. Both warpgroups compute p and ds with queries as rows, for every other tile each; then the
+// first computes dv^T and the second dk^T.
 #define OWN_TILES (TILES / 2 + 1)
 __device__ __forceinline__ void last_keys(const Call& call, const Turn& turn, int part) {
     Barriers& bars = barriers();
@@ -324,7 +325,7 @@ __device__ __forceinline__ void last_keys(const Call& call, const Turn& turn, in
         hold(s[m]);
         hold(dp[m]);
         const int tile = 2 * m + part;
-        // Of the narrow tile only the first warp's rows exist.
+        // Only the first warp has rows in the narrow tile.
         if (tile > TILES || (tile == TILES && warp)) break;
         u32 p[2], ds[2];
 #pragma unroll
@@ -341,7 +342,7 @@ __device__ __forceinline__ void last_keys(const Call& call, const Turn& turn, in
             p[i] = bf16x2(x[0], x[1]);
             ds[i] = bf16x2(y[0], y[1]);
         }
-        // Transposed: eight queries of a key side by side.
+        // Stored transposed: eight queries of a key are contiguous.
         const u32 at = lane % 8 * 128 + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * 16;
         asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(
                          shared_address(memory + AT_LAST_P + tile * 1024) + at),
@@ -385,12 +386,12 @@ __device__ __forceinline__ void own_keys(const Call& call, int part) {
     for (Turn turn = first_turn(); turn.is_left(call); turn.next())
 #pragma unroll 1
         for (int round = 0; round < ROUNDS; round++) {
-            // Before the round after which queries are gone.
+            // Before the last round, after which the queries are gone.
             if (LAST && round == ROUNDS - 1) last_keys(call, turn, part);
             if (2 * round + part < TILES) {
                 keys_of_round(call, turn, part, round, ring);
             } else {
-                // The last round, of one tile.
+                // The last round has only one tile, so this warpgroup just releases the queries.
                 for (int i = 0; i < TILES + LAST; i++) {
                     barrier_wait(&bars.q_full[i], turn.phase);
                     release(&bars.q_empty[i]);
@@ -401,7 +402,7 @@ __device__ __forceinline__ void own_keys(const Call& call, int part) {
 
 // The warpgroup that sums dq.
 
-// d^T [64, N] += k^T ds^T over 16 Steps keys.
+// d^T [64, 2 Count] += k^T ds^T over 16 Steps keys.
 template <int Steps, int Count>
 __device__ __forceinline__ void add_slopes(float (&d)[Count], const u8* keys, const u8* slopes) {
     const u64 a = along_mn(keys, SLOT), b = along_mn(slopes, 8192);
@@ -410,7 +411,7 @@ __device__ __forceinline__ void add_slopes(float (&d)[Count], const u8* keys, co
         Product<2 * Count>::template of_shared<1, 1>(d, a + i * 2048 / 16, b + i * 2048 / 16, 1);
 }
 
-// The warpgroup's columns of dq^T [64, 8 Count / 4] as rows of dq, 16 bytes a thread.
+// Writes the warpgroup's columns of dq^T [64, 8 Count / 4] as rows of dq, 16 bytes per thread.
 template <int Count>
 __device__ __forceinline__ void write_turned(const Rows& to, i64 token, int head, int rows, const float (&d)[Count],
                                              float factor) {
@@ -451,7 +452,7 @@ __device__ __forceinline__ void sum_queries(const Call& call) {
                 barrier_wait(&bars.k_full[TILES], turn.phase);
                 barrier_wait(&bars.last_full, turn.phase);
             }
-            // The barrier of what the product in flight reads, released when it is complete.
+            // The barrier of the data that the product in flight reads, released when the product is complete.
             u64* before = nullptr;
             const auto add = [&](auto& d, int tile) {
 #pragma unroll
@@ -502,7 +503,7 @@ wgmma_whole(const __grid_constant__ Call call, const __grid_constant__ TensorMap
             barrier_init(&bars.q_full[i], 1);
             barrier_init(&bars.q_empty[i], 8);
             barrier_init(&bars.k_full[i], 1);
-            // The last keys are of both warpgroups.
+            // Both warpgroups use the last keys.
             barrier_init(&bars.k_empty[i], i < TILES ? 8 : 12);
             barrier_init(&bars.rows_full[i], 2);
         }

@@ -11,18 +11,18 @@ use crate::cuda::context::{CudaError, Facts, Prepare, Source, Work};
 use crate::cuda::kernels::attention::Problem;
 use crate::cuda::kernels::attention::call::{self, Call};
 
-/// Rows of a tile, and of the narrow one behind the last.
+/// Rows of a tile, and of the narrow tile after the last.
 const ROWS: usize = 64;
 const NARROW: usize = 16;
-/// Rows behind the last tile that the narrow one takes: as many keys as a product has columns at least.
+/// Most rows that the narrow tile takes: as keys they are the columns of a product, which has at least 8.
 const MOST_LAST: usize = 8;
 const MOST_TILES: usize = 4;
-/// Rows from which on it was found to be faster than kernels by tiles: 12 heads of 64, 512 x 65 0.281 ms for 0.425, 512 x 128
-/// 0.307 for 0.407, 256 x 145 0.254 for 0.382, 256 x 197 0.327 for 0.652.
+/// Rows from which on it is faster than the kernels by tiles: 12 heads of 64, 512 x 65 0.281 ms instead of 0.425, 512 x 128
+/// 0.307 instead of 0.407, 256 x 145 0.254 instead of 0.382, 256 x 197 0.327 instead of 0.652.
 const SHORTEST: usize = 65;
 const THREADS: u32 = 512;
 
-/// How a sequence is cut: tiles of 64, and up to 8 rows behind them or none.
+/// How a sequence is divided: tiles of 64, and optionally up to 8 rows after them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Cut {
     tiles: usize,
@@ -35,12 +35,12 @@ impl Cut {
         Cut { tiles: if has_last { rows / ROWS } else { rows.div_ceil(ROWS) }, has_last }
     }
 
-    /// Registers of threads that own keys, of those that sum dq, 32 a tile, and of the producer's warpgroup.
+    /// Registers per thread that owns keys, that accumulates dq (32 per tile), and of the producer's warpgroup.
     fn registers(self) -> [usize; 3] {
         if self.tiles < MOST_TILES { [168, 136, 40] } else { [160, 160, 32] }
     }
 
-    /// As AT_BARRIERS in the source, and the barriers.
+    /// Matches AT_BARRIERS in the source, plus the barriers.
     fn shared_bytes(self) -> usize {
         let rows = ROWS * self.tiles + if self.has_last { NARROW } else { 0 };
         let slot = 2 * PANEL * rows;
@@ -49,7 +49,7 @@ impl Cut {
     }
 }
 
-/// Whether the kernel is written for the problem.
+/// Whether the kernel supports the problem.
 fn is_written(p: &Problem) -> bool {
     !p.is_ragged()
         && p.mask == Mask::Full
@@ -59,8 +59,8 @@ fn is_written(p: &Problem) -> bool {
         && p.q_longest() <= ROWS * MOST_TILES + MOST_LAST
 }
 
-/// Whether the problem, one of those `backward` serves, runs on it. Equal bits of packed and separate sequences are asked
-/// for with `deterministic`, and packed ones go by tiles.
+/// Whether it handles the problem, one that `backward` serves. `deterministic` requires equal bits for packed and separate
+/// sequences, and packed ones are processed by tiles.
 pub(super) fn takes(p: &Problem, facts: &Facts) -> bool {
     is_written(p) && p.q_longest() >= SHORTEST && !facts.deterministic
 }
@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_behind_a_tile_are_cut_off_where_they_are_few() {
+    fn a_few_rows_after_the_last_tile_get_a_narrow_tile() {
         let cuts = [1, 64, 65, 72, 73, 128, 197, 201, 256, 257, 264].map(|rows| {
             let cut = Cut::of(rows);
             assert!(rows <= ROWS * cut.tiles + if cut.has_last { MOST_LAST } else { 0 }, "{rows}: {cut:?}");
@@ -135,7 +135,7 @@ mod tests {
         assert_eq!(cuts, expected);
     }
 
-    /// 227 KiB a block; 65,536 registers among its threads.
+    /// 227 KiB per block; 65,536 registers over its threads.
     #[test]
     fn every_sequence_fits_in_a_block() {
         for rows in 1..=ROWS * MOST_TILES + MOST_LAST {

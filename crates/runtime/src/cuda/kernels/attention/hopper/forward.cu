@@ -1,26 +1,26 @@
-// Attention forward on Hopper: wgmma products of consumer warpgroups, tiles loaded by TMA.
+// Attention forward on Hopper: wgmma products in consumer warpgroups on tiles loaded by TMA.
 //
-//   scores = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
+//   scores = scale q k^T, p = softmax over the keys a query attends to, o = p v, lse = log of the sum of exponentials
 //
-// q, o [tq, heads, SIZE], k, v [tk, kv_heads, SIZE] bf16 by strides of tokens and heads, lse [tq, heads] f32; either of
-// o and lse may be absent. SIZE is a multiple of 8 from 16 to 256. 4 SIZE operations a pair of query and key; each query
-// tile reads the keys and values it sees, from L2 where neighbours share them; scores never leave the registers.
+// q, o [tq, heads, SIZE], k, v [tk, kv_heads, SIZE] bf16 by token and head strides, lse [tq, heads] f32; o or lse may be
+// absent. SIZE is a multiple of 8 from 16 to 256. 4 SIZE FLOPs per pair of query and key; each query tile reads the keys and
+// values it attends to, from L2 if neighbours share them; scores never leave the registers.
 //
-// A thread block has GROUPS consumer warpgroups of 64 rows and one producer warp behind them. A row is a query of one head: PACK
+// A thread block has GROUPS consumer warpgroups of 64 rows, followed by one producer warp. A row is a query of one head: PACK
 // query heads of one key head lie side by side, so a tile of 64 GROUPS rows is OWN tokens of PACK heads, and short or causal
-// segments waste fewer rows. The producer goes from task to task (tile, key head), tells each to the consumers in shared memory,
-// and loads the queries and a ring of STAGES pipeline stages, each a tile of WALK keys and values. The kernel is persistent:
-// blocks stay until all tasks are taken, in the order of the list, so the next task's tiles come while this one's sums are written
-// and no block is left alone.
-// A consumer holds scores [64, WALK], probabilities and sums [64, SIZE] in registers. With OVERLAP the product of the next scores
-// and that of the last probabilities are both in flight before it computes the softmax; with PINGPONG warpgroups also take turns
-// issuing, so one's softmax overlaps the other's products. Without OVERLAP a block needs few registers, and the BLOCKS blocks of a
-// multiprocessor hide each other's latency: the choice for short segments.
-// The last tile of a walk is NARROW wide where that covers what is left.
+// segments waste fewer rows. The producer takes one task (tile, key head) after another, announces each to the consumers
+// through shared memory, and loads the queries and a ring of STAGES pipeline stages, each a tile of WALK keys and values. The
+// kernel is persistent: blocks take tasks in list order until none is left, so the next task's tiles load while this one's
+// results are written, and no block runs much longer than the others.
+// A consumer holds scores [64, WALK], probabilities and accumulators [64, SIZE] in registers. With OVERLAP, the product of the
+// next scores and that of the last probabilities are both in flight before it computes the softmax; with PINGPONG, warpgroups
+// also take turns issuing, so one's softmax overlaps the other's products. Without OVERLAP a block needs few registers, and the
+// BLOCKS blocks of a multiprocessor hide each other's latency: the choice for short segments.
+// The last tile of a walk is NARROW wide if that covers the remaining keys.
 //
-// Shared memory: (64 GROUPS + 2 STAGES WALK) 128 ceil(SIZE / 64) + 1024 bytes. Registers: LESS and MORE split the
-// block's among producer and consumers; no spills in the forms forward.rs asks for.
-// The sums of a row have a fixed order that counts from its segment's start: deterministic, the same packed or alone.
+// Shared memory: (64 GROUPS + 2 STAGES WALK) 128 ceil(SIZE / 64) + 1024 bytes. Registers: LESS and MORE per thread of producer
+// and consumers; no spills in the configurations that forward.rs selects.
+// The sums of a row have a fixed order that counts from its segment's start: deterministic, equal packed and separately.
 //
 // On an H200, TFLOP/s beside cuDNN 9.19 in the same process (harness over torch 2.11, medians of interleaved runs):
 // (batch, heads, key heads, tokens, SIZE) = (32, 12, 4, 2048, 64) causal 430 and 388, (16, 16, 8, 2048, 128) causal 570
@@ -42,7 +42,7 @@
 
 extern __shared__ __align__(1024) u8 memory[];
 
-// The tiles of keys a task walks: `count` of WALK keys, the first `turn` from `low` on and the others from `next` on.
+// The tiles of keys of a task: `count` tiles of WALK keys, the first `turn` of them from `low`, the others from `next`.
 struct Walk {
     int low, next, turn, count;
     __device__ __forceinline__ int from(int j) const {
@@ -54,14 +54,14 @@ struct Walk {
     }
 };
 
-// Tokens [first, end) of segment g. `head` counts in steps of PACK.
+// A task: tokens [first, end) of segment g. `head` counts in units of PACK.
 struct Task {
     Segment g;
     int first, end, head, segment;
     Walk walk;
 };
 
-// The producer's count when there are no more tasks.
+// Announced by the producer when no tasks are left.
 #define NO_MORE -1
 
 struct Barriers {
@@ -71,7 +71,7 @@ struct Barriers {
 struct Memory {
     u8 *q, *k, *v;
     Barriers* bar;
-    // The n-th task is in place n % 2: its consumers may read it until they have released the next one's queries.
+    // Task n is in slot n % 2: consumers may read it until they have released the next task's queries.
     Task* tasks;
 };
 
@@ -87,7 +87,7 @@ struct Place {
     }
 };
 
-// The keys that tokens [first, end) see lie in [low, high). Not for two intervals.
+// The range [low, high) of keys that tokens [first, end) attend to. Not for two intervals.
 __device__ __forceinline__ void span(const Call& call, const Segment& g, int first, int end, int& low, int& high) {
     low = g.k0;
     high = g.k1;
@@ -102,9 +102,9 @@ __device__ __forceinline__ void span(const Call& call, const Segment& g, int fir
 
 // The producer.
 
-// Which tokens and head; false where the list has ended. Uniform tiles come in sections of `section` pairs
-// of segment and head whose keys and values fit in L2 together, the last tiles of all of them first: with a causal mask
-// they are the longest.
+// Decodes a task index into tokens and head; false past the end of the list. Uniform tiles come in sections of `section` pairs
+// of segment and head whose keys and values fit in L2 together; in a section, the last tile of every pair comes first, because
+// with a causal mask it is the longest.
 __device__ __forceinline__ bool find(Task& t, const Call& call, int index, int section) {
     const int heads = call.heads / PACK;
 #if Q_RAGGED
@@ -127,8 +127,8 @@ __device__ __forceinline__ bool find(Task& t, const Call& call, int index, int s
     return true;
 }
 
-// The tiles of keys to walk. For two intervals: those that cover the first intervals of the rows, and the second ones.
-// The whole warp.
+// Determines the tiles of keys to walk, by a whole warp. With two intervals: those that cover the first intervals of the rows,
+// then those that cover the second.
 __device__ __forceinline__ void lay_out(Task& t, const Call& call) {
     Walk& w = t.walk;
 #if MASK == 3
@@ -175,7 +175,7 @@ __device__ __forceinline__ void produce(const Call& call, const TensorMap* q_map
     const bool leads = threadIdx.x % 32 == 0;
     Place at_k = {0, 1}, at_v = {0, 1};
     u32 q_parity = 1;
-    // The first task is the block's own; the others go to whoever comes first. The last tasks are the light ones.
+    // Each block's first task is fixed by its index; further tasks are taken from a counter. The last tasks are the light ones.
     int* taken = (int*)call.scratch;
     for (int index = blockIdx.x, next; index < total; index = (int)gridDim.x + __shfl_sync(ALL_LANES, next, 0)) {
         Task t;
@@ -220,7 +220,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
     return y;
 }
 
-// The keys that this thread's two rows, 8 apart, see, and their running softmax: maximum and sum of this thread's columns.
+// The keys that this thread's two rows, 8 apart, attend to, and their online softmax: maximum, and the sum of its columns.
 struct RowPair {
     Seen seen[2];
     float top[2], total[2];
@@ -234,7 +234,7 @@ struct RowPair {
         return key < seen[i].b;
 #endif
     }
-    // Whether every row of the warp sees all of [from, to).
+    // Whether every row of the warp attends to all of [from, to).
     __device__ __forceinline__ bool all(int from, int to) const {
         bool whole = true;
 #pragma unroll
@@ -295,7 +295,7 @@ struct Consumer {
 #endif
     }
 
-    // Tiles that other warpgroups need are released as they arrive.
+    // Releases tiles that only other warpgroups need, as they arrive.
     __device__ __forceinline__ void pass(int tiles) {
         for (int j = 0; j < tiles; j++) {
             k_tile();
@@ -327,8 +327,7 @@ struct Consumer {
         product_commit();
     }
 
-    // Scores of keys [from, from + W) become probabilities against the rows' new maxima; `shrink` rescales older sums to
-    // them.
+    // Turns scores of keys [from, from + W) into probabilities relative to the rows' new maxima; `shrink` rescales older sums.
     template <int W> __device__ __forceinline__ void soften(float (&s)[W / 2], int from) {
         if (!r.all(from, from + W)) {
             const int first = from + 2 * (lane % 4);
@@ -344,7 +343,7 @@ struct Consumer {
             peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 1));
             peak = fmaxf(peak, __shfl_xor_sync(ALL_LANES, peak, 2));
             peak = fmaxf(peak, r.top[i]);
-            // A row that has seen nothing yet has only zeros to rescale and to add.
+            // A row without any key so far has only zeros to rescale and to add.
             const float base = peak == -infinity() ? 0.0f : peak * unit;
             shrink[i] = exp2_fast(r.top[i] * unit - base);
             r.top[i] = peak;
@@ -359,7 +358,7 @@ struct Consumer {
         }
     }
 
-    // The probabilities of the first tile.
+    // Computes the probabilities of the first tile.
     template <int W> __device__ __forceinline__ void begin(float (&s)[W / 2], int from) {
         const u8* keys = k_tile();
         turn_take();
@@ -372,7 +371,7 @@ struct Consumer {
         is_under_way = false;
     }
 
-    // Sums are complete up to the tile before that of `s`, and in its units; the probabilities become an operand.
+    // Waits until sums are complete up to the tile before that of `s`, rescales them, and packs the probabilities.
     template <int W> __device__ __forceinline__ void settle(u32 (&p)[W / 16][4], const float (&s)[W / 2]) {
         product_wait<0>();
         hold(o);
@@ -383,9 +382,8 @@ struct Consumer {
         for (int e = 0; e < W / 16; e++) operand(p[e], s, e);
     }
 
-    // From the probabilities of a tile to those of the next, at `from`. The product with the values is left in flight: the
-    // next `settle` waits for it, in a loop behind the branch, so that the compiler cannot pull the wait before the
-    // softmax.
+    // Goes from the probabilities of one tile to those of the next, at `from`. The product with the values is left in flight:
+    // the next `settle` waits for it, in a loop after the branch, so that the compiler cannot hoist the wait above the softmax.
     template <int Last, int W>
     __device__ __forceinline__ void step(const u32 (&p)[Last / 16][4], float (&s)[W / 2], int from) {
 #if OVERLAP
@@ -412,7 +410,7 @@ struct Consumer {
 #endif
     }
 
-    // Tiles [j0, j1), up to the last one's probabilities.
+    // Processes tiles [j0, j1), up to the probabilities of the last.
     __device__ __forceinline__ void most(u32 (&p)[WALK / 16][4], const Walk& w, int j0, int j1) {
         float s[WALK / 2];
         begin<WALK>(s, w.from(j0));
@@ -424,8 +422,8 @@ struct Consumer {
         settle<WALK>(p, s);
     }
 
-    // The last probabilities meet their values. Rows of values behind the segment's end count as zeros, whatever lies
-    // there; where segments are uniform TMA has put zeros. Every warpgroup writes the same ones.
+    // Multiplies the last probabilities with their values. Rows of values past the segment's end are zeroed, as they may hold
+    // anything; if segments are uniform, TMA has zero-filled them. Every warpgroup writes the same zeros.
     template <int W> __device__ __forceinline__ void finish(const u32 (&p)[W / 16][4], int from, int end) {
         release(&m.bar->q_empty);
         u8* vals = v_tile();
@@ -446,7 +444,7 @@ struct Consumer {
     }
 
     __device__ __forceinline__ void write(const Call& call, const Task& t, int row) {
-        // Read again: kept in registers they would add to the pressure.
+        // Reloaded: keeping these in registers would add to the pressure.
         const int first = t.first, end = t.end, head = t.head * PACK;
         if (first + group * 64 / PACK >= end) return;
 #pragma unroll
@@ -469,7 +467,7 @@ struct Consumer {
         const Walk w = t.walk;
         const Segment g = t.g;
         const int row = group * 64 + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
-        // The tiles of keys [j0, j1) that the rows of this warpgroup see, up to key `high`.
+        // The tiles of keys [j0, j1) that the rows of this warpgroup attend to, up to key `high`.
         int j0 = 0, j1 = w.count;
         [[maybe_unused]] int high = g.k1;
         const int first = t.first, end = t.end, low_token = first + group * 64 / PACK;
@@ -538,7 +536,7 @@ __device__ __forceinline__ void consume(const Call& call, const Memory& m, int g
     }
 }
 
-// `total` tasks; `section` as in `find`. `call.scratch` is an integer 0, or null: tasks in fixed shares.
+// `total` counts the tasks; `section` as in `find`. `call.scratch` points to an integer 0; null distributes tasks statically.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorMap q_map,
               const __grid_constant__ TensorMap k_map, const __grid_constant__ TensorMap v_map, int total,
@@ -550,7 +548,7 @@ wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorM
     m.bar = (Barriers*)(m.v + STAGES * PANELS * K_PANEL);
     m.tasks = (Task*)(m.bar + 1);
     if (threadIdx.x == 0) {
-        // Each warp arrives for itself: its part of a product may end after its neighbours'.
+        // Each warp arrives separately: its part of a product may finish after its neighbours'.
         barrier_init(&m.bar->q_full, 1);
         barrier_init(&m.bar->q_empty, 4 * GROUPS);
         for (int i = 0; i < STAGES; i++) {
@@ -562,7 +560,7 @@ wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorM
         barrier_init_done();
     }
     __syncthreads();
-    // The producer is behind the consumers: a warpgroup starts at a warp divisible by four.
+    // The producer comes after the consumers, because a warpgroup must start at a warp divisible by four.
     if (threadIdx.x >= 128 * GROUPS) {
 #ifdef LESS
         registers_down<LESS>();
@@ -572,7 +570,7 @@ wgmma_forward(const __grid_constant__ Call call, const __grid_constant__ TensorM
 #ifdef MORE
         registers_up<MORE>();
 #endif
-        // Uniform over the warp, and the compiler sees it.
+        // A shuffle makes it evidently warp-uniform to the compiler.
         consume(call, m, GROUPS == 1 ? 0 : __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! The forward pass on Hopper: the tile shapes of `forward.cu` for a problem, and the launch.
+//! The forward pass on Hopper: selects the configuration of `forward.cu` for a problem, and launches it.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::cuda::kernels::attention::call::{self, Call};
 use crate::cuda::kernels::attention::scratch::{ALIGN, Scratch};
 use crate::cuda::kernels::attention::tiles::{self, Heights};
 
-/// The shape forward.cu is compiled for; its header says what each field means.
+/// The configuration that forward.cu is compiled with; its header explains the fields.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct ForwardConfig {
     groups: usize,
@@ -27,15 +27,15 @@ struct ForwardConfig {
     pingpong: bool,
 }
 
-/// Barriers and tasks, behind the tiles in shared memory.
+/// Bytes for barriers and tasks, after the tiles in shared memory.
 const MESSAGE_BYTES: usize = 1024;
 impl ForwardConfig {
-    /// Warpgroups that wait for each other's products: for rows that meet many keys.
+    /// Several warpgroups with overlapped products: for rows that attend to many keys.
     const fn large(groups: usize, walk: usize, narrow: usize) -> Self {
         ForwardConfig { groups, pack: 1, walk, narrow, stages: 2, blocks: 1, overlap: true, pingpong: true }
     }
 
-    /// One warpgroup a block, many blocks a multiprocessor.
+    /// One warpgroup per block, many blocks per multiprocessor.
     const fn small(walk: usize, blocks: usize) -> Self {
         ForwardConfig {
             groups: 1,
@@ -49,13 +49,12 @@ impl ForwardConfig {
         }
     }
 
-    /// Chosen by times on an H200. Where packed segments must give the bits they give alone (`equal_bits`), lengths have
-    /// no say.
+    /// Chosen by times on an H200. If packed segments must give the bits of separate ones (`equal_bits`), lengths are ignored.
     fn of(p: &Problem, equal_bits: bool) -> Self {
         let (is_short, group) = (!equal_bits && meets_few_keys(p), p.heads / p.kv_heads);
         let form = match p.size {
             ..=64 if is_short => match (best_filled(p, &[64, 96]), p.mask) {
-                // The intervals of a row take the registers of a fourth block.
+                // The intervals of a row need the registers of a fourth block.
                 (64, Mask::Full | Mask::Causal) => ForwardConfig::small(64, 4),
                 (walk, _) => ForwardConfig::small(walk, 3),
             },
@@ -66,12 +65,12 @@ impl ForwardConfig {
             _ => ForwardConfig::large(2, 64, 0),
         };
         let rows = form.rows();
-        // Heads side by side cost the rows that are left over.
+        // Packing heads side by side must not waste many of the remaining rows.
         let is_packed = group <= rows && (rows % group) * 8 <= rows;
         ForwardConfig { pack: if is_packed { group } else { 1 }, ..form }
     }
 
-    /// A tile of queries of as many heads as lie side by side.
+    /// Rows per tile: queries times heads side by side.
     fn rows(&self) -> usize {
         64 * self.groups
     }
@@ -85,8 +84,8 @@ impl ForwardConfig {
         (self.rows() + 2 * self.stages * self.walk) * row + MESSAGE_BYTES
     }
 
-    /// Registers of the producer's and of the consumers' threads. Where several blocks share a multiprocessor even shares
-    /// do, and the producer is a single warp.
+    /// Registers per thread of the producer and of the consumers. If several blocks share a multiprocessor, registers are split
+    /// evenly and the producer is a single warp.
     fn registers(&self) -> Option<[usize; 2]> {
         match (self.groups, self.blocks) {
             (2, 1) => Some([40, 232]),
@@ -104,11 +103,11 @@ impl ForwardConfig {
     }
 }
 
-/// Whether rows meet so few keys that small blocks are faster, or walks end often in a tile that is hardly filled.
+/// Whether rows attend to so few keys that small blocks are faster, or walks often end in a mostly empty tile.
 fn meets_few_keys(p: &Problem) -> bool {
     let typical = match p.k {
         Segments::Uniform { len } => len,
-        // Lengths as documents have them: weighted by work, half as many again as the mean.
+        // For a typical distribution of document lengths, the work-weighted mean length is 1.5 times the mean.
         Segments::Ragged { max_len, max_segments } => max_len.min(3 * p.tk / (2 * max_segments.max(1))),
     };
     match p.mask {
@@ -118,8 +117,8 @@ fn meets_few_keys(p: &Problem) -> bool {
     }
 }
 
-/// Of these widths of a tile of keys the one that keys of uniform segments fill best, the widest of equals; where each
-/// row meets other keys, the first.
+/// The tile width that the keys of uniform segments fill best, the widest among equals; the first if rows attend to different
+/// keys.
 fn best_filled(p: &Problem, widths: &[usize]) -> usize {
     match (p.k, p.mask) {
         (Segments::Uniform { len }, Mask::Full) => {
@@ -151,7 +150,7 @@ pub(in crate::cuda::kernels::attention) fn workspace(p: &Problem) -> usize {
     lists.max(equal_lists) + ALIGN
 }
 
-/// Dynamic shared memory.
+/// Dynamic shared memory in bytes.
 pub(in crate::cuda::kernels::attention) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
     if *of == source(p, facts) { ForwardConfig::of(p, facts.deterministic).shared_bytes(p.size) } else { 0 }
 }
@@ -221,8 +220,8 @@ pub(in crate::cuda::kernels::attention) fn prepare(
     Ok(sequence(works))
 }
 
-/// Pairs of segment and head whose tiles are taken together, longest first: with a causal mask as many as have their
-/// keys and values in half of L2; otherwise tiles are alike, and those of one pair follow each other.
+/// Number of (segment, head) pairs whose tiles are scheduled together, longest first: with a causal mask, as many as have their
+/// keys and values in half of L2; otherwise all tiles are equally long, and those of one pair follow each other.
 fn section(p: &Problem, heads: usize, facts: &Facts) -> usize {
     if p.mask != Mask::Causal {
         return 1;
@@ -232,7 +231,7 @@ fn section(p: &Problem, heads: usize, facts: &Facts) -> usize {
     pairs.min(p.segments() * heads).max(1)
 }
 
-/// Sets the count of tasks taken beyond each block's first to 0.
+/// Resets the counter of tasks taken beyond each block's first.
 struct NoneTaken {
     driver: &'static Driver,
     count: u64,
@@ -240,7 +239,7 @@ struct NoneTaken {
 
 impl Work for NoneTaken {
     fn enqueue(&self, stream: Stream) -> Result<(), CudaError> {
-        // SAFETY: four bytes of the launch's scratch, in the arena, which outlives the stream's work.
+        // SAFETY: four bytes of the launch's workspace in the arena, which outlives the work on the stream.
         unsafe { self.driver.memset(self.count, 0, 4, stream) }
     }
 }
@@ -251,7 +250,7 @@ mod tests {
     use flatout_ir::ops::cap::Cap;
     use flatout_ir::types::DType;
 
-    /// Shared memory of a block.
+    /// Shared memory limit of a block.
     const MOST_SHARED: usize = 227 << 10;
 
     fn problem(size: usize, len: usize, heads: [usize; 2], mask: Mask) -> Problem {
@@ -274,7 +273,7 @@ mod tests {
         }
     }
 
-    /// Of every form that some head size, length, mask and group takes.
+    /// Configurations for all relevant combinations of head size, length, mask and group.
     fn forms() -> Vec<(Problem, ForwardConfig)> {
         let mut forms = vec![];
         for size in (16..=256).step_by(8) {
@@ -297,7 +296,7 @@ mod tests {
         for (p, form) in forms() {
             let bytes = form.shared_bytes(p.size);
             assert!(bytes <= MOST_SHARED, "{p:?} takes {bytes} in {form:?}");
-            // A multiprocessor has 228 KiB, and a block costs one itself.
+            // A multiprocessor has 228 KiB, and each block costs 1 KiB of it in addition.
             assert!(form.blocks * (bytes + 1024) <= 228 << 10, "{p:?} in {form:?}: {bytes}");
             if let Some([less, more]) = form.registers() {
                 let even = (65536 / form.threads() / form.blocks) / 8 * 8;
@@ -318,7 +317,7 @@ mod tests {
         }
     }
 
-    /// 257 keys are three tiles of 96, not five of 64; heads of a group lie side by side unless that wastes rows.
+    /// 257 keys take three tiles of 96 rather than five of 64; heads of a group lie side by side unless that wastes rows.
     #[test]
     fn tiles_waste_little() {
         let form = |len, heads, mask| ForwardConfig::of(&problem(64, len, heads, mask), false);
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_written_is_served() {
+    fn only_supported_problems_are_served() {
         let hopper = Facts::on_paper("sm_90a");
         let p = problem(64, 128, [4, 2], Mask::Causal);
         assert!(serves(&p, &hopper) && workspace(&p) == ALIGN);

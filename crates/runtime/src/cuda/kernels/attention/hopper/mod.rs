@@ -1,6 +1,6 @@
-//! Attention with Hopper's own instructions (sm_90a): WGMMA products on tiles loaded by TMA.
+//! Attention with Hopper's own instructions (sm_90a): wgmma products on tiles loaded by TMA.
 
-/// A source of the backward pass behind what it is written with.
+/// A source of the backward pass, prefixed with the headers it includes.
 macro_rules! backward_source {
     ($($file:literal),+) => {
         concat!(
@@ -26,10 +26,10 @@ use crate::cuda::argument::Block;
 use crate::cuda::context::{CudaError, Facts, Prepare};
 use crate::cuda::tensor_map::{Swizzle, Tensor};
 
-/// Elements of a row that one box of a tensor map brings: 128 bytes, as wide as the swizzle.
+/// Elements per row of a TMA box: 128 bytes, the width of the swizzle.
 const PANEL: usize = 64;
 
-/// Whether the kernels are written for the problem, on any GPU.
+/// Whether the kernels support the problem, regardless of the GPU.
 fn is_written(p: &Problem) -> bool {
     let has_rows = p.tq > 0 && p.tk > 0 && p.q_longest() > 0 && p.k_longest() > 0;
     p.dtype == DType::BF16
@@ -43,8 +43,8 @@ fn is_hopper(facts: &Facts) -> bool {
     (facts.major, facts.minor) == (9, 0)
 }
 
-/// A tensor map of queries or keys [tokens, heads, size]: boxes of `tokens` rows of `heads` heads, 64 elements wide.
-/// Where segments are uniform a box ends with its segment, zeros behind it.
+/// A tensor map of queries or keys [tokens, heads, size] with boxes of `tokens` rows of `heads` heads, 64 elements wide. If
+/// segments are uniform, a box is zero-filled past the end of its segment.
 fn rows_map(
     p: &Problem,
     of_keys: bool,

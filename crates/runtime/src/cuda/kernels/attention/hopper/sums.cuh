@@ -1,29 +1,29 @@
-// Statistics of rows before Hopper's backward kernels, and dq's sums in device memory, to which kernels of keys add.
+// Row statistics for Hopper's backward kernels, and dq's sums in device memory, which the kernel that owns keys adds to.
 //
-// `call.scratch` holds the sums, f32 [heads, tq, SUM_ROW]. Every 8 queries of a tile are one run in the accumulator layout of
-// dq^T: floats [4 t, 4 t + 4) are thread t's, columns 16 w + l / 4 and 8 further of queries 2 (l % 4) and the next. Fewer
-// than 8 at a segment's end lie row by row.
+// `call.scratch` holds the sums, f32 [heads, tq, SUM_ROW]. Every 8 queries of a tile form one run in the accumulator layout of
+// dq^T: floats [4 t, 4 t + 4) belong to thread t, columns 16 w + l / 4 and 8 further of queries 2 (l % 4) and the next. Fewer
+// than 8 at a segment's end are stored row by row.
 //
-// Kernels that add take statistics in pairs of rows: [heads, pitch / 2] of two -log2e lse and two -delta.
+// With SUMMED, statistics are interleaved in pairs of rows: [heads, pitch / 2] of two -log2e lse and two -delta.
 //
-// Defines: SIZE, SUMMED (whether dq is summed).
+// Defines: SIZE, SUMMED (whether dq is summed in device memory).
 
 #define SUM_ROW ((SIZE + 15) / 16 * 16)
-// Lanes a row is spread over, 8 elements each.
+// Lanes per row, 8 elements each.
 #define LANES (SIZE > 128 ? 32 : SIZE > 64 ? 16 : SIZE > 32 ? 8 : SIZE > 16 ? 4 : 2)
 
 __device__ __forceinline__ float* sums_of(const Call& call, int head, int query) {
     return call.scratch + ((i64)head * call.tq + query) * SUM_ROW;
 }
 
-// Where a row's statistics are, and how far its two are apart.
+// Address of a row's first statistic, and the distance to its second.
 __device__ __forceinline__ float* statistics_of(const Call& call, int head, i64 token) {
     return statistics(call, head) + (SUMMED ? token / 2 * 4 + token % 2 : token);
 }
 __device__ __forceinline__ i64 statistics_step(const Call& call) { return SUMMED ? 2 : pitch_of(call); }
 
-// -log2e lse and dlse - sum(do o), dlse where it is given, of up to 32 rows of a head before `end`, by a warp, so that its
-// writes are coalesced into whole lines. Reads o and do once, writes 8 bytes a row.
+// Computes -log2e lse and dlse - sum(do o), dlse if given, of up to 32 rows of a head before `end`, by a warp, so that its
+// writes are coalesced into whole lines. Reads o and do once, writes 8 bytes per row.
 __device__ __forceinline__ void measure_rows(const Call& call, int head, int first, int end, const float* d_lse,
                                              i64 d_lse_row) {
     const int lane = threadIdx.x % 32, e = lane % LANES * 8;
@@ -45,14 +45,14 @@ __device__ __forceinline__ void measure_rows(const Call& call, int head, int fir
     }
     const i64 token = first + lane;
     if (token >= end) return;
-    // A row that sees nothing has p = 0 with any score.
+    // Rows without any key get p = 0 with any score.
     const float lse = call.lse[token * call.lse_row + head];
     float* to = statistics_of(call, head, token);
     to[0] = lse == -infinity() ? lse : -LOG2E * lse;
     to[statistics_step(call)] = (d_lse ? d_lse[token * d_lse_row + head] : 0.0f) - mine;
 }
 
-// Zeros in the sums of queries [first, end), by a warp.
+// Zeroes the sums of queries [first, end), by a warp.
 __device__ __forceinline__ void clear_sums(const Call& call, int head, int first, int end) {
     float4* to = (float4*)sums_of(call, head, first);
     const int count = (end - first) * (SUM_ROW / 4);
@@ -60,8 +60,8 @@ __device__ __forceinline__ void clear_sums(const Call& call, int head, int first
     for (int i = threadIdx.x % 32; i < count; i += 32) to[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
 }
 
-// dq = scale times its sums, of up to 16 queries before `end` and columns from 16 `part` on, by a warp. Reads 4 bytes and
-// writes 2 an element, 16 a lane.
+// dq = scale times its sums, for up to 16 queries before `end` and the 16 columns from 16 `part`, by a warp. Reads 4 bytes and
+// writes 2 per element, 16 per lane.
 __device__ __forceinline__ void round_sums(const Call& call, int head, int first, int end, int part) {
     const int lane = threadIdx.x % 32, c = lane % 4;
     u32 words[4];

@@ -1,34 +1,34 @@
-// Attention backward on mma.sync, bf16, sm_80 and later, of keys and values: heads of 16 to 256 in steps of 8, any
-// mask and segments, grouped heads.
+// Attention backward of keys and values on mma.sync, bf16, sm_80 and later: heads of 16 to 256 in steps of 8, any mask and
+// segments, grouped heads.
 //
 //   p = exp(scale q k^T - lse), ds = p (do v^T - delta), dk = scale ds^T q, dv = p^T do
 //
-// q, do [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq]
-// in f32. 8 SIZE FLOPs a query-key pair; read: k and v once, q and do once a tile of keys.
+// q, do [Tq, H, SIZE], k, v, dk, dv [Tk, HK, SIZE] in bf16 by token and head strides; lse [Tq, H], delta [H, Tq] in f32. 8 SIZE
+// FLOPs per query-key pair. Reads k and v once, q and do once per tile of keys.
 //
 // A thread block owns OWN keys of one key head and walks the queries of all heads of the group, WALK at a time. Scores are
-// computed with keys as rows, so p^T and ds^T are the A operands of the next products in the lanes that hold them. Queries
-// and do, with their lse and delta, are double-buffered: cp.async fills one stage of shared memory while the other is
-// worked on; keys and values lie beside them.
+// computed with keys as rows, so p^T and ds^T are the A operands of the next products in the lanes that hold them. Queries and
+// do, with their lse and delta, are double-buffered: cp.async fills one stage of shared memory while the other is processed;
+// keys and values lie next to them.
 //
-// SPLIT 1: a warp holds the sums of 16 MS keys. SPLIT 2: two warps share 16 MS keys, each scores half of the queries
-// and sums half of the head's columns; p and ds pass between them through shared memory. Heads above 128 need it: the
-// sums of 16 keys would take all registers of a warp.
+// SPLIT 1: a warp holds the sums of 16 MS keys. SPLIT 2: two warps share 16 MS keys; each computes the scores of half of the
+// queries and accumulates half of the head's columns, and they exchange p and ds through shared memory. Heads above 128 need
+// it: the sums of 16 keys would take all registers of a warp.
 //
-// Each element of dk and dv belongs to one lane and is summed in the order of heads and queries: deterministic. No
-// spills, by test.
+// Each element of dk and dv belongs to one lane and is summed in the order of heads and queries: deterministic. No spills
+// (tested).
 //
-// Defines: those of call.cuh and mma.cuh, MS, WALK, SPLIT, BLOCKS (thread blocks a multiprocessor, by the launch bounds).
+// Defines: those of call.cuh and mma.cuh, MS, WALK, SPLIT, BLOCKS (thread blocks per multiprocessor, for the launch bounds).
 
 #define OWN (16 * MS * WARPS / SPLIT)
 #define TILE_BYTES (WALK * ROW_BYTES)
-// Columns (queries) a warp scores, columns of the head it sums.
+// Column tiles (of 8 queries) of the scores, and those that one warp computes.
 #define NS (WALK / 8)
 #define SCORED (NS / SPLIT)
 #define SUMMED (DIM / 8 / SPLIT)
 #define SHARE_BYTES (2 * WALK + 16)
 
-// For each query of a tile: the statistics of the forward pass, and the keys it sees where that is not arithmetic.
+// Per query of a tile: the statistics of the forward pass, and with MASK 3 the keys it attends to.
 struct Told {
     float lse[WALK], delta[WALK];
 #if MASK == 3
@@ -36,7 +36,7 @@ struct Told {
 #endif
 };
 
-// Whether all queries of the tile that are there see all keys [a, b), and whether none sees any. Queries behind the
+// Whether all existing queries of the tile attend to all keys [a, b), and whether none attends to any. Queries past the
 // segment's end are zeros, which add nothing.
 __device__ __forceinline__ void judge(const Call& call, const Segment& g, const Told& told, int from, int a, int b,
                                       bool& all, bool& none) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
 #if MASK == 3
                     if (SOME && !seen.has(row + 16 * m + 8 * i + l / 4)) e = 0.0f;
 #else
-                    // The column, counted from the query that stands at the key, decides.
+                    // The column relative to the query aligned with the key decides.
                     const int stand = stand0 + 16 * m + 8 * i;
                     if (SOME && 8 * n + j + (MASK == 2 ? call.ahead : 0) < stand) e = 0.0f;
                     if (SOME && MASK == 2 && 8 * n + j - call.back > stand) e = 0.0f;
@@ -115,7 +115,7 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
         product_down(of_k, a, queries + lane_down() + j * 16 * ROW_BYTES);
     }
 #else
-    // Both warps of the pair need all queries' columns: each scored half of them.
+    // Both warps of the pair need the columns of all queries, and each computed half of them.
 #pragma unroll
     for (int m = 0; m < MS; m++)
 #pragma unroll
@@ -143,12 +143,12 @@ __device__ __forceinline__ void step(float (&of_k)[MS][SUMMED][4], float (&of_v)
 #endif
 }
 
-// Loads WALK queries of a head with their do and what is told of them.
+// Loads WALK queries of a head with their do, statistics and intervals.
 __device__ __forceinline__ void load_queries(const Call& call, const Segment& g, u32 to, Told* told, int head,
                                              int from) {
     load_rows<WALK>(to, call.q, head, from, g.q1);
     load_rows<WALK>(to + TILE_BYTES, call.d_o, head, from, g.q1);
-    // Queries that are not there have lse and delta of zero: finite, so that zeros stay zeros.
+    // Missing queries get lse and delta of zero: finite, so that zeros stay zeros.
     for (int r = threadIdx.x; r < WALK; r += THREADS) {
         const bool there = from + r < g.q1;
         const i64 at = there ? from + r : 0;
@@ -175,11 +175,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dkv(const __gr
     if (tile.first >= g.k1) return;
     const int row = tile.first + pair * 16 * MS;
     const u32 tiles = shared_address(memory);
-    // Two pipeline stages of queries and do, keys and values, and what the warps of a pair exchange.
+    // Two pipeline stages of queries and do, then keys and values, then the exchange buffers of warp pairs.
     const u32 owned = tiles + 4 * TILE_BYTES;
     char* share = (char*)memory + 4 * TILE_BYTES + 2 * OWN * ROW_BYTES + pair * 2 * 16 * MS * SHARE_BYTES;
 
-    // The queries that may see one of the tile's keys.
+    // The queries that may attend to one of the tile's keys.
     int low = g.q0, high = g.q1;
 #if MASK == 1
     low = max(low, tile.first - (g.k1 - g.q1));

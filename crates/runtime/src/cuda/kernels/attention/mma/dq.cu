@@ -1,20 +1,20 @@
-// Attention backward on mma.sync, bf16, sm_80 and later, of the queries: heads of 16 to 256 in steps of 8, any mask
-// and segments, grouped heads.
+// Attention backward of queries on mma.sync, bf16, sm_80 and later: heads of 16 to 256 in steps of 8, any mask and segments,
+// grouped heads.
 //
 //   p = exp(scale q k^T - lse), ds = p (do v^T - delta), dq = scale ds k
 //
-// q, do, dq [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H], delta [H, Tq] in
-// f32. 6 SIZE FLOPs a query-key pair; read: q and do once, k and v once a tile of queries.
+// q, do, dq [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by token and head strides; lse [Tq, H], delta [H, Tq] in f32. 6 SIZE
+// FLOPs per query-key pair. Reads q and do once, k and v once per tile of queries.
 //
-// A thread block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows a warp, with
-// dq's sums in registers. Keys and values are double-buffered: cp.async fills one stage of shared memory while the other is
-// worked on; queries and do lie beside them, or stay in registers as fragments where KEPT, and leave their place to the
+// A thread block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows per warp, with dq's
+// sums in registers. Keys and values are double-buffered: cp.async fills one stage of shared memory while the other is
+// processed. Queries and do lie next to them, or with KEPT stay in registers as fragments and free their shared memory for the
 // second stage. Scores become ds in the lanes that need them as the next product's A operand: nothing is written back. Keys
-// seen by all rows of a warp are not masked; where some row does not see all, SHORT at a time are.
+// that all rows of a warp attend to are not masked; otherwise SHORT keys at a time are.
 //
-// Each element of dq belongs to one lane and is summed in the order of the keys: deterministic. No spills, by test.
+// Each element of dq belongs to one lane and is summed in the order of the keys: deterministic. No spills (tested).
 //
-// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (thread blocks a multiprocessor, by the launch bounds).
+// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (thread blocks per multiprocessor, for the launch bounds).
 
 #define OWN (16 * MS * WARPS)
 #define SHORT (WALK < 32 ? WALK : 32)
@@ -68,7 +68,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_dq(const __gri
     if (tile.first >= g.q1) return;
     const int kv_head = head / (call.heads / call.kv_heads), row = tile.first + warp * 16 * MS;
     const u32 tiles = shared_address(memory);
-    // Two pipeline stages of keys and values; queries and do behind them, or under the second where registers keep them.
+    // Two pipeline stages of keys and values; queries and do follow, or share the second stage if registers keep them.
     const u32 owned = tiles + (KEPT ? 2 : 4) * TILE_BYTES;
 
     const Walk walk = walk_keys<OWN>(call, g, tile.first);

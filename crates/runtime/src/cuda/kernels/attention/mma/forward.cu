@@ -1,27 +1,27 @@
 // Attention forward on mma.sync, bf16, sm_80 and later: heads of 16 to 256 in steps of 8, any mask and segments,
 // grouped heads.
 //
-//   s = scale q k^T, p = softmax over the keys a query sees, o = p v, lse = log of the sum of exponentials
+//   s = scale q k^T, p = softmax over the keys a query attends to, o = p v, lse = log of the sum of exponentials
 //
-// q, o [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by strides of tokens and heads; lse [Tq, H] in f32. Scores are f32
-// in registers, exponentials in base 2, rounded to bf16 for the second product. 4 SIZE FLOPs a query-key pair; read: q
-// once, k and v once a tile of queries.
+// q, o [Tq, H, SIZE], k, v [Tk, HK, SIZE] in bf16 by token and head strides; lse [Tq, H] in f32. Scores are f32 in registers,
+// exponentials in base 2, rounded to bf16 for the second product. 4 SIZE FLOPs per query-key pair. Reads q once, k and v once
+// per tile of queries.
 //
-// A thread block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows a warp, with
-// o's sums in registers. Keys and values are double-buffered: cp.async fills one stage of shared memory while the other is
-// worked on; the queries lie beside them, or stay in registers as fragments where KEPT, and leave their place to the second
-// stage. Keys seen by all rows of a warp are not masked; where some row does not see all, SHORT at a time are.
+// A thread block owns OWN = 16 MS WARPS queries of one head and walks their keys WALK at a time: 16 MS rows per warp, with o's
+// sums in registers. Keys and values are double-buffered: cp.async fills one stage of shared memory while the other is
+// processed. The queries lie next to them, or with KEPT stay in registers as fragments and free their shared memory for the
+// second stage. Keys that all rows of a warp attend to are not masked; otherwise SHORT keys at a time are.
 //
-// A row's exponentials are relative not to its maximum so far but to a reference at most SLACK below, in powers of two:
-// sums are rescaled only where a score passes that, seldom after the first keys. With whole tiles copied without predicates
-// it took 0.82 ms to 0.72 at 32 x 2048 tokens, 12 heads on 4 of 64, causal, on an H200.
+// A row's exponentials are relative not to its running maximum but to a reference at most SLACK below it, in powers of two:
+// sums are only rescaled when a score exceeds that, which is rare after the first keys. Together with copying whole tiles
+// without predicates this took it from 0.82 ms to 0.72 at 32 x 2048 tokens, 12 heads on 4 of 64, causal, on an H200.
 //
-// Each element of o belongs to one lane and is summed in the order of the keys: deterministic. No spills, by test.
+// Each element of o belongs to one lane and is summed in the order of the keys: deterministic. No spills (tested).
 //
-// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (thread blocks a multiprocessor, by the launch bounds).
+// Defines: those of call.cuh and mma.cuh, MS, WALK, KEPT, BLOCKS (thread blocks per multiprocessor, for the launch bounds).
 
 #define OWN (16 * MS * WARPS)
-// Keys a warp takes at once where some row does not see all of them.
+// Keys processed at once if some row does not attend to all of them.
 #define SHORT (WALK < 32 ? WALK : 32)
 #define TILE_BYTES (WALK * ROW_BYTES)
 #define SLACK 8.0f
@@ -58,7 +58,7 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
             peak[m][i] = most;
             grown |= most > limit[m][i];
         }
-    // The reference of exponentials grows only where they would pass 2^SLACK: seldom after a row's first keys.
+    // The reference of exponentials only grows when they would exceed 2^SLACK, which is rare after a row's first keys.
     if (__any_sync(ALL_LANES, grown)) {
 #pragma unroll
         for (int m = 0; m < MS; m++)
@@ -66,7 +66,7 @@ __device__ __forceinline__ void step(float (&sum)[MS][DIM / 8][4], float (&top)[
             for (int i = 0; i < 2; i++) {
                 float most = fmaxf(peak[m][i], __shfl_xor_sync(ALL_LANES, peak[m][i], 1));
                 most = unit * fmaxf(most, __shfl_xor_sync(ALL_LANES, most, 2));
-                // A row that has seen nothing yet has only zeros to rescale.
+                // A row without any key so far has only zeros to rescale.
                 const float next = fmaxf(top[m][i], most);
                 const float shrink = next > top[m][i] ? exp2_fast(top[m][i] - next) : 1.0f;
                 top[m][i] = next;
@@ -112,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) mma_forward(const 
     if (tile.first >= g.q1) return;
     const int kv_head = head / (call.heads / call.kv_heads), row = tile.first + warp * 16 * MS;
     const u32 tiles = shared_address(memory);
-    // Two pipeline stages of keys and values; the queries behind them, or under the second where registers keep them.
+    // Two pipeline stages of keys and values; the queries follow, or share the second stage if registers keep them.
     const u32 owned = tiles + (KEPT ? 2 : 4) * TILE_BYTES;
 
     const Walk walk = walk_keys<OWN>(call, g, tile.first);

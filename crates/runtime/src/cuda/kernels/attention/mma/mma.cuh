@@ -1,14 +1,13 @@
-// Attention by mma.sync from sm_80 on: copies into shared memory, fragments, products, and the keys that a warp's rows see.
+// Attention by mma.sync from sm_80: copies into shared memory, fragments, products, and masks per warp.
 //
-// A tile in shared memory has rows of DIM bf16 (SIZE up to the next multiple of 16, or of 32 where a row's columns are
-// split between two warps) at a pitch of DIM + 8: an odd number of 16-byte pieces, so eight rows at the same column lie in
-// eight different groups of banks without conflicts, and every address of a fragment is a lane's own offset plus a
-// constant.
-// Rows behind their segment's end and columns behind SIZE are zero-filled: nothing else can enter a product.
+// A tile in shared memory has rows of DIM bf16 (SIZE rounded up to a multiple of 16, or of 32 if two warps split a row's
+// columns) at a pitch of DIM + 8. That is an odd number of 16-byte pieces, so eight rows at the same column lie in eight
+// different groups of banks, without conflicts, and every fragment address is a per-lane offset plus a constant. Rows past
+// their segment's end and columns past SIZE are zero-filled, so nothing else can enter a product.
 //
-// Fragments of mma.m16n8k16, lane = 4 g + t: A holds rows g, g + 8 and columns 2t, 2t + 1, + 8; B the same of its columns;
-// the result rows g, g + 8 at columns 2t, 2t + 1. So two results side by side, rounded, are the A operand of the next
-// product, and probabilities never leave their lane.
+// Fragments of mma.m16n8k16, lane = 4 g + t: A holds rows g, g + 8 and columns 2t, 2t + 1, + 8; B likewise for its columns; the
+// result rows g, g + 8 at columns 2t, 2t + 1. So two adjacent results, rounded, are the A operand of the next product, and
+// probabilities never leave their lane.
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -21,7 +20,7 @@ extern __shared__ uint4 memory[];
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// cp.async of 16 bytes; zero-filled where `there` is false.
+// cp.async of 16 bytes; zero-filled if `there` is false.
 __device__ __forceinline__ void copy16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
@@ -52,7 +51,7 @@ __device__ __forceinline__ float exp2_fast(float x) {
 
 __device__ __forceinline__ int lane_id() { return threadIdx.x % 32; }
 
-// A lane's offset in a tile read as A (its rows are the result's rows), or as B with rows to be summed over.
+// A lane's offset in a tile read as A (its rows are the result's rows), or as B whose rows are the inner axis.
 __device__ __forceinline__ u32 lane_down(int pitch_bytes = ROW_BYTES) {
     const int l = lane_id();
     return (l % 16) * pitch_bytes + (l / 16) * 16;
@@ -63,7 +62,7 @@ __device__ __forceinline__ u32 lane_along() {
     return ((l / 16) * 8 + l % 8) * ROW_BYTES + (l / 8 % 2) * 16;
 }
 
-// Loads ROWS rows of one head from row `first` on. A tile that is all there needs no predicates.
+// Loads ROWS rows of one head from row `first`. Complete tiles need no predicates.
 template <int ROWS>
 __device__ __forceinline__ void load_rows(u32 to, const Rows& from, int head, int first, int end) {
     constexpr int PIECES = DIM / 8, AT_ONCE = THREADS / PIECES;
@@ -105,7 +104,7 @@ template <int RT, int CT> __device__ __forceinline__ void clear(float (&c)[RT][C
             for (int i = 0; i < 4; i++) c[m][n][i] = 0.0f;
 }
 
-// c += a b^T over 16 of a head's columns: b's rows are c's columns. `from` holds the lane's offset (`lane_along`).
+// c += a b^T over 16 columns of a head: b's rows are c's columns. `from` includes the lane's offset (`lane_along`).
 template <int RT, int CT>
 __device__ __forceinline__ void product_step(float (&c)[RT][CT][4], const u32 (&a)[RT][4], u32 from) {
 #pragma unroll
@@ -132,7 +131,7 @@ __device__ __forceinline__ void product_along(float (&c)[RT][CT][4], const u32 (
     for (int k = 0; k < STEPS; k++) product_step(c, a[k], from + k * 32);
 }
 
-// The same with a read from shared memory too, at `rows` (`lane_down`).
+// As above, with a also read from shared memory, at `rows` (`lane_down`).
 template <int RT, int CT> __device__ __forceinline__ void product_along(float (&c)[RT][CT][4], u32 rows, u32 from) {
     clear(c);
 #pragma unroll
@@ -144,7 +143,7 @@ template <int RT, int CT> __device__ __forceinline__ void product_along(float (&
     }
 }
 
-// sum += a b over 16 of b's rows, into 8 CT columns. `from` holds the lane's offset (`lane_down`).
+// sum += a b over 16 of b's rows, into 8 CT columns. `from` includes the lane's offset (`lane_down`).
 template <int RT, int CT>
 __device__ __forceinline__ void product_down(float (&sum)[RT][CT][4], const u32 (&a)[RT][4], u32 from) {
 #pragma unroll
@@ -159,7 +158,7 @@ __device__ __forceinline__ void product_down(float (&sum)[RT][CT][4], const u32 
     }
 }
 
-// Two results side by side as the A operand of the next product.
+// Packs two adjacent results as the A operand of the next product.
 __device__ __forceinline__ void as_a(u32 (&a)[4], const float (&left)[4], const float (&right)[4]) {
     a[0] = bf16x2(left[0], left[1]);
     a[1] = bf16x2(left[2], left[3]);
@@ -167,8 +166,8 @@ __device__ __forceinline__ void as_a(u32 (&a)[4], const float (&left)[4], const 
     a[3] = bf16x2(right[2], right[3]);
 }
 
-// Writes 16 RT rows of 8 CT columns from `column` on, staged in shared memory of the warp's own at `stage`, in pieces of 16
-// bytes. factor[m][i] belongs to row 16 m + 8 i + g.
+// Writes 16 RT rows of 8 CT columns from `column`, staged in the warp's shared memory at `stage`, in 16-byte pieces.
+// factor[m][i] belongs to row 16 m + 8 i + g.
 template <int RT, int CT>
 __device__ __forceinline__ void store_rows(const Rows& to, int head, int first, int end, int column, char* stage,
                                            const float (&sum)[RT][CT][4], const float (&factor)[RT][2]) {
@@ -196,14 +195,14 @@ __device__ __forceinline__ void store_rows(const Rows& to, int head, int first, 
     __syncwarp();
 }
 
-// The keys that the 16 RT rows of queries of a warp see: each lane knows one or two rows, the warp the range from the first
-// to behind the last key any of them sees, and the keys all of them see.
+// The keys that the 16 RT query rows of a warp attend to: each lane knows one or two rows, the warp the range that covers the
+// keys of all rows and the keys that every row attends to.
 struct Sight {
     Seen mine;
     int low, high, all_low, all_high;
 };
 
-// Rows behind the segment's end see what its last row sees: they are zeros and are not written.
+// Rows past the segment's end copy its last row: they are zeros and are never written.
 template <int RT> __device__ __forceinline__ Sight look(const Call& call, const Segment& g, int first) {
     Sight s;
     s.mine = sees(call, g, min(first + lane_id() % (16 * RT), g.q1 - 1));
@@ -222,8 +221,8 @@ template <int RT> __device__ __forceinline__ Sight look(const Call& call, const 
     return s;
 }
 
-// Whether every row of the warp sees all of [from, to). A walk begins at the segment's first key or later, so only
-// windows and intervals ask where a row's keys begin.
+// Whether every row of the warp attends to all of [from, to). A walk never starts before the segment's first key, so only
+// windows and intervals need to check where a row's keys begin.
 __device__ __forceinline__ bool sees_all(const Sight& s, int from, int to) {
 #if MASK == 3
     const bool mine = (s.mine.a <= from && to <= s.mine.b) || (s.mine.c <= from && to <= s.mine.d);
@@ -233,13 +232,13 @@ __device__ __forceinline__ bool sees_all(const Sight& s, int from, int to) {
 #endif
 }
 
-// Whether some row may see one of [from, to).
+// Whether any row may attend to one of [from, to).
 __device__ __forceinline__ bool sees_some(const Sight& s, int from, int to) {
     return from < s.high && (MASK < 2 || to > s.low);
 }
 
-// The keys that row `row` of the warp sees, from the lane that knows, counted from `origin`: compared with constants, a key
-// costs a comparison or two.
+// The keys that row `row` of the warp attends to, shuffled from the lane that knows them, relative to `origin`, so that each
+// check compares with constants.
 __device__ __forceinline__ Seen seen_by(const Sight& s, int row, int origin) {
     Seen seen = {0, 0, 0, 0};
 #if MASK >= 2
@@ -253,7 +252,7 @@ __device__ __forceinline__ Seen seen_by(const Sight& s, int row, int origin) {
     return seen;
 }
 
-// The keys a block of queries walks over: [low, high), without what lies between two groups of intervals.
+// The keys that a block of queries walks over: [low, high) without the gap between two groups of intervals.
 struct Walk {
     int low, high, gap, resume;
     __device__ __forceinline__ int after(int from) const {
@@ -265,7 +264,7 @@ struct Walk {
     }
 };
 
-// Intervals are brought together in shared memory, before anything else is there.
+// Intervals are combined through shared memory, before it is used for anything else.
 template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call, const Segment& g, int first) {
     Walk w = {g.k0, g.k1, 0, 0};
 #if MASK == 1 || MASK == 2
@@ -273,7 +272,7 @@ template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call,
     w.high = last.b;
     w.low = sees(call, g, first).a;
 #elif MASK == 3
-    // Hulls of the first and of the second intervals; where they lie apart, in either order, the walk jumps.
+    // Hulls of the first and of the second intervals; if they are disjoint, in either order, the walk skips the gap.
     int* ends = reinterpret_cast<int*>(memory);
     if (threadIdx.x < 4) ends[threadIdx.x] = threadIdx.x % 2 ? 0 : 0x7fffffff;
     __syncthreads();
@@ -300,7 +299,7 @@ template <int OWNED> __device__ __forceinline__ Walk walk_keys(const Call& call,
     return w;
 }
 
-// Products to those whose scores are capped, where there is a cap.
+// Soft-caps all products, if CAP is defined.
 template <int M, int N> __device__ __forceinline__ void cap_all(float (&products)[M][N][4], float unit) {
 #ifdef CAP
 #pragma unroll

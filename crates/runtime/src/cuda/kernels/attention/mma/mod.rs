@@ -1,4 +1,4 @@
-//! Our attention on `mma.sync`, for every GPU from sm_80 on, with any mask and segments.
+//! Our attention on `mma.sync`, for every GPU from sm_80, with any mask and segments.
 //!
 //! bf16, head sizes of 16 to 256 in steps of 8. Deterministic in both directions.
 
@@ -16,7 +16,7 @@ use super::tiles::{self, Heights};
 use crate::cuda::argument::launch_blocks;
 use crate::cuda::context::{CudaError, Facts, Prepare, Source, Work, sequence};
 
-/// The kernels, each compiled alone.
+/// The kernels, each compiled from a separate source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MmaKernel {
     Forward,
@@ -34,8 +34,8 @@ impl MmaKernel {
     }
 }
 
-/// Properties in which GPUs differ here: the shared memory of a block, which it has to itself or shares with others of a
-/// multiprocessor that has 1 KiB more, and how many registers their assembler makes of the same source.
+/// Classes of GPUs that differ in the shared memory of a block, which it may have to share with other blocks of a
+/// multiprocessor (1 KiB more in total), and in how many registers the assembler uses for the same source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Chip {
     /// sm_86, sm_89 and sm_120.
@@ -58,7 +58,7 @@ impl Chip {
         }
     }
 
-    /// The one with at most the device's shared memory. `None` for what is older.
+    /// The largest class that fits the device's shared memory. `None` for older GPUs.
     fn of(facts: &Facts) -> Option<Chip> {
         let largest = if facts.major >= 10 { Chip::Blackwell } else { Chip::Hopper };
         let fits = |chip: &Chip| facts.shared_bytes as usize >= chip.shared_bytes();
@@ -66,19 +66,19 @@ impl Chip {
     }
 }
 
-/// How a block is laid out: the defines of the same meaning in the sources.
+/// The layout of a block: defines with the same meaning in the sources.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Geometry {
     warps: usize,
-    /// 16-row tiles of the owned side a warp holds (MS). With two, every fragment of the walked side serves twice.
+    /// 16-row tiles of the owned side per warp (MS). With two, every fragment of the walked side is used twice.
     tiles: usize,
-    /// Rows of the walked side a step.
+    /// Rows of the walked side per step.
     walk: usize,
     /// Whether the owned side's fragments stay in registers.
     kept: bool,
-    /// Thread blocks a multiprocessor, by the launch bounds.
+    /// Thread blocks per multiprocessor, for the launch bounds.
     blocks: usize,
-    /// Warps that share the same owned rows, each with its part of the columns of the sums.
+    /// Warps that share the same owned rows, each with a part of the columns of the sums.
     split: usize,
 }
 
@@ -87,13 +87,13 @@ impl Geometry {
         Geometry { warps, tiles, walk, kept, blocks, split: 1 }
     }
 
-    /// Pairs of warps with the same rows.
+    /// As `self`, with pairs of warps that share rows.
     const fn split(self) -> Self {
         Geometry { split: 2, ..self }
     }
 
-    /// Chosen by times on an H200; for the others by blocks a multiprocessor and by what fits.
-    /// Where rows meet few keys, small blocks hide each other's beginnings and ends.
+    /// Chosen by times on an H200; for the other classes by blocks per multiprocessor and by what fits. If rows attend to few
+    /// keys, small blocks hide each other's prologues and epilogues.
     fn of(part: MmaKernel, size: usize, mask: Mask, chip: Chip, is_short: bool) -> Self {
         use Chip::{Ampere, Blackwell, Consumer};
         let g = Geometry::new;
@@ -133,37 +133,37 @@ impl Geometry {
         32 * self.warps as u32
     }
 
-    /// Rows of the tile a block owns.
+    /// Rows of the tile that a block owns.
     fn own(&self) -> usize {
         16 * self.tiles * self.warps / self.split
     }
 
-    /// Columns of a tile in shared memory: whole steps of 16, for each of the warps that share them.
+    /// Columns of a tile in shared memory: a multiple of 16 for each of the warps that share them.
     fn dim(&self, size: usize) -> usize {
         size.next_multiple_of(16 * self.split)
     }
 
-    /// Dynamic shared memory: two pipeline stages of the walked side's two tensors, the owned side's one or two.
+    /// Dynamic shared memory: two pipeline stages of the walked side's two tensors, and the owned side's one or two.
     fn shared_bytes(&self, part: MmaKernel, size: usize) -> usize {
         let row = 2 * (self.dim(size) + 8);
         let stage = 2 * self.walk * row;
         let owned = if part == MmaKernel::Forward { self.own() * row } else { 2 * self.own() * row };
         let exchange = if self.split == 2 { 2 * self.own() * (2 * self.walk + 16) } else { 0 };
-        // Fragments that stay in registers leave their place to the second stage.
+        // Fragments kept in registers free their shared memory for the second stage.
         let rows = if self.kept { stage + stage.max(owned) } else { 2 * stage + owned };
         rows + exchange
     }
 }
 
-/// Keys a row meets, about, below which blocks are small.
+/// Number of keys per row below which blocks are small.
 const FEW_KEYS: usize = 320;
 
-/// Whether rows meet few keys. Intervals count as such: what they cover is not known, and their bookkeeping wants the
+/// Whether rows attend to few keys. Intervals count as few: their coverage is unknown, and their bookkeeping needs the
 /// registers.
 fn is_short(p: &Problem) -> bool {
     let typical = match p.k {
         Segments::Uniform { len } => len,
-        // Lengths as people's documents have them: half as many again, weighted by work, as the mean.
+        // For a typical distribution of document lengths, the work-weighted mean length is 1.5 times the mean.
         Segments::Ragged { max_len, max_segments } => max_len.min(3 * p.tk / (2 * max_segments.max(1))),
     };
     match p.mask {
@@ -174,26 +174,26 @@ fn is_short(p: &Problem) -> bool {
     }
 }
 
-/// The inputs of a geometry beside the problem.
+/// Inputs of a geometry besides the problem.
 #[derive(Clone, Copy)]
-struct Given {
+struct Constraints {
     chip: Chip,
-    /// Whether a segment must have the same bits in any company, and so the same geometry whatever the lengths.
+    /// Whether a segment must give the same bits in any batch, and so the same geometry whatever the lengths.
     equal_bits: bool,
 }
 
-impl Given {
-    fn of(facts: &Facts) -> Option<Given> {
-        Some(Given { chip: Chip::of(facts)?, equal_bits: facts.deterministic })
+impl Constraints {
+    fn of(facts: &Facts) -> Option<Constraints> {
+        Some(Constraints { chip: Chip::of(facts)?, equal_bits: facts.deterministic })
     }
 }
 
-fn geometry(p: &Problem, part: MmaKernel, given: Given) -> Geometry {
-    Geometry::of(part, p.size, p.mask, given.chip, given.equal_bits || is_short(p))
+fn geometry(p: &Problem, part: MmaKernel, constraints: Constraints) -> Geometry {
+    Geometry::of(part, p.size, p.mask, constraints.chip, constraints.equal_bits || is_short(p))
 }
 
-fn heights(p: &Problem, given: Given) -> Heights {
-    let own = |part: MmaKernel| geometry(p, part, given).own();
+fn heights(p: &Problem, constraints: Constraints) -> Heights {
+    let own = |part: MmaKernel| geometry(p, part, constraints).own();
     match p.grad {
         false => Heights { q: Some(own(MmaKernel::Forward)), k: None },
         true => Heights { q: Some(own(MmaKernel::Dq)), k: Some(own(MmaKernel::Dkv)) },
@@ -201,7 +201,7 @@ fn heights(p: &Problem, given: Given) -> Heights {
 }
 
 fn is_served(p: &Problem) -> bool {
-    // The running maximum is of unscaled scores, which needs a scale that keeps their order.
+    // The running maximum is of unscaled scores, which requires a scale that preserves their order.
     p.dtype == DType::BF16 && (16..=256).contains(&p.size) && p.size.is_multiple_of(8) && p.scale > 0.0
 }
 
@@ -209,14 +209,14 @@ pub(super) fn serves(p: &Problem, facts: &Facts) -> bool {
     is_served(p) && Chip::of(facts).is_some()
 }
 
-/// The largest of what the kinds of GPUs need.
+/// The maximum over all classes of GPUs.
 pub(super) fn workspace(p: &Problem) -> usize {
     if !is_served(p) {
         return 0;
     }
     let kinds = Chip::ALL.into_iter();
-    let kinds = kinds.flat_map(|chip| [false, true].map(|equal_bits| Given { chip, equal_bits }));
-    let lists = kinds.map(|given| tiles::workspace(p, heights(p, given)));
+    let kinds = kinds.flat_map(|chip| [false, true].map(|equal_bits| Constraints { chip, equal_bits }));
+    let lists = kinds.map(|constraints| tiles::workspace(p, heights(p, constraints)));
     lists.max().unwrap_or(0) + if p.grad { delta::bytes(p) } else { 0 }
 }
 
@@ -226,14 +226,14 @@ fn parts(p: &Problem) -> &'static [MmaKernel] {
 
 /// Dynamic shared memory of a source's kernel.
 pub(super) fn shared_bytes(p: &Problem, facts: &Facts, of: &Source) -> usize {
-    let Some(given) = Given::of(facts) else { return 0 };
-    let is_its = |part: &&MmaKernel| source(p, **part, given) == *of;
-    parts(p).iter().find(is_its).map_or(0, |&part| geometry(p, part, given).shared_bytes(part, p.size))
+    let Some(constraints) = Constraints::of(facts) else { return 0 };
+    let is_its = |part: &&MmaKernel| source(p, **part, constraints) == *of;
+    parts(p).iter().find(is_its).map_or(0, |&part| geometry(p, part, constraints).shared_bytes(part, p.size))
 }
 
 pub(super) fn sources(p: &Problem, facts: &Facts) -> Vec<Source> {
-    let Some(given) = Given::of(facts) else { return vec![] };
-    let kernels = parts(p).iter().map(|&part| source(p, part, given));
+    let Some(constraints) = Constraints::of(facts) else { return vec![] };
+    let kernels = parts(p).iter().map(|&part| source(p, part, constraints));
     kernels.chain(p.grad.then(|| delta::source(p))).chain(tiles::sources(p)).collect()
 }
 
@@ -249,8 +249,8 @@ macro_rules! with_headers {
     };
 }
 
-fn source(p: &Problem, part: MmaKernel, given: Given) -> Source {
-    let g = geometry(p, part, given);
+fn source(p: &Problem, part: MmaKernel, constraints: Constraints) -> Source {
+    let g = geometry(p, part, constraints);
     let (name, code) = match part {
         MmaKernel::Forward => ("attention/mma/forward.cu", with_headers!("forward.cu")),
         MmaKernel::Dq => ("attention/mma/dq.cu", with_headers!("dq.cu")),
@@ -271,7 +271,7 @@ fn source(p: &Problem, part: MmaKernel, given: Given) -> Source {
 }
 
 pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
-    let Some(given) = Given::of(at.facts()) else {
+    let Some(constraints) = Constraints::of(at.facts()) else {
         return Err(CudaError::new("attention on mma.sync needs an sm_80 or later"));
     };
     let mut scratch = Scratch::of(launch, at);
@@ -280,7 +280,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
         call.delta = scratch.take(delta::bytes(p))?;
     }
     let mut works: Vec<Box<dyn Work>> = vec![];
-    works.extend(tiles::prepare(p, &mut call, heights(p, given), &mut scratch, at)?);
+    works.extend(tiles::prepare(p, &mut call, heights(p, constraints), &mut scratch, at)?);
     if p.grad {
         works.push(delta::prepare(p, launch, &call, at)?);
     }
@@ -292,8 +292,8 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
             MmaKernel::Dkv => (k_tiles, p.kv_heads, call.dk.at != 0 || call.dv.at != 0),
         };
         if is_wanted {
-            let g = geometry(p, part, given);
-            let function = at.function(&source(p, part, given), part.entry())?;
+            let g = geometry(p, part, constraints);
+            let function = at.function(&source(p, part, constraints), part.entry())?;
             let shared = g.shared_bytes(part, p.size) as u32;
             works.push(launch_blocks(function, [tiles, heads, 1], g.threads(), shared, vec![call.block()])?);
         }
@@ -305,7 +305,7 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
 mod tests {
     use super::*;
 
-    /// The static shared memory of dkv.cu's `Told`: lse, delta and intervals of two stages.
+    /// The static shared memory of `Told` in dkv.cu: lse, delta and intervals of two stages.
     fn static_bytes(part: MmaKernel, g: &Geometry) -> usize {
         if part == MmaKernel::Dkv { 2 * g.walk * (4 + 4 + 16) } else { 0 }
     }
@@ -333,8 +333,8 @@ mod tests {
         });
     }
 
-    /// On a Hopper, where they were timed, as many blocks are on a multiprocessor as registers are dealt for. A block
-    /// costs 1 KiB beside its own.
+    /// On Hopper, where they were timed, as many blocks fit on a multiprocessor as the launch bounds assume. A block costs 1
+    /// KiB of shared memory in addition.
     #[test]
     fn blocks_fit_side_by_side() {
         each(|part, size, chip, g| {
@@ -344,9 +344,10 @@ mod tests {
         });
     }
 
-    /// The sources rely on whole pairs of warps, 16 walked rows, and columns in steps of 16 for each of a pair.
+    /// The sources rely on whole pairs of warps, multiples of 16 walked rows, and columns in multiples of 16 for each warp of a
+    /// pair.
     #[test]
-    fn geometries_are_what_the_sources_take() {
+    fn geometries_meet_the_sources_conditions() {
         each(|part, size, _, g| {
             assert!(g.warps.is_multiple_of(g.split) && g.walk.is_multiple_of(16), "{g:?}");
             assert!(g.split == 1 || (part == MmaKernel::Dkv && !g.kept), "{g:?}");

@@ -1,5 +1,4 @@
-//! Products on Hopper's own instructions (sm_90a): WGMMA on tiles loaded by TMA, with activations, gated or not, and their
-//! gradients as epilogues. The kernel is `product.cu`.
+//! Products on Hopper's wgmma and TMA (sm_90a), with plain or gated activations and their gradients as epilogues: `product.cu`.
 
 use std::borrow::Cow;
 
@@ -14,26 +13,26 @@ use crate::cuda::kernels::elementwise::gated;
 use crate::cuda::kernels::stage::c_type;
 use crate::cuda::tensor_map::{Swizzle, Tensor};
 
-/// A shape that product.cu is compiled for; its header says what each field means.
+/// A configuration that product.cu is compiled with; its header explains the fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductConfig {
-    /// As times are kept: without spaces.
+    /// Name under which times are stored; contains no spaces.
     pub name: &'static str,
     pingpong: bool,
-    /// Blocks of 64 rows that a warpgroup holds.
+    /// Blocks of 64 rows per warpgroup.
     mi: usize,
     tn: usize,
     stages: usize,
     cluster: usize,
 }
 
-/// Both warpgroups on a tile of 128 by 256: the fewest bytes loaded, for products whose epilogue is short beside them.
+/// Both warpgroups share a tile of 128 by 256: loads the fewest bytes, for products with a comparatively short epilogue.
 const SHARED: ProductConfig =
     ProductConfig { name: "wgmma-128x256", pingpong: false, mi: 1, tn: 256, stages: 4, cluster: 2 };
-/// A tile of 128 by 128 each, in turns, so that epilogues cost no time of the matrix units.
+/// A tile of 128 by 128 per warpgroup, in turns, so that epilogues overlap the other's products.
 const TURNS: ProductConfig =
     ProductConfig { name: "wgmma-128x128-pair", pingpong: true, mi: 2, tn: 128, stages: 4, cluster: 2 };
-/// The same without sharing b with another block: fewer wait for each other where epilogues are long.
+/// As TURNS, without sharing b with another block: less waiting if epilogues are long.
 const APART: ProductConfig = ProductConfig { name: "wgmma-128x128", cluster: 1, ..TURNS };
 
 const GROUPS: usize = 2;
@@ -41,33 +40,33 @@ const THREADS: u32 = 384;
 /// A panel of 64 rows of 64 elements.
 const PANEL: usize = 64;
 const PANEL_BYTES: usize = 8192;
-/// Barriers, behind the panels in shared memory, and behind those the sums of a warpgroup's columns.
+/// Barriers, after the panels in shared memory, followed by the sums of a warpgroup's columns.
 const BARRIER_BYTES: usize = 1024;
 const SUM_BYTES: usize = 2 * 4 * PANEL * 4;
-/// Rows of tiles that are walked together, in clusters.
+/// Rows of tiles, in clusters, that are processed together.
 const BAND: usize = 8;
 
 /// The epilogue applied to the product before it is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Epilogue {
     Plain,
-    /// With the product itself stored too, where `keep`.
+    /// Also stores the product itself if `keep`.
     Gated {
         act: Act,
         keep: bool,
     },
-    /// With the activation's value stored too, where `keep`.
+    /// Also stores the activation's value if `keep`.
     GatedGrad {
         act: Act,
         keep: bool,
     },
-    /// With what is activated stored too, where `keep`, behind a bias of this type.
+    /// Adds a bias of this type, if any, and also stores the activation's input if `keep`.
     Activated {
         act: Act,
         keep: bool,
         bias: Option<DType>,
     },
-    /// With the activation's value stored too, where `keep`, and the sums over blocks of 64 rows, where `sum`.
+    /// Also stores the activation's value if `keep`, and the sums over blocks of 64 rows if `sum`.
     ActivatedGrad {
         act: Act,
         keep: bool,
@@ -75,11 +74,11 @@ pub enum Epilogue {
     },
 }
 
-/// Rows that one partial sum is over.
+/// Rows per partial sum.
 pub const SUMMED: usize = PANEL;
 
 impl Epilogue {
-    /// The forms worth timing, in front the one that runs where nothing is timed.
+    /// The configurations worth timing, with the default first.
     pub fn forms(self) -> &'static [ProductConfig] {
         match self {
             Epilogue::Plain => &[SHARED, TURNS],
@@ -88,7 +87,7 @@ impl Epilogue {
         }
     }
 
-    /// Its number in product.cu, the activation, and whether what may be left out is stored.
+    /// Its number in product.cu, the activation, and whether the optional output is stored.
     fn numbers(self) -> [u8; 3] {
         match self {
             Epilogue::Plain => [0, 0, 0],
@@ -107,7 +106,7 @@ impl Epilogue {
         matches!(self, Epilogue::ActivatedGrad { sum: true, .. })
     }
 
-    /// Panels of results and of what is read that a warpgroup has in shared memory.
+    /// Panels of results and of inputs that a warpgroup has in shared memory.
     fn panels(self, form: &ProductConfig) -> usize {
         match self {
             _ if !form.pingpong => 2,
@@ -117,7 +116,7 @@ impl Epilogue {
     }
 }
 
-/// The dynamic shared memory that a kernel of a source asks for; 0 for a source of others.
+/// Dynamic shared memory of a source's kernel; 0 for a source of another file.
 pub fn shared_bytes(source: &Source) -> usize {
     let is_of = |epilogue: Epilogue, form: &ProductConfig| {
         let of_form = form.source([false, false], epilogue).defines;
@@ -137,7 +136,7 @@ pub fn shared_bytes(source: &Source) -> usize {
 }
 
 const NAME: &str = "products/hopper/product.cu";
-/// One of each that asks for shared memory of its own.
+/// One of each kind that differs in shared memory.
 const EPILOGUES: [Epilogue; 6] = [
     Epilogue::Plain,
     Epilogue::Gated { act: Act::Silu, keep: true },
@@ -158,7 +157,7 @@ impl ProductConfig {
         self.stages * stage + GROUPS * epilogue.panels(self) * PANEL_BYTES + BARRIER_BYTES + sums
     }
 
-    /// Compiled where a lies with M contiguous or not, and b with N.
+    /// Compiled for whether a is contiguous along M, and b along N.
     pub fn source(&self, [a_mn, b_mn]: [bool; 2], epilogue: Epilogue) -> Source {
         let [number, act, keep] = epilogue.numbers();
         let defines = [
@@ -195,7 +194,7 @@ impl ProductConfig {
     }
 }
 
-/// A product: d [M, N] = a [M, K] b [K, N], `count` times, through an epilogue.
+/// A product: d [M, N] = a [M, K] b [K, N], `count` times, with an epilogue.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub count: usize,
@@ -203,11 +202,11 @@ pub struct Call {
     pub b: Matrices,
     /// With `Gated`, b is the gate's half and this is up's.
     pub b2: Option<Matrices>,
-    /// As product.cu numbers them, where they are stored.
+    /// The outputs that are stored, as product.cu numbers them.
     pub outs: [Option<Matrices>; 3],
-    /// Gate and up, or what was activated, where the epilogue reads them.
+    /// The epilogue's inputs: gate and up, or the activation's input.
     pub sides: [Option<Matrices>; 2],
-    /// Addresses of the bias and of the partial sums, where the epilogue has them.
+    /// Addresses of the bias and of the partial sums, if the epilogue has them.
     pub bias: u64,
     pub partial: u64,
     pub epilogue: Epilogue,
@@ -226,7 +225,7 @@ impl Call {
         [m, if b.is_transposed { b.rows } else { b.columns }, k]
     }
 
-    /// Whether TMA can move all of it.
+    /// Whether TMA supports all operands.
     pub fn is_served(&self) -> bool {
         let is_movable = |m: &Matrices| {
             let is_even = m.pitch.is_multiple_of(8) && (self.count == 1 || m.step.is_multiple_of(8));
@@ -240,7 +239,7 @@ impl Call {
             && self.operands().all(|m| m.rows.max(m.columns) <= i32::MAX as usize)
     }
 
-    /// Whether the bias, which is read in pairs, can be.
+    /// Whether the bias can be read in pairs.
     fn is_in_pairs(&self) -> bool {
         let [_, n, _] = self.extents();
         let bytes = self.epilogue.bias().map_or(1, |dtype| 2 * dtype.bytes() as u64);
@@ -275,7 +274,7 @@ impl Call {
         };
         let b = map(&self.b, b_rows)?;
         let b2 = self.b2.as_ref().map_or_else(|| Ok(b.clone()), |b2| map(b2, b_rows))?;
-        // A matrix that is absent is not touched: any map stands in for it.
+        // An absent matrix is not accessed: any map stands in for it.
         let panel = |m: Option<&Matrices>| m.map_or_else(|| Ok(a.clone()), |m| map(m, PANEL));
         let mut args = vec![Block::of_ints(&shape), a.clone(), b, b2];
         for m in self.outs.iter().map(Option::as_ref) {
@@ -291,7 +290,7 @@ impl Call {
         launch_blocks(function, [clusters * form.cluster, 1, 1], THREADS, shared, args)
     }
 
-    /// A tensor map of boxes of `box_rows` rows of 64 elements.
+    /// A tensor map with boxes of `box_rows` rows of 64 elements.
     fn map(&self, m: &Matrices, box_rows: usize, p: &Prepare<'_>) -> Result<Block, CudaError> {
         let step = if self.count > 1 { m.step } else { m.pitch * m.rows };
         p.tensor_map(&Tensor {
@@ -327,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_copy_engine_cannot_move_is_not_served() {
+    fn operands_that_tma_cannot_load_are_not_served() {
         assert!(call().is_served());
         assert_eq!(call().extents(), [300, 136, 72]);
         assert_eq!(call().layout(), [false, false]);

@@ -1,22 +1,21 @@
 // d [M, N] = a [M, K] b [K, N] in bf16 on Hopper, with an epilogue that reads and writes further matrices of d's shape.
 //
-// Persistent: a thread block walks over tiles of d. A producer warp fills pipeline stages of a and b by TMA loads; two
-// consumer warpgroups multiply. With PINGPONG each has a tile of its own, [64 MI, TN], and one's epilogue overlaps the other's
-// products; without, both share a tile of [128 MI, TN]. The CLUSTER blocks of a cluster take tiles below each other, and each
+// Persistent: a thread block loops over tiles of d. A producer warp fills pipeline stages of a and b by TMA loads; two consumer
+// warpgroups multiply. With PINGPONG each has its own tile, [64 MI, TN], and one's epilogue overlaps the other's products;
+// otherwise both share a tile of [128 MI, TN]. The CLUSTER blocks of a cluster take vertically adjacent tiles, and each
 // multicasts its part of b to all of them.
-// A_MN and B_MN are 1 where the operand lies with M or N contiguous, 0 where K is.
+// A_MN and B_MN are 1 if the operand is contiguous along M or N, 0 if along K.
 //
 // EPILOGUE, with c = a b and x rounded to bf16 wherever it is stored:
 //   PLAIN       out = c
-//   GATED       b has two halves, of gate and of up: out = gate, out2 = up (both only with KEEP), out3 = act(gate) up
+//   GATED       b has two halves, gate and up: out = gate, out2 = up (both only with KEEP), out3 = act(gate) up
 //   GATED_GRAD  side = gate, side2 = up: out = c up act'(gate), out2 = c act(gate), out3 = act(gate) up (only with KEEP)
-//   ACTIVATED   out = c + bias (only with KEEP), out3 = act(c + bias); bias is a row of T_BIAS, where HAS_BIAS
+//   ACTIVATED   out = c + bias (only with KEEP), out3 = act(c + bias); bias is a row of T_BIAS, if HAS_BIAS
 //   ACTIVATED_GRAD  side = h: out = c act'(h), out3 = act(h) (only with KEEP), with SUM partial[r, N] = the sum of out over its
 //               rows [64 r, 64 r + 64), which another kernel adds
-// Results are staged in shared memory and leave by TMA stores, which drop what lies outside of a matrix. The inputs of
-// gradients arrive by TMA loads, two panels ahead: for each warpgroup, a warp of its own issues these loads and the stores
-// of results.
-// Sums have one order: the same bits every time, whatever the grid.
+// Results are staged in shared memory and leave by TMA stores, which clip at the matrix. The inputs of gradients arrive by TMA
+// loads, two panels ahead: a dedicated warp per warpgroup issues these loads and the stores of results. Sums have one order:
+// the same bits every time, whatever the grid.
 
 #define PLAIN 0
 #define GATED 1
@@ -28,18 +27,18 @@
 
 #define GROUPS 2
 #define TM (PINGPONG ? 64 * MI : 64 * MI * GROUPS)
-// Columns of d that a tile has.
+// Columns of d per tile.
 #define WIDTH (EPILOGUE == GATED ? TN / 2 : TN)
 #define PANEL_BYTES 8192
 #define A_BYTES (TM * 128)
 #define B_BYTES (TN * 128)
 #define STAGE_BYTES (A_BYTES + B_BYTES)
 #define THREADS (128 * (GROUPS + 1))
-// Sets of panels that a gradient's epilogue has in flight: its inputs, whose place results take, and the value.
+// Sets of panels that a gradient's epilogue has in flight: its inputs, which the results overwrite, and the value.
 #define SETS 2
 #define SIDES (EPILOGUE == GATED_GRAD ? 2 : 1)
 #define SET_PANELS (SIDES + 1)
-// Panels of results a warpgroup has in shared memory.
+// Panels of results per warpgroup in shared memory.
 #define OUT_PANELS (HAS_SIDES ? SETS * SET_PANELS : PINGPONG ? 6 : 2)
 #define BARRIER_BYTES 1024
 // Panels [64, 64] of a warpgroup's tile.
@@ -48,8 +47,8 @@
 extern __shared__ __align__(1024) u8 memory[];
 
 struct Shape {
-    // K in blocks of 64; tiles along M, in clusters, and along N; rows of tiles that are walked together; tiles in all, over
-    // all matrices of a batch; M and N.
+    // K in blocks of 64; tiles along M, in clusters, and along N; rows of tiles per band; total tiles over all matrices of a
+    // batch; M and N.
     int blocks, rows, columns, band, total, m, n;
 };
 
@@ -73,12 +72,12 @@ struct Place {
     }
 };
 
-// The first row and column of d, and which matrix of the batch.
+// The first row and column of d, and the matrix of the batch.
 struct Tile {
     int row, column, batch;
 };
 
-// Bands of rows one after the other; in a band column by column, so that neighbours find what is loaded in L2.
+// Bands of rows one after the other; within a band column by column, so that neighbouring blocks share loads in L2.
 __device__ __forceinline__ Tile tile_of(const Shape& s, int index, u32 rank) {
     const int plane = s.rows * s.columns, batch = index / plane;
     index -= batch * plane;
@@ -90,7 +89,7 @@ __device__ __forceinline__ Tile tile_of(const Shape& s, int index, u32 rank) {
 __device__ __forceinline__ int first_tile() { return (int)blockIdx.x / CLUSTER; }
 __device__ __forceinline__ int next_tiles() { return (int)gridDim.x / CLUSTER; }
 
-// A TMA load into shared memory, multicast to the same place of all blocks of the cluster.
+// A TMA load into shared memory, multicast to the same address in all blocks of the cluster.
 __device__ __forceinline__ void load_shared(void* to, const TensorMap* map, u64* full, int c0, int c1, int c2) {
     if (CLUSTER > 1)
         bulk_load_all(to, map, full, c0, c1, c2, (1 << CLUSTER) - 1);
@@ -135,7 +134,7 @@ __device__ __forceinline__ void produce(const Shape& s, const TensorMap* a, cons
     }
 }
 
-// A panel [64, 64] of a warpgroup, 16 rows a warp: where lanes find the four matrices of columns [16 n, 16 n + 16).
+// A panel [64, 64] of a warpgroup, 16 rows per warp: the lanes' addresses of the four matrices of columns [16 n, 16 n + 16).
 __device__ __forceinline__ u32 matrices_at(const u8* panel, int n) {
     const int lane = threadIdx.x % 32, row = (int)threadIdx.x % 128 / 32 * 16 + lane % 16, piece = 2 * n + lane / 16;
     return shared_address(panel) + row * 128 + (piece ^ (row % 8)) * 16;
@@ -145,7 +144,7 @@ __device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 
 
 #if HAS_SIDES
 
-// The sums of a panel's columns over the rows of each warp of a warpgroup.
+// Sums of a panel's columns over the rows of each warp of a warpgroup.
 struct Sums {
     float of_warp[4][64];
 };
@@ -154,15 +153,14 @@ __device__ __forceinline__ Sums* sums_of(int group, int set) {
     return (Sums*)first + group * SETS + set;
 }
 
-// Stores the panels a warpgroup has made and loads those it reads next: one warp's work, of which one lane issues the TMA
-// copies.
+// Stores the panels that a warpgroup has computed and loads those it reads next: one warp, of which one lane issues the copies.
 __device__ __forceinline__ void move_panels(const Shape& s, const TensorMap* side, const TensorMap* side2, const TensorMap* out,
                                             const TensorMap* out2, const TensorMap* out3, float* partial, Barriers* bar,
                                             u32 rank, int group) {
     u8* own = memory + STAGES * STAGE_BYTES + group * OUT_PANELS * PANEL_BYTES;
     const int lane = threadIdx.x % 32;
     const int first = first_tile() + group * next_tiles();
-    // The tile and step that is loaded next.
+    // The tile and step to load next.
     int ahead = first, ahead_step = 0, ahead_set = 0;
     Tile to = {0, 0, 0};
     auto load = [&] {
@@ -221,7 +219,7 @@ __device__ __forceinline__ void move_panels(const Shape& s, const TensorMap* sid
 
 #if EPILOGUE == ACTIVATED_GRAD && SUM
 
-// Adds what a lane and the one at distance LANES hold: the lower is left with the sums of the first COUNT values, the upper with
+// Adds the values of a lane and of the lane at distance LANES: the lower keeps the sums of the first COUNT values, the upper
 // those of the others.
 template <int LANES, int COUNT> __device__ __forceinline__ void halve(float (&x)[16]) {
     const bool upper = threadIdx.x & LANES;
@@ -232,8 +230,8 @@ template <int LANES, int COUNT> __device__ __forceinline__ void halve(float (&x)
     }
 }
 
-// Adds 16 values of every lane over the lanes that differ in bits 2 to 4: lane l is left with the sums of values 2 q and
-// 2 q + 1, where q is those bits, the highest first.
+// Adds 16 values of every lane over the lanes that differ in bits 2 to 4: lane l ends up with the sums of values 2 q and 2 q +
+// 1, where q is those bits, highest first.
 __device__ __forceinline__ float2 rows_sum(float (&x)[16]) {
     halve<16, 8>(x);
     halve<8, 4>(x);
@@ -261,7 +259,7 @@ struct Ring {
     u8* panels;
     int next, group;
     bool leads;
-    // The next panel, once its earlier store has read it.
+    // The next panel, once its previous store has read it.
     __device__ __forceinline__ u8* take() {
         u8* panel = panels + next * TOGETHER * PANEL_BYTES;
         next = next + 1 == OUT_PANELS / TOGETHER ? 0 : next + 1;
@@ -309,7 +307,7 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
             at.skip(s.blocks);
             continue;
         }
-        // Parities tell a phase from its neighbours only: a warpgroup looks at stages when the other has seen all of its own.
+        // Parities only distinguish adjacent phases: a warpgroup may look at stages only once the other has consumed its own.
         named_sync(4 + group, 256);
 #endif
         int last = 0;
@@ -329,7 +327,7 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
                                                                 b + e * (B_MN ? 2048 : 32) / 16, block + e > 0);
             product_commit();
             product_wait<1>();
-            // The stage before this one has been read.
+            // The previous stage has been read.
             if (block > 0 && lane < CLUSTER) barrier_arrive_at(&bar->empty[last], lane);
             last = at.stage;
             at.next();
@@ -534,7 +532,7 @@ product(const __grid_constant__ Shape shape, const __grid_constant__ TensorMap a
         barrier_init_done();
     }
     const u32 rank = CLUSTER > 1 ? cluster_rank() : 0;
-    // Neither begins before the barriers of both are there.
+    // Neither block begins before the barriers of both are initialised.
     if (CLUSTER > 1)
         cluster_sync();
     else
@@ -549,10 +547,10 @@ product(const __grid_constant__ Shape shape, const __grid_constant__ TensorMap a
 #endif
     } else {
         registers_up<224>();
-        // Uniform over the warp, and the compiler sees it.
+        // A shuffle makes it evidently warp-uniform to the compiler.
         consume(shape, &out, &out2, &out3, bias, bar, rank, __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0));
     }
-    // A block stays until the others of its cluster multicast into its shared memory no more.
+    // A block must stay until the others of its cluster no longer multicast into its shared memory.
     if (CLUSTER > 1) {
         __syncwarp();
         cluster_sync();

@@ -1,8 +1,8 @@
-// Thin products that the others are not written for: other ranks and widths, rows at any place.
+// Thin products that the other kernels do not support: other ranks and widths, rows at any address.
 //
-// A thread computes an element of the result, in the order of the sum: deterministic, and slow. out [R, C]; element (i, j) is the sum over
-// k < INNER of left(i, k) right(k, j), stored transposed where TA or TB. Dropped are the elements of the left factor, of the result
-// or of the right factor: DROPPED 0, 1 or 2.
+// A thread computes one element of the result, summed in order: deterministic, but slow. out [R, C]; element (i, j) is the sum
+// over k < INNER of left(i, k) right(k, j), stored transposed if TA or TB. Dropout applies to the left factor, the result or
+// the right factor: DROPPED 0, 1 or 2.
 
 __device__ __forceinline__ bool is_kept(const int* rng, const int* rows, int i, int c, int key_low, int key_high) {
     const int* row = rows + (i64)i * ROWS_ROW;

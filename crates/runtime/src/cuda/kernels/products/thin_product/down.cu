@@ -1,16 +1,15 @@
 // u = drop(x) a^T.
 //
-// A thread block takes 32 rows, and its WARPS warps a part of the columns each, 32 at a time: two fragments of 16 rows, whose
-// pieces come through shared memory by cp.async, 64 columns ahead. a is read through L1, which the blocks of a multiprocessor
-// share. The warps' sums are added in their order: deterministic. Bytes: x in, u out; a from L2 once a multiprocessor.
-// [16384, 1024] by rank 16 took 13.4 us on an H200, [16384, 1152] by rank 48 19.9: drawing takes 6 us of the integer units'
-// time, and the products overlap it.
+// A thread block takes 32 rows, and each of its WARPS warps a part of the columns, 32 at a time: two fragments of 16 rows,
+// whose pieces come through shared memory by cp.async, 64 columns ahead. a is read through L1, which the blocks of a
+// multiprocessor share. The warps' sums are added in order: deterministic. Moves x in, u out; a from L2 once per
+// multiprocessor. [16384, 1024] by rank 16 took 13.4 us on an H200, [16384, 1152] by rank 48 19.9: drawing takes 6 us of the
+// integer units' time, and the products overlap it.
 
 #define ROWS 32
 #define CHUNKS ((WIDTH + 31) / 32)
 #define STAGE_BYTES (128 * ROWS)
-// With many ranks register pressure is high: a's pieces are requested once the last ones are used, not when others are
-// drawn.
+// With high ranks, registers are scarce: a's pieces are requested after the previous ones were used, not while drawing.
 #define AHEAD (RANK > 32)
 
 union Shared {
@@ -35,8 +34,8 @@ thin_down(const bf16* x, const bf16* a, const int* rng, const int* rows, bf16* u
     x += (i64)(first + lane / 8) * X_ROW + 32 * chunk + 8 * (lane % 8);
     a += g * A_ROW + 32 * chunk + 8 * t;
 
-    // Eight lanes copy 128 bytes of a row. Odd rows have their halves swapped, so that the lanes of two rows read from
-    // different banks.
+    // Eight lanes copy 128 bytes of a row. Odd rows have their halves swapped, so that lanes of two rows read from different
+    // banks.
     const u32 ring = shared_address(shared.ring[warp]);
     const u32 to_lane = ring + lane / 8 * 128 + (lane % 8 ^ lane / 8 % 2 * 4) * 16;
     const u32 from_lane = ring + g * 128 + (t ^ g % 2 * 4) * 16;

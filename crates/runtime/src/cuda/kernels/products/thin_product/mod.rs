@@ -1,6 +1,6 @@
 //! An adapter's products with dropout inside.
 //!
-//! The kernels are `down.cu`, `up.cu` and `weight.cu`; `any.cu` takes the shapes that these are not written for.
+//! The kernels are `down.cu`, `up.cu` and `weight.cu`; `any.cu` handles the shapes that these do not support.
 
 use flatout_ir::ops::thin_product::{MOST_RANK, STEP, Thin};
 use flatout_ir::random::drop_below;
@@ -25,19 +25,19 @@ pub const KERNELS: &[Kernel] = &[staged!(
 
 const THIN: &str = include_str!("thin.cuh");
 
-/// Rows of a fragment, and columns of a slab that a warp or a block takes.
+/// Rows of a fragment, and columns of the slab of a warp or block.
 const TILE: usize = 16;
 const SLAB: usize = 64;
 
-/// How a weight's gradient is cut.
+/// How a weight's gradient is divided.
 mod cut {
     use super::{SLAB, TILE};
 
     pub const WARPS: usize = 4;
-    /// Times eight ranks whose sums fit in shared memory where the rows came in.
+    /// Groups of eight ranks whose sums fit in the shared memory that held the rows.
     pub const TOGETHER: usize = 3;
 
-    /// Blocks of a multiprocessor, by the registers that sums take.
+    /// Blocks per multiprocessor, limited by the registers for sums.
     pub fn blocks(rank: usize) -> usize {
         match rank {
             0..=24 => 4,
@@ -46,8 +46,8 @@ mod cut {
         }
     }
 
-    /// Tiles of rows a block takes, and how many such parts that makes. As many blocks as run at once on a large device, and
-    /// no part so small that its sums outweigh it: by shapes alone.
+    /// Tiles of rows per block, and the resulting number of parts: as many blocks as run at once on a large device, but no part
+    /// so small that its sums outweigh it. Depends on shapes alone.
     pub fn parts(rows: usize, [rank, width]: [usize; 2]) -> (usize, usize) {
         const LARGE: usize = 132;
         let tiles = rows.div_ceil(TILE);
@@ -57,7 +57,7 @@ mod cut {
     }
 }
 
-/// The parts of a weight's gradient.
+/// The partial sums of a weight's gradient.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let Op::ThinProduct { form: Thin::Weight, .. } = shapes.node.op else { return 0 };
     let [rank, width] = Thin::Weight.extents([shapes.ins[0], shapes.ins[1]]);
@@ -76,7 +76,7 @@ struct Call<'a> {
     rng: &'a View,
     rows: &'a View,
     out: &'a View,
-    /// Of the wide tensor.
+    /// Rows of the wide tensor.
     m: usize,
     rank: usize,
     width: usize,
@@ -106,7 +106,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
 }
 
 impl Call<'_> {
-    /// Whether extents and places are what the fast kernels are written for.
+    /// Whether extents, strides and addresses meet the conditions of the fast kernels.
     fn is_regular(&self) -> bool {
         let steps = [self.rank, self.width].iter().all(|n| n.is_multiple_of(STEP));
         let aligned = |view: &View, bytes: usize| {
@@ -126,7 +126,7 @@ impl Call<'_> {
         strides.fold(draft, |draft, (name, view)| draft.define(name, row(view))).text(PHILOX)
     }
 
-    /// For one of the fast kernels.
+    /// The source of one of the fast kernels.
     fn fast(&self, name: &'static str, warps: usize, blocks: usize, strides: &[(&str, &View)]) -> Draft {
         let draft = self.draft(name, strides).define("RANK", self.rank).define("WIDTH", self.width);
         draft.define("WARPS", warps).define("BLOCKS", blocks).text(THIN)
@@ -144,7 +144,7 @@ impl Call<'_> {
     fn down(&self, facts: &Facts) -> Stages {
         const WARPS: usize = 4;
         const ROWS: usize = 32;
-        // As many as have registers enough, which is the compiler's matter.
+        // As many blocks as registers allow, which depends on the compiler.
         let is_small = self.rank <= 32 || (self.rank <= 48 && facts.major == 9);
         let blocks_each = if is_small { 4 } else { 3 };
         let strides = [("X_ROW", self.left), ("A_ROW", self.right), ("U_ROW", self.out)];
@@ -164,7 +164,7 @@ impl Call<'_> {
         // The part of `a` that a warp keeps fills its registers.
         let blocks_each = if self.rank <= 32 { 16 / warps } else { 12 / warps };
         let across = slabs.div_ceil(warps);
-        // One wave: a block that starts later reads its columns of a again.
+        // One wave: a block that starts later would read its columns of a again.
         let each = tiles.div_ceil((facts.sms as usize * blocks_each / across).max(1));
         let strides = [("DU_ROW", self.left), ("A_ROW", self.right), ("DX_ROW", self.out)];
         let source =
@@ -225,7 +225,7 @@ impl Call<'_> {
     }
 }
 
-/// Elements from one row to the next.
+/// Row stride in elements.
 fn row(view: &View) -> usize {
     view.strides[0]
 }

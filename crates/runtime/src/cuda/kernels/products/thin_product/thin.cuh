@@ -1,23 +1,22 @@
-// Shared by an adapter's thin products: pieces of rows staged in shared memory, fragments of mma.m16n8k16, and dropout of
-// eight neighbours at a time.
+// Shared by an adapter's thin products: pieces of rows staged in shared memory, fragments of mma.m16n8k16, and dropout of eight
+// neighbours at a time.
 //
-// x, dx and base [M, WIDTH], u and du [M, RANK], a [RANK, WIDTH], each with rows at a stride X_ROW and so on; RANK and WIDTH are
-// multiples of 8, and rows begin at multiples of 16 bytes.
-// The order in which a sum is taken is free, and so is which rows and columns a fragment's places stand for. A lane's share
-// of a fragment is therefore always eight neighbours of a row: a piece of 16 bytes, and one draw of dropout.
-// Lanes are 4 g + t, as mma counts them: a left factor has rows g and g + 8, a right factor column g, both at the sum's places 2 t,
-// 2 t + 1, 2 t + 8 and 2 t + 9, and the result rows g and g + 8 at columns 2 t and 2 t + 1.
-// Kept elements are multiplied by `keep` once, where a sum ends.
+// x, dx and base [M, WIDTH], u and du [M, RANK], a [RANK, WIDTH], each with its row stride X_ROW etc.; RANK and WIDTH are
+// multiples of 8, and rows are 16-byte aligned. The order of a sum's terms is free, and so is the assignment of rows and
+// columns to fragment positions. A lane's share of a fragment is therefore always eight neighbours of a row: a 16-byte piece,
+// and one draw of dropout. Lanes are 4 g + t, as in mma: a left factor has rows g and g + 8, a right factor column g, both at
+// inner indices 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, and the result rows g and g + 8 at columns 2 t and 2 t + 1. Kept elements
+// are scaled by `keep` once, at the end of a sum.
 
 #define NARROW (RANK / 8)
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// cp.async of 16 bytes into shared memory; zero-filled where there is nothing.
+// cp.async of 16 bytes into shared memory; zero-filled if `is_there` is false.
 __device__ __forceinline__ void copy16(u32 to, const void* from, bool is_there) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
-// The same through L1, for elements that other blocks read as well.
+// As above through L1, for elements that other blocks read as well.
 __device__ __forceinline__ void copy16_near(u32 to, const void* from, bool is_there) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(is_there ? 16 : 0) : "memory");
 }
@@ -45,14 +44,14 @@ __device__ __forceinline__ void mma(float (&c)[4], u32 a0, u32 a1, u32 a2, u32 a
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
-// Half as many terms.
+// The m16n8k8 form, with half as many terms.
 __device__ __forceinline__ void mma_half(float (&c)[4], u32 a0, u32 a1, u32 b0) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(b0));
 }
 
-// The dropout mask of a row: the bits of `dropout.cu`.
+// The dropout mask of a row, with the bits of `dropout.cu`.
 struct Drawing {
     u32 key0, key1, step;
     const int* rows;
@@ -70,7 +69,7 @@ struct Drawing {
     }
 };
 
-// Two numbers of 16 bits in a word: the sign of either half of the result says whether that half is at least BELOW.
+// Compares two 16-bit numbers in a word: the sign of each half of the result tells whether that half is at least BELOW.
 __device__ __forceinline__ u32 kept_signs(u32 drawn) {
 #if __CUDA_ARCH__ >= 900 && BELOW <= 0x8000
     u32 least;
@@ -82,7 +81,7 @@ __device__ __forceinline__ u32 kept_signs(u32 drawn) {
     return (drawn & 0x7fff7fffu) + (0x10000u - BELOW) * 0x10001u & drawn;
 #endif
 }
-// Two elements, each zero where it is dropped: integer units are the busiest here, so no comparison but a mask of signs.
+// Zeroes dropped elements of a pair. The integer units are the bottleneck, so it uses a mask of signs instead of comparisons.
 __device__ __forceinline__ u32 kept_of(u32 pair, u32 drawn) {
     u32 mask;
     asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(mask) : "r"(kept_signs(drawn)));

@@ -1,12 +1,12 @@
 // dx = drop(du a), plus base where HAS_BASE.
 //
-// A warp keeps its 64 columns of a in registers and goes down `tiles` times 16 rows, whose du it prefetches one turn ahead; the
-// WARPS warps of a thread block take neighbouring columns of the same rows, so that du comes from L1. A lane has eight columns of
-// two rows, twice.
-// Bytes: dx out, base in. Deterministic: an element is one sum. dx may lie on base.
-// [16384, 1152] by rank 48 took 19.7 us on an H200 and 28.4 onto a base, [16384, 1024] by rank 16 14.1 and 22.
+// A warp keeps its 64 columns of a in registers and iterates over `tiles` times 16 rows, whose du it prefetches one iteration
+// ahead; the WARPS warps of a thread block take neighbouring columns of the same rows, so that du comes from L1. A lane has
+// eight columns of two rows, twice.
+// Moves dx out, base in. Deterministic: an element is one sum. dx and base may be the same memory. [16384, 1152] by rank 48
+// took 19.7 us on an H200 and 28.4 onto a base, [16384, 1024] by rank 16 14.1 and 22.
 
-// A lane's elements of 16 rows of du: rows g and g + 8, and of these every fourth part of the ranks.
+// A lane's elements of 16 rows of du: a quarter of the ranks of rows g and g + 8.
 struct Low {
     u32 x[2][NARROW];
     int2 row[2];
@@ -21,8 +21,8 @@ thin_up(const bf16* du, const bf16* a, const bf16* base, const int* rng, const i
     const Drawing drawing(rng, rows, key_low, key_high);
     auto is_there = [&](int piece) { return WIDTH % 64 == 0 || column + 8 * piece < WIDTH; };
 
-    // Place 2 i + e of a result's columns, i < 4, is column 8 i + 2 j + e of a half of the 64, for the half's j-th product:
-    // a lane then has columns 8 t to 8 t + 7. Ranks 2 i and 2 i + 1 of a lane's are a word.
+    // Position 2 i + e of a result's columns, i < 4, is column 8 i + 2 j + e of a half of the 64, for the half's j-th product,
+    // so that a lane has columns 8 t to 8 t + 7. Ranks 2 i and 2 i + 1 of a lane form a word.
     u32 b[2][4][NARROW];
 #pragma unroll
     for (int c = 0; c < 2; c++)

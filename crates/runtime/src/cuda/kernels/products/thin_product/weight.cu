@@ -1,16 +1,16 @@
 // da = du^T drop(x), plus base where HAS_BASE.
 //
-// A thread block takes 64 columns of `tiles` times 16 rows, its WARPS warps turns of 16 rows. A lane has 8 columns of 4 rows, which
-// as pairs of rows are left factors, 16 columns by 16 rows each; du, transposed by ldmatrix, is the right one. Both come through
-// shared memory, a turn ahead. The warps' sums are added in shared memory, TOGETHER times 8 ranks at once, and those of the blocks
-// by `thin_weight_sum`, both in their order: deterministic. Bytes: x in, du once a slab of 64 columns, the blocks' sums out and in.
-// [16384, 1152] by rank 48 took 23.8 us on an H200, [16384, 1024] by rank 16 18.
+// A thread block takes 64 columns of `tiles` times 16 rows; its WARPS warps take 16 rows in turn. A lane has 8 columns of 4
+// rows, which as pairs of rows are left factors, 16 columns by 16 rows each; du, transposed by ldmatrix, is the right factor.
+// Both come through shared memory, prefetched one turn ahead. The warps' sums are added in shared memory, TOGETHER times 8
+// ranks at once, and those of the blocks by `thin_weight_sum`, both in order: deterministic. Moves x in, du once per slab of 64
+// columns, the blocks' sums out and in. [16384, 1152] by rank 48 took 23.8 us on an H200, [16384, 1024] by rank 16 18.
 
 #define DU_PITCH (NARROW % 2 ? NARROW : NARROW + 1)
 #define STAGE_BYTES (u32)sizeof(Stage)
 
-// A row's pieces of x lie at their number ^ 2 (row % 4), so that lanes of four rows read from different banks; for the
-// same reason a row of du has an odd number of pieces.
+// Piece p of a row of x is stored at p ^ 2 (row % 4), so that lanes of four rows read from different banks; for the same reason
+// a row of du has an odd number of pieces.
 struct Stage {
     uint4 x[16][8];
     uint4 du[16][DU_PITCH];
@@ -36,7 +36,7 @@ thin_weight(const bf16* du, const bf16* x, const int* rng, const int* rows, floa
     const u32 ring = shared_address(shared.ring[warp]), du_ring = ring + 2048, rows_ring = du_ring + 256 * DU_PITCH;
     const u32 to_x = ring + lane / 8 * 128 + (lane % 8 ^ lane / 8 * 2) * 16;
     const u32 from_x = ring + t * 128 + (g ^ t * 2) * 16;
-    // Row i of a matrix is row i / 2 + 4 (i % 2) of the tile: what is summed at a lane's places lies in its pieces.
+    // Row i of a matrix is row i / 2 + 4 (i % 2) of the tile, so that a lane's inner indices match its pieces.
     const u32 from_du = du_ring + ((lane % 8 / 2 + lane % 2 * 4 + lane / 8 % 2 * 8) * DU_PITCH + lane / 16) * 16;
     auto fetch = [&](int turns, u32 stage) {
         const int skip = 16 * WARPS * turns, left = end - first - skip;
@@ -75,7 +75,7 @@ thin_weight(const bf16* du, const bf16* x, const int* rng, const int* rows, floa
             else ldmatrix_across_half(two, from_du + stage + 16 * j);
             b[j][0] = two[0], b[j][1] = two[1], b[j + 1][0] = two[2], b[j + 1][1] = two[3];
         }
-        // Columns 2 k and 2 k + 1 of the lane's, of rows t, 4 + t, 8 + t and 12 + t.
+        // The lane's columns 2 k and 2 k + 1, of rows t, 4 + t, 8 + t and 12 + t.
         u32 pairs[4][4];
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -117,7 +117,7 @@ thin_weight(const bf16* du, const bf16* x, const int* rng, const int* rows, floa
     }
 }
 
-// The blocks' sums: four neighbours a thread.
+// Adds the blocks' sums: four neighbours per thread.
 extern "C" __global__ void __launch_bounds__(128)
 thin_weight_sum(const float* partial, const float* base, float* da, int parts, float keep) {
     const int e = (blockIdx.x * 128 + threadIdx.x) * 4;

@@ -1,4 +1,4 @@
-//! An image as a view sees it, whatever it is stored as.
+//! Applies a view to an image in any stored form.
 
 use super::decode::{Jpeg, decode};
 use super::flaw::Flaw;
@@ -6,8 +6,8 @@ use super::resample::{Region, Scaling, resample, resample_planes};
 use super::stored::{Picture, Stored};
 use super::view::{Augment, Crop, View};
 
-/// Fills `out` with what a view sees of an image; `key` decides what is left to chance. `pixels` is worked in.
-pub(crate) fn seen(
+/// Fills `out` with the view of an image; `key` seeds random choices, and `pixels` is scratch memory.
+pub(crate) fn apply_view(
     stored: Stored<'_>,
     view: &View,
     key: u64,
@@ -15,13 +15,13 @@ pub(crate) fn seen(
     pixels: &mut Vec<u8>,
     out: &mut [u8],
 ) -> Result<(), Flaw> {
-    cut(stored, view, key, max_pixels, pixels, out)?;
+    crop_and_resize(stored, view, key, max_pixels, pixels, out)?;
     view.changes().apply(key, view.filter, view.width, out, pixels);
     Ok(())
 }
 
-/// The part that a view sees, at its size.
-fn cut(
+/// Crops and resizes an image.
+fn crop_and_resize(
     stored: Stored<'_>,
     view: &View,
     key: u64,
@@ -34,7 +34,7 @@ fn cut(
     let picture = match stored {
         Stored::Pixels(picture) => picture,
         Stored::Encoded(bytes) => {
-            // A picture that is scaled as a whole is decoded as a whole, at its own scale.
+            // An image that is scaled as a whole is decoded completely at full scale.
             if !is_whole && let Some(jpeg) = Jpeg::of(bytes, max_pixels)? {
                 let crop = view.crop(jpeg.width, jpeg.height, key);
                 resample_planes(&jpeg.planes(crop, view.width, view.height)?, filter, size, out);
@@ -45,7 +45,7 @@ fn cut(
         }
     };
     let region = match view.augment {
-        Augment::Resized(to) => view.left_of(picture.width, picture.height, to),
+        Augment::Resized(to) => view.resized_region(picture.width, picture.height, to),
         _ => part(view.crop(picture.width, picture.height, key)),
     };
     resample(picture, region, Scaling { filter, whole: is_whole }, size, out);
@@ -67,24 +67,24 @@ mod tests {
         std::fs::read(format!("{}/tests/pictures/{name}", env!("CARGO_MANIFEST_DIR"))).unwrap()
     }
 
-    /// A view of which only the needed part is decoded, against the same part of the whole picture: the largest
-    /// difference of a byte and the mean one.
+    /// Compares a partially decoded image with the same part of the completely decoded one: the largest and the mean difference
+    /// of bytes.
     fn difference(name: &str, view: &View, key: u64) -> (u8, f64) {
         let bytes = picture(name);
         let mut out = [vec![0; view.width * view.height * 3], vec![0; view.width * view.height * 3]];
         let (mut whole, mut spare) = (Vec::new(), Vec::new());
         let (width, height) = decode(&bytes, 1 << 20, &mut whole).unwrap();
         assert!(Jpeg::of(&bytes, 1 << 20).unwrap().is_some(), "{name} is decoded in part");
-        seen(Stored::Encoded(&bytes), view, key, 1 << 20, &mut spare, &mut out[0]).unwrap();
+        apply_view(Stored::Encoded(&bytes), view, key, 1 << 20, &mut spare, &mut out[0]).unwrap();
         let picture = Picture { width, height, rgb: &whole };
-        seen(Stored::Pixels(picture), view, key, 1 << 20, &mut spare, &mut out[1]).unwrap();
+        apply_view(Stored::Pixels(picture), view, key, 1 << 20, &mut spare, &mut out[1]).unwrap();
         let differences = out[0].iter().zip(&out[1]).map(|(one, other)| one.abs_diff(*other));
         let sum: f64 = differences.clone().map(f64::from).sum();
         (differences.max().unwrap(), sum / out[0].len() as f64)
     }
 
-    /// Where colours are as fine as luminance only what is out of range in between makes a difference. Coarser colours
-    /// are interpolated once instead of twice, so the edge of a disc of pure blue, which these pictures have, is sharper.
+    /// With full-resolution chroma, only clipping makes a difference. Subsampled chroma is interpolated once instead of twice,
+    /// so the edge of a disc of pure blue in these images is sharper.
     fn bounds(name: &str) -> (u8, f64) {
         if ["444.jpg", "grey.jpg"].contains(&name) { (20, 1.6) } else { (90, 5.0) }
     }
@@ -94,7 +94,7 @@ mod tests {
         let changes = Changes::NONE;
         let augment = Augment::Train { scale: (0.1, 1.0), ratio: (0.75, 4.0 / 3.0), flip: 0.5, changes };
         for name in ["420.jpg", "422.jpg", "444.jpg", "grey.jpg", "progressive.jpg"] {
-            // Larger than the part, about as large, and smaller.
+            // Larger than the crop, about as large, and smaller.
             for (width, height) in [(61, 50), (20, 20), (12, 9)] {
                 for key in 0..40 {
                     let (most, mean) =
@@ -132,7 +132,7 @@ mod tests {
         }
     }
 
-    /// The same coefficients in another order are the same bytes.
+    /// The same coefficients in another order give the same bytes.
     #[test]
     fn progressive_ones_are_those_of_one_scan() {
         let [one, many] = ["420.jpg", "progressive.jpg"].map(|name| {

@@ -1,4 +1,4 @@
-//! Rows read, written out and tokenised, in order and on as many threads as there are.
+//! Reads, renders and tokenises rows, in order and on several threads.
 
 use std::sync::{Arc, OnceLock};
 
@@ -8,19 +8,19 @@ use rayon::prelude::*;
 
 use super::conversation::{Dialogue, Schema, joined};
 use super::encoder::{Encoder, Framed};
-use super::labelled::{Collected, Columns, Labelled};
+use super::labelled::{Columns, LabelCounts, Labelled};
 use super::marks;
 use super::mask::{Masked, TrainOn, masked, weights};
 use super::preference::{Judged, JudgedSchema, Pair, PairSchema};
+use super::row_error::RowError;
 use super::sets::{ExampleKind, ExampleSpec, Inputs, TooLong};
 use super::shapes;
 use super::sides::sides;
 use super::synthetic;
 use super::template::{CHATML_TOKENS, ChatTemplate};
 use super::visual::{
-    Expanded, ImageSpan, MAX_IMAGE_BYTES, Sight, SightedChat, VISION_TOKENS, VisualSchema, expand,
+    Expanded, ImageSpan, MAX_IMAGE_BYTES, VISION_TOKENS, VisualChat, VisualReader, VisualSchema, expand,
 };
-use super::wrong::Wrong;
 use crate::error::DataError;
 use crate::formats::{Field, Fields, OnError, ReadOptions, Reason, Record, Records, Skipped, SourceLocation};
 use crate::order::split::threshold;
@@ -28,13 +28,13 @@ use crate::random::{fingerprint, key};
 use crate::text::tokenizer::Vocabulary;
 use crate::text::tokenizer::guarded::Unencodable;
 
-/// Rows that are taken at once: enough for every thread, few enough to hold, and of rows that hold images fewer.
+/// Rows per batch: enough for every thread, few enough for memory, and fewer where rows contain images.
 const BATCH_ROWS: usize = 2048;
 const BATCH_BYTES: usize = 256 << 20;
-/// Text that a tokeniser is trained on.
+/// Bytes of text that a tokeniser is trained on.
 const SAMPLE_BYTES: usize = 64 << 20;
 
-/// How the rows of a file are read.
+/// The form of the rows of a file.
 #[derive(Clone)]
 enum RowForm {
     Chat(Schema),
@@ -63,28 +63,28 @@ enum Row {
     Chats(Vec<Exchange>),
     /// A prompt with the chosen and with the rejected answer.
     Pair([Exchange; 2]),
-    /// A prompt with an answer, and whether that is wanted.
+    /// A prompt with an answer, and whether it is wanted.
     Judged(Exchange, bool),
 }
 
-/// A conversation, with images where the model sees some.
+/// A conversation, with images where the model sees them.
 enum Exchange {
     Text(Dialogue),
-    Seen(SightedChat),
+    Visual(VisualChat),
 }
 
 impl Exchange {
-    /// Equal for equal content, however it was written down.
+    /// Hash of the content, independent of how it was written.
     fn hash(&self) -> u64 {
         match self {
             Exchange::Text(dialogue) => dialogue.hash(),
-            Exchange::Seen(chat) => chat.hash(),
+            Exchange::Visual(chat) => chat.hash(),
         }
     }
 }
 
 impl Row {
-    /// Equal for equal content, however it was written down.
+    /// Hash of the content, independent of how it was written.
     fn hash(&self) -> u64 {
         match self {
             Row::Labelled(labelled) => labelled.hash(),
@@ -97,7 +97,7 @@ impl Row {
         }
     }
 
-    /// Its conversations; none of a labelled text.
+    /// Its conversations; none for a labelled text.
     fn exchanges(&self) -> &[Exchange] {
         match self {
             Row::Labelled(_) => &[],
@@ -109,17 +109,17 @@ impl Row {
 
     /// The hashes of its images.
     fn images(&self) -> Arc<[u128]> {
-        // Both answers of a pair are about the same ones.
+        // Both answers of a pair have the same images.
         let shown = if matches!(self, Row::Pair(_)) { &self.exchanges()[..1] } else { self.exchanges() };
         let hashes = |exchange: &Exchange| match exchange {
             Exchange::Text(_) => vec![],
-            Exchange::Seen(chat) => chat.hashes().collect::<Vec<u128>>(),
+            Exchange::Visual(chat) => chat.hashes().collect::<Vec<u128>>(),
         };
         shown.iter().flat_map(hashes).collect()
     }
 }
 
-/// A row on its way to an example.
+/// A tokenised text of a row, before images and classes are numbered.
 pub(super) struct Draft {
     pub tokens: Vec<u32>,
     pub weights: Vec<f32>,
@@ -135,22 +135,22 @@ pub(super) struct Draft {
     pub place: SourceLocation,
 }
 
-/// A row of conversations, for all examples that it becomes.
+/// The row that all its examples come from.
 struct Origin<'r> {
     hash: u64,
     images: &'r Arc<[u128]>,
     place: &'r SourceLocation,
 }
 
-/// The examples of a row, how many lost their end, and how many were left out for being too long.
+/// The examples of a row, the number that were cut, and the number that were skipped as too long.
 #[derive(Default)]
-struct Drafted {
+struct RowDrafts {
     drafts: Vec<Draft>,
     cut: u64,
     too_long: u64,
 }
 
-/// The texts of a row that a tokeniser may be trained on, and what decides its side.
+/// The texts of a row that a tokeniser may be trained on, and what decides the row's side.
 struct TextRow {
     hash: u64,
     images: Arc<[u128]>,
@@ -158,29 +158,29 @@ struct TextRow {
 }
 
 /// The outcome of reading a row.
-enum Fate {
+enum Outcome {
     Drafts(Vec<Draft>, u64),
     TooLong,
-    Wrong(Wrong),
+    Refused(RowError),
 }
 
-pub(super) struct Reading<'s> {
+pub(super) struct RowReader<'s> {
     pub spec: &'s ExampleSpec,
     pub template: Option<&'s ChatTemplate>,
     pub pool: &'s ThreadPool,
     /// Reads rows with images, where there are some.
-    pub sight: Option<Sight<'s>>,
-    /// The reason why it ended, and where: a template or a tokeniser that no other row can pass.
-    pub ended: OnceLock<(Wrong, SourceLocation)>,
+    pub visual: Option<VisualReader<'s>>,
+    /// The fatal error that ended reading, and its place: a template or a tokeniser that fails on every row.
+    pub fatal: OnceLock<(RowError, SourceLocation)>,
 }
 
-/// Takes a batch of rows of one form, and whether it wants more.
-type SeeBatch<'b> = dyn FnMut(Vec<Record>, &RowForm, &mut Skipped) -> Result<bool, DataError> + 'b;
+/// Receives a batch of rows of one form. Returns whether to continue.
+type VisitBatch<'b> = dyn FnMut(Vec<Record>, &RowForm, &mut Skipped) -> Result<bool, DataError> + 'b;
 
 /// Rows of one input in batches.
 enum Stream {
     File(Box<Records>),
-    Made { next: u64, end: u64, seed: u64, make: fn(u64, u64) -> Record },
+    Generated { next: u64, end: u64, seed: u64, make: fn(u64, u64) -> Record },
 }
 
 impl Stream {
@@ -195,7 +195,7 @@ impl Stream {
                 }
                 Ok(batch)
             }
-            Stream::Made { next, end, seed, make } => {
+            Stream::Generated { next, end, seed, make } => {
                 let from = *next;
                 *next = (from + BATCH_ROWS as u64).min(*end);
                 Ok((from..*next).map(|row| make(*seed, row)).collect())
@@ -204,8 +204,8 @@ impl Stream {
     }
 }
 
-/// All examples in the order of their rows.
-pub(super) struct Taken {
+/// The tokenised rows of a set, in order.
+pub(super) struct DraftSet {
     pub drafts: Vec<Draft>,
     pub schema: Vec<String>,
     pub rows: u64,
@@ -215,10 +215,10 @@ pub(super) struct Taken {
     pub on_error: OnError,
 }
 
-impl Reading<'_> {
+impl RowReader<'_> {
     fn streams(&self, inputs: &Inputs) -> Result<Vec<Stream>, DataError> {
         match inputs {
-            Inputs::Made => Ok(vec![Stream::Made {
+            Inputs::Generated => Ok(vec![Stream::Generated {
                 next: 0,
                 end: self.spec.rows,
                 seed: self.spec.seed,
@@ -226,27 +226,27 @@ impl Reading<'_> {
                     ExampleKind::Chat => synthetic::exercise,
                     ExampleKind::Classes => synthetic::pair,
                     ExampleKind::Visual => shapes::question,
-                    ExampleKind::Pairs if self.sight.is_some() => shapes::preference,
+                    ExampleKind::Pairs if self.visual.is_some() => shapes::preference,
                     ExampleKind::Pairs => synthetic::preference,
-                    ExampleKind::Judged if self.sight.is_some() => shapes::judgement,
+                    ExampleKind::Judged if self.visual.is_some() => shapes::judgement,
                     ExampleKind::Judged => synthetic::judgement,
                     ExampleKind::Frames => unreachable!("samples with frames are opened by their own module"),
                 },
             }]),
             Inputs::Files(files) => {
-                let max_image_bytes = if self.sight.is_some() { MAX_IMAGE_BYTES } else { 0 };
+                let max_image_bytes = if self.visual.is_some() { MAX_IMAGE_BYTES } else { 0 };
                 let options = ReadOptions { max_image_bytes, ..self.spec.read.clone() };
                 files.iter().map(|file| Ok(Stream::File(Box::new(Records::open(file, &options)?)))).collect()
             }
         }
     }
 
-    /// Hands every batch of rows to `see`, with the form that the first row of its file has.
+    /// Calls `visit` with every batch of rows and the form of its file, found in the file's first valid row.
     fn each_batch(
         &self,
         inputs: &Inputs,
         skipped: &mut Skipped,
-        see: &mut SeeBatch<'_>,
+        visit: &mut VisitBatch<'_>,
     ) -> Result<(), DataError> {
         let wait = waits::begin("reading examples", Unit::Things("examples"), None);
         for mut stream in self.streams(inputs)? {
@@ -267,7 +267,7 @@ impl Reading<'_> {
                 }
                 let Some(form) = &form else { continue };
                 let rows = batch.len() as u64;
-                if !see(batch, form, skipped)? {
+                if !visit(batch, form, skipped)? {
                     return Ok(());
                 }
                 wait.add(rows);
@@ -279,7 +279,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    fn form(&self, fields: &Fields) -> Result<RowForm, Wrong> {
+    fn form(&self, fields: &Fields) -> Result<RowForm, RowError> {
         let spec = self.spec;
         match spec.task {
             ExampleKind::Chat => Schema::of(fields).map(RowForm::Chat),
@@ -294,26 +294,30 @@ impl Reading<'_> {
         }
     }
 
-    /// Works on a row, unless an earlier one met what none can pass.
-    fn unless_ended<T>(&self, record: &Record, work: impl FnOnce() -> Result<T, Wrong>) -> Result<T, Wrong> {
-        if let Some((wrong, _)) = self.ended.get() {
+    /// Runs `work` on a row, unless an earlier row met a fatal error.
+    fn unless_failed<T>(
+        &self,
+        record: &Record,
+        work: impl FnOnce() -> Result<T, RowError>,
+    ) -> Result<T, RowError> {
+        if let Some((wrong, _)) = self.fatal.get() {
             return Err(wrong.clone());
         }
         let done = work();
-        if let Some(wrong) = done.as_ref().err().filter(|wrong| wrong.is_final) {
-            // Of several threads that meet it at once, one says where.
-            let _ = self.ended.set((wrong.clone(), record.place.clone()));
+        if let Some(wrong) = done.as_ref().err().filter(|wrong| wrong.is_fatal) {
+            // Where several threads meet an error at once, one of them records its place.
+            let _ = self.fatal.set((wrong.clone(), record.place.clone()));
         }
         done
     }
 
     fn leave_out(
         &self,
-        wrong: &Wrong,
+        wrong: &RowError,
         place: SourceLocation,
         skipped: &mut Skipped,
     ) -> Result<(), DataError> {
-        if let Some((wrong, place)) = self.ended.get() {
+        if let Some((wrong, place)) = self.fatal.get() {
             return Err(wrong.error(place));
         }
         match self.spec.read.on_error {
@@ -325,24 +329,24 @@ impl Reading<'_> {
         }
     }
 
-    fn row(&self, form: &RowForm, Record { fields, place }: &Record) -> Result<(Row, u64), Wrong> {
-        let row = match (form, &self.sight) {
+    fn row(&self, form: &RowForm, Record { fields, place }: &Record) -> Result<(Row, u64), RowError> {
+        let row = match (form, &self.visual) {
             (RowForm::Chat(schema), _) => Row::Chats(vec![Exchange::Text(schema.read(fields, joined)?)]),
             (RowForm::Classes(columns), _) => Row::Labelled(columns.read(fields)?),
-            (RowForm::Visual(schema), sight) => {
-                let sight = sight.as_ref().expect("a set with images is opened with a vision");
-                Row::Chats(sight.chats(schema, fields, place)?.into_iter().map(Exchange::Seen).collect())
+            (RowForm::Visual(schema), visual) => {
+                let visual = visual.as_ref().expect("a set with images is opened with a vision");
+                Row::Chats(visual.chats(schema, fields, place)?.into_iter().map(Exchange::Visual).collect())
             }
-            (RowForm::Pairs(schema), Some(sight)) => {
-                Row::Pair(sight.pair(schema, fields, place)?.map(Exchange::Seen))
+            (RowForm::Pairs(schema), Some(visual)) => {
+                Row::Pair(visual.pair(schema, fields, place)?.map(Exchange::Visual))
             }
             (RowForm::Pairs(schema), None) => {
                 let Pair { chosen, rejected } = schema.read(fields, joined)?;
                 Row::Pair([chosen, rejected].map(Exchange::Text))
             }
-            (RowForm::Judged(schema), Some(sight)) => {
-                let (chat, is_wanted) = sight.judged(schema, fields, place)?;
-                Row::Judged(Exchange::Seen(chat), is_wanted)
+            (RowForm::Judged(schema), Some(visual)) => {
+                let (chat, is_wanted) = visual.judged(schema, fields, place)?;
+                Row::Judged(Exchange::Visual(chat), is_wanted)
             }
             (RowForm::Judged(schema), None) => {
                 let Judged { dialogue, is_wanted } = schema.read(fields, joined)?;
@@ -356,20 +360,20 @@ impl Reading<'_> {
         Ok((row, hash))
     }
 
-    /// The texts of a conversation with images, with what is learned of them.
-    fn visual_texts(&self, chat: &SightedChat) -> Result<Vec<Masked>, Wrong> {
+    /// The texts of a conversation with images, with their learned parts.
+    fn visual_texts(&self, chat: &VisualChat) -> Result<Vec<Masked>, RowError> {
         let template = self.template.ok_or_else(no_template)?;
         let texts = masked(template, &chat.chat, self.spec.train_on)?;
-        match self.sight.as_ref().and_then(|sight| sight.spec.answer_marks.as_ref()) {
+        match self.visual.as_ref().and_then(|visual| visual.spec.answer_marks.as_ref()) {
             Some(marks) => texts.into_iter().map(|masked| marks::between(masked, marks)).collect(),
             None => Ok(texts),
         }
     }
 
-    /// The texts of a conversation with what is learned of them.
-    fn texts(&self, exchange: &Exchange) -> Result<Vec<Masked>, Wrong> {
+    /// The texts of a conversation with their learned parts.
+    fn texts(&self, exchange: &Exchange) -> Result<Vec<Masked>, RowError> {
         match exchange {
-            Exchange::Seen(chat) => self.visual_texts(chat),
+            Exchange::Visual(chat) => self.visual_texts(chat),
             Exchange::Text(Dialogue::Chat(chat)) => {
                 let template = self.template.ok_or_else(no_template)?;
                 masked(template, chat, self.spec.train_on)
@@ -377,7 +381,7 @@ impl Reading<'_> {
             Exchange::Text(Dialogue::Plain { prompt, completion }) => {
                 let text = format!("{prompt}{completion}");
                 let from = if self.spec.train_on == TrainOn::All { 0 } else { prompt.len() };
-                // One further than the text: the end behind it is learned too.
+                // The range ends one past the text, because the end token is learned too.
                 let learned = from..text.len() + 1;
                 Ok(vec![Masked { text, learned: Vec::from([learned]), is_exact: true, turns: 0 }])
             }
@@ -386,11 +390,11 @@ impl Reading<'_> {
 
     pub fn train_vocabulary(&self, inputs: &Inputs) -> Result<Vocabulary, DataError> {
         let (mut rows, mut bytes): (Vec<TextRow>, _) = (Vec::new(), 0);
-        // Which side a row with images is on is known once all of them are.
-        let reads_all = self.sight.is_some();
+        // The side of a row with images is known once all rows are read.
+        let reads_all = self.visual.is_some();
         self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
-            let read = |record: &Record| -> Result<TextRow, Wrong> {
-                self.unless_ended(record, || {
+            let read = |record: &Record| -> Result<TextRow, RowError> {
+                self.unless_failed(record, || {
                     let (row, hash) = self.row(form, record)?;
                     let images = row.images();
                     let spelled = |masked: Vec<Masked>| masked.into_iter().map(|masked| masked.text);
@@ -420,11 +424,11 @@ impl Reading<'_> {
             }
             Ok(bytes < SAMPLE_BYTES || reads_all)
         })?;
-        let deciding = self.deciding(rows.iter().map(|row| (row.hash, &row.images)));
-        let texts = rows.into_iter().zip(deciding).filter(|(_, hash)| !is_held_out(self.spec, *hash));
+        let side_hashes = self.side_hashes(rows.iter().map(|row| (row.hash, &row.images)));
+        let texts = rows.into_iter().zip(side_hashes).filter(|(_, hash)| !is_held_out(self.spec, *hash));
         let texts: Vec<String> = texts.flat_map(|(row, _)| row.texts).collect();
         let all = [CHATML_TOKENS.as_slice(), &VISION_TOKENS].concat();
-        let more = match (self.template, &self.sight) {
+        let more = match (self.template, &self.visual) {
             (None, _) => &[],
             (Some(_), Some(_)) => all.as_slice(),
             (Some(_), None) => &CHATML_TOKENS,
@@ -435,8 +439,8 @@ impl Reading<'_> {
         Vocabulary::train_with(texts.iter().map(String::as_str), self.spec.vocab, more)
     }
 
-    /// The hash that decides the side of each row: rows that share an image have the same, unless groups are given.
-    pub fn deciding<'r>(&self, rows: impl Iterator<Item = (u64, &'r Arc<[u128]>)>) -> Vec<u64> {
+    /// The hash that decides the side of each row. Rows that share an image have the same one, unless groups are given.
+    pub fn side_hashes<'r>(&self, rows: impl Iterator<Item = (u64, &'r Arc<[u128]>)>) -> Vec<u64> {
         match self.spec.group {
             Some(_) => rows.map(|(hash, _)| hash).collect(),
             None => sides(rows.map(|(hash, images)| (hash, &**images))),
@@ -444,13 +448,13 @@ impl Reading<'_> {
     }
 
     /// The labels of all rows, without their texts.
-    pub fn labels(&self, inputs: &Inputs) -> Result<Collected, DataError> {
-        let mut collected = Collected::default();
+    pub fn labels(&self, inputs: &Inputs) -> Result<LabelCounts, DataError> {
+        let mut collected = LabelCounts::default();
         self.each_batch(inputs, &mut Skipped::default(), &mut |batch, form, skipped| {
             for record in batch {
                 match self.row(form, &record) {
                     Ok((Row::Labelled(Labelled { label: Some(label), .. }), _)) => {
-                        collected.see(&label, &record.place);
+                        collected.add(&label, &record.place);
                     }
                     Ok(_) => {}
                     Err(wrong) => self.leave_out(&wrong, record.place, skipped)?,
@@ -461,8 +465,8 @@ impl Reading<'_> {
         Ok(collected)
     }
 
-    pub fn take(&self, inputs: &Inputs, encoder: &Encoder) -> Result<Taken, DataError> {
-        let mut taken = Taken {
+    pub fn drafts(&self, inputs: &Inputs, encoder: &Encoder) -> Result<DraftSet, DataError> {
+        let mut set = DraftSet {
             drafts: Vec::new(),
             schema: Vec::new(),
             rows: 0,
@@ -474,35 +478,35 @@ impl Reading<'_> {
         let mut skipped = Skipped::default();
         self.each_batch(inputs, &mut skipped, &mut |batch, form, skipped| {
             let named = form.named();
-            if taken.schema.last() != Some(&named) {
-                taken.schema.push(named);
+            if set.schema.last() != Some(&named) {
+                set.schema.push(named);
             }
-            taken.rows += batch.len() as u64;
-            let fates: Vec<Fate> = self
+            set.rows += batch.len() as u64;
+            let outcomes: Vec<Outcome> = self
                 .pool
-                .install(|| batch.par_iter().map(|record| self.fate(form, record, encoder)).collect());
-            for (fate, record) in fates.into_iter().zip(batch) {
-                match fate {
-                    Fate::Drafts(drafts, cut) => {
-                        taken.drafts.extend(drafts);
-                        taken.cut += cut;
+                .install(|| batch.par_iter().map(|record| self.outcome(form, record, encoder)).collect());
+            for (outcome, record) in outcomes.into_iter().zip(batch) {
+                match outcome {
+                    Outcome::Drafts(drafts, cut) => {
+                        set.drafts.extend(drafts);
+                        set.cut += cut;
                     }
-                    Fate::TooLong => taken.too_long += 1,
-                    Fate::Wrong(wrong) => self.leave_out(&wrong, record.place, skipped)?,
+                    Outcome::TooLong => set.too_long += 1,
+                    Outcome::Refused(wrong) => self.leave_out(&wrong, record.place, skipped)?,
                 }
             }
             Ok(true)
         })?;
-        taken.skipped = skipped;
-        Ok(taken)
+        set.skipped = skipped;
+        Ok(set)
     }
 
-    fn fate(&self, form: &RowForm, record: &Record, encoder: &Encoder) -> Fate {
-        let drafted = self.unless_ended(record, || {
+    fn outcome(&self, form: &RowForm, record: &Record, encoder: &Encoder) -> Outcome {
+        let drafted = self.unless_failed(record, || {
             let (row, hash) = self.row(form, record)?;
             let images = row.images();
             let origin = Origin { hash, images: &images, place: &record.place };
-            let mut drafted = Drafted::default();
+            let mut drafted = RowDrafts::default();
             match row {
                 Row::Labelled(labelled) => return self.labelled(labelled, &origin, encoder),
                 Row::Pair(pair) => return self.pair(&pair, &origin, encoder),
@@ -516,13 +520,13 @@ impl Reading<'_> {
                     }
                 }
             }
-            let Drafted { drafts, cut, too_long } = drafted;
+            let RowDrafts { drafts, cut, too_long } = drafted;
             match drafts.is_empty() && too_long > 0 {
-                true => Ok(Fate::TooLong),
-                false => Ok(Fate::Drafts(drafts, cut)),
+                true => Ok(Outcome::TooLong),
+                false => Ok(Outcome::Drafts(drafts, cut)),
             }
         });
-        drafted.unwrap_or_else(Fate::Wrong)
+        drafted.unwrap_or_else(Outcome::Refused)
     }
 
     /// Makes an example of every text of a conversation.
@@ -531,11 +535,11 @@ impl Reading<'_> {
         exchange: &Exchange,
         origin: &Origin<'_>,
         encoder: &Encoder,
-        drafted: &mut Drafted,
-    ) -> Result<(), Wrong> {
+        drafted: &mut RowDrafts,
+    ) -> Result<(), RowError> {
         let (is_document, chat) = match exchange {
             Exchange::Text(dialogue) => (matches!(dialogue, Dialogue::Plain { .. }), None),
-            Exchange::Seen(chat) => (false, Some(chat)),
+            Exchange::Visual(chat) => (false, Some(chat)),
         };
         for masked in self.texts(exchange)? {
             self.draft(&masked, is_document, chat, origin, encoder, drafted)?;
@@ -543,22 +547,27 @@ impl Reading<'_> {
         Ok(())
     }
 
-    /// Makes two examples, or leaves both out: the prompt is never cut, and answers are cut at their ends.
-    fn pair(&self, pair: &[Exchange; 2], origin: &Origin<'_>, encoder: &Encoder) -> Result<Fate, Wrong> {
-        let mut drafted = Drafted::default();
+    /// Makes two examples, or skips both: the prompt is never cut, and answers are cut at their ends.
+    fn pair(
+        &self,
+        pair: &[Exchange; 2],
+        origin: &Origin<'_>,
+        encoder: &Encoder,
+    ) -> Result<Outcome, RowError> {
+        let mut drafted = RowDrafts::default();
         for exchange in pair {
             self.exchange(exchange, origin, encoder, &mut drafted)?;
         }
-        let Drafted { drafts, cut, too_long } = drafted;
+        let RowDrafts { drafts, cut, too_long } = drafted;
         if too_long > 0 {
-            return Ok(Fate::TooLong);
+            return Ok(Outcome::TooLong);
         }
         let [chosen, rejected] = &drafts[..] else { unreachable!("an answer is one text") };
         match chosen.tokens == rejected.tokens {
-            // The part that tells them apart was cut off.
-            true if cut > 0 => Ok(Fate::TooLong),
-            true => Err(Wrong::new(Reason::Pair, SAME_TOKENS)),
-            false => Ok(Fate::Drafts(drafts, cut)),
+            // The part in which they differ was cut off.
+            true if cut > 0 => Ok(Outcome::TooLong),
+            true => Err(RowError::new(Reason::Pair, SAME_TOKENS)),
+            false => Ok(Outcome::Drafts(drafts, cut)),
         }
     }
 
@@ -567,11 +576,11 @@ impl Reading<'_> {
         &self,
         masked: &Masked,
         is_document: bool,
-        chat: Option<&SightedChat>,
+        chat: Option<&VisualChat>,
         origin: &Origin<'_>,
         encoder: &Encoder,
-        drafted: &mut Drafted,
-    ) -> Result<(), Wrong> {
+        drafted: &mut RowDrafts,
+    ) -> Result<(), RowError> {
         let most = self.spec.max_tokens;
         let pieces = if is_document { encoder.document(&masked.text) } else { encoder.pieces(&masked.text) };
         let pieces = pieces.map_err(unencodable)?;
@@ -583,23 +592,23 @@ impl Reading<'_> {
                 images: Vec::new(),
             },
             Some(chat) => {
-                let sight = self.sight.as_ref().expect("a chat with images was read by it");
-                let token = *sight.token.get().expect("the token is known before rows are taken");
+                let visual = self.visual.as_ref().expect("only a visual reader gives chats with images");
+                let token = *visual.token.get().expect("the image token is known before rows are read");
                 let shown = chat.images.iter().filter(|(turn, _)| *turn < masked.turns);
                 let shown = shown.map(|(_, image)| image);
-                expand(&pieces, &weights, token, &sight.spec.patching, shown)?
+                expand(&pieces, &weights, token, &visual.spec.patching, shown)?
             }
         };
         let Expanded { mut tokens, mut weights, images } = expanded;
         let is_learned = |weights: &[f32]| weights.iter().any(|weight| *weight > 0.0);
         if !is_learned(&weights) {
-            return Err(Wrong::new(
+            return Err(RowError::new(
                 Reason::NothingToLearn,
                 "no token of the row is learned; give it an answer, or choose what is learned with data.train_on",
             ));
         }
         if tokens.len() > most {
-            // No image is cut in two, and none is cut off: the answer may be about it.
+            // No image is cut in two or cut off: the answer may be about it.
             let cuts_image = images.last().is_some_and(|last: &ImageSpan| last.start + last.tokens > most);
             match self.spec.too_long {
                 TooLong::Fail => return Err(too_many(tokens.len(), most)),
@@ -628,7 +637,7 @@ impl Reading<'_> {
         Ok(())
     }
 
-    fn labelled(&self, row: Labelled, origin: &Origin<'_>, encoder: &Encoder) -> Result<Fate, Wrong> {
+    fn labelled(&self, row: Labelled, origin: &Origin<'_>, encoder: &Encoder) -> Result<Outcome, RowError> {
         let most = self.spec.max_tokens;
         let Framed { tokens, second, is_cut } =
             encoder.framed(&row.a, row.b.as_deref(), most).map_err(unencodable)?;
@@ -637,11 +646,11 @@ impl Reading<'_> {
                 let whole = encoder.framed(&row.a, row.b.as_deref(), usize::MAX).map_err(unencodable)?;
                 return Err(too_many(whole.tokens.len(), most));
             }
-            TooLong::Skip if is_cut => return Ok(Fate::TooLong),
+            TooLong::Skip if is_cut => return Ok(Outcome::TooLong),
             _ => {}
         }
         if tokens.is_empty() {
-            return Err(Wrong::new(Reason::Empty, "the tokeniser makes no token of the text; correct it"));
+            return Err(RowError::new(Reason::Empty, "the tokeniser makes no token of the text; correct it"));
         }
         let weights = vec![0.0; tokens.len()];
         let draft = Draft {
@@ -655,62 +664,62 @@ impl Reading<'_> {
             row_images: origin.images.clone(),
             place: origin.place.clone(),
         };
-        Ok(Fate::Drafts(vec![draft], u64::from(is_cut)))
+        Ok(Outcome::Drafts(vec![draft], u64::from(is_cut)))
     }
 }
 
-/// Says that a pair has nothing to prefer although its texts differ.
+/// The error for a pair whose texts differ but whose tokens do not.
 pub(super) const SAME_TOKENS: &str =
     "both answers are the same tokens, so there is nothing to prefer; correct one of them";
 
-pub(super) fn too_many(tokens: usize, most: usize) -> Wrong {
-    let said = format!(
+pub(super) fn too_many(tokens: usize, most: usize) -> RowError {
+    let message = format!(
         "the row has {tokens} tokens and data.max_tokens is {most}; raise it, or give data.too_long=cut or skip"
     );
-    Wrong::new(Reason::TooManyTokens, said)
+    RowError::new(Reason::TooManyTokens, message)
 }
 
-pub(super) fn unencodable(error: Unencodable) -> Wrong {
+pub(super) fn unencodable(error: Unencodable) -> RowError {
     match error {
-        Unencodable::Text(said) => Wrong::new(
+        Unencodable::Text(message) => RowError::new(
             Reason::Unsupported,
-            format!("the tokeniser cannot encode the text ({said}); correct it"),
+            format!("the tokeniser cannot encode the text ({message}); correct it"),
         ),
-        Unencodable::Tokenizer(said) => {
-            Wrong::at_last(Reason::Unsupported, format!("{said}; give another with data.tokenizer"))
+        Unencodable::Tokenizer(message) => {
+            RowError::fatal(Reason::Unsupported, format!("{message}; give another with data.tokenizer"))
         }
     }
 }
 
-pub(super) fn no_template() -> Wrong {
-    Wrong::new(
+pub(super) fn no_template() -> RowError {
+    RowError::new(
         Reason::Template,
         "the row is a conversation, and there is no chat template beside the tokeniser; give one with data.template: a \
          file, or chatml where the tokeniser has <|im_start|> and <|im_end|>",
     )
 }
 
-fn group_hash(fields: &Fields, group: &str) -> Result<u64, Wrong> {
+fn group_hash(fields: &Fields, group: &str) -> Result<u64, RowError> {
     let named = match fields.get(group) {
         Some(Field::Text(text)) if !text.is_empty() => text.clone(),
         Some(Field::Whole(number)) => number.to_string(),
         Some(other) => {
             let what = if other.text().is_some() { "empty" } else { other.kind() };
-            let said = format!("the group `{group}` is {what}, not a name or a number; correct it");
-            return Err(Wrong::new(Reason::MissingField, said));
+            let message = format!("the group `{group}` is {what}, not a name or a number; correct it");
+            return Err(RowError::new(Reason::MissingField, message));
         }
         None => {
-            let said = format!(
+            let message = format!(
                 "the row has no field `{group}`, which data.group names, only {}; give it one",
                 fields.names()
             );
-            return Err(Wrong::new(Reason::MissingField, said));
+            return Err(RowError::new(Reason::MissingField, message));
         }
     };
     Ok(key(0x6772_6f75, fingerprint(named.as_bytes())))
 }
 
-/// Mixed into the hash for folds, so that the rows that shares hold out first are not always the first fold.
+/// Mixed into the hash for folds, so that the first fold differs from the rows that a share holds out.
 const FOLD: u64 = 0x666f_6c64;
 
 pub(super) fn is_held_out(spec: &ExampleSpec, hash: u64) -> bool {

@@ -1,12 +1,12 @@
-//! Spans of an example: which are trained on and which are only read.
+//! Spans of an example: which of its tokens are trained on and which are only read.
 
 use super::Example;
 use crate::text::inspect::Span;
 use crate::text::tokenizer::Vocabulary;
 use crate::vision::Grid;
 
-/// The tokens of an example in runs that are learned or only read, as they are spelled. Special tokens are spelled out, and
-/// those of an image once, with their number; frames that follow one another are counted.
+/// The tokens of an example in runs that are learned or only read, as text. Special tokens are spelled out. An image's token
+/// appears once with its count, and consecutive frames are counted.
 pub fn spans(vocabulary: &Vocabulary, example: Example<'_>) -> Vec<Span> {
     let mut spans: Vec<Span> = Vec::new();
     let mut add = |is_trained: bool, tokens: usize, text: String| match spans.last_mut() {
@@ -21,7 +21,7 @@ pub fn spans(vocabulary: &Vocabulary, example: Example<'_>) -> Vec<Span> {
     while at < example.tokens.len() {
         let next_image = images.peek().map_or(example.tokens.len(), |image| image.start as usize);
         if at == next_image {
-            let image = images.next().expect("it begins here");
+            let image = images.next().expect("an image begins here");
             if image.grid == Grid::FRAME {
                 let more = std::iter::from_fn(|| images.next_if(|next| next.grid == Grid::FRAME)).count();
                 add(false, 1 + more, format!("<frame> x {}", 1 + more));

@@ -1,9 +1,9 @@
-//! The examples of a shard, kept between runs: reading its headers and JSON, and tokenising, takes longer than all else before
-//! the first step.
+//! A cache of the examples of shards between runs: reading headers and JSON and tokenising takes longer than everything else
+//! before the first step.
 //!
-//! A shard has one file, named by the hash of its path and of how its texts are written: tokeniser, template, system message,
-//! prompts, what is learned, and lengths. It names the shard, its size and when it was changed, under a hash (`sealed`). One
-//! that is damaged, of another shard, or of an earlier state of it, is made again.
+//! Each shard has one file, named by a hash of its path and of everything that determines its tokens: tokeniser, template,
+//! system message, prompts, learned parts and lengths. The file records the shard's path, size and modification time and is
+//! sealed by a hash (`sealed`). A file that is damaged, or of another shard or an earlier state of it, is replaced.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -18,49 +18,49 @@ use crate::sealed::{self, Lines, Sealed, escaped_path, path};
 use crate::vision::Grid;
 
 const FORM: &str = "flatout samples 1";
-/// Values of a line, so that none is longer than a line may be.
-const A_LINE: usize = 512;
+/// Values per line, so that no line is longer than the limit.
+const VALUES_PER_LINE: usize = 512;
 
-/// The shard and the manner of writing that kept examples are good for.
+/// The shard and the tokenisation that cached examples are valid for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Of {
+pub(super) struct CacheKey {
     named: Arc<PathBuf>,
     archive: PathBuf,
     version: Version,
-    /// Of all that decides what its samples become.
+    /// Hash of everything that determines the tokens of its samples.
     writing: u64,
 }
 
-impl Of {
-    /// A shard as it is now.
+impl CacheKey {
+    /// The key of a shard in its present state.
     pub fn now(archive: &Path, writing: u64) -> io::Result<Self> {
         let version = Version::of(&fs::metadata(archive)?);
         let (named, archive) = (Arc::new(archive.to_path_buf()), std::path::absolute(archive)?);
         Ok(Self { named, archive, version, writing })
     }
 
-    fn kept_at(&self, cache: &Path) -> PathBuf {
+    fn file_in(&self, cache: &Path) -> PathBuf {
         let path = fingerprint(self.archive.as_os_str().as_encoded_bytes());
         cache.join("samples").join(format!("{:016x}", key(path, self.writing)))
     }
 }
 
-/// The examples that are kept of a shard. Where something was left out of it and that is not allowed, there are none: who looks
-/// again finds what is wrong.
-pub(super) fn load(cache: &Path, of: &Of, on_error: OnError) -> Option<ShardExamples> {
-    let kept = from_text(File::open(of.kept_at(cache)).ok()?, of)?;
-    (on_error == OnError::Skip || kept.skipped.total() == 0).then_some(kept)
+/// The cached examples of a shard. Returns `None` where samples were skipped and that is not allowed, so that reading the shard
+/// again reports them.
+pub(super) fn load(cache: &Path, of: &CacheKey, on_error: OnError) -> Option<ShardExamples> {
+    let cached = from_text(File::open(of.file_in(cache)).ok()?, of)?;
+    (on_error == OnError::Skip || cached.skipped.total() == 0).then_some(cached)
 }
 
-/// Keeps the examples of a shard, unless it has changed since they were read.
-pub(super) fn keep(cache: &Path, of: &Of, shard: &ShardExamples) -> io::Result<()> {
-    if Of::now(&of.named, of.writing)? != *of {
+/// Caches the examples of a shard, unless it has changed since they were read.
+pub(super) fn store(cache: &Path, of: &CacheKey, shard: &ShardExamples) -> io::Result<()> {
+    if CacheKey::now(&of.named, of.writing)? != *of {
         return Ok(());
     }
-    sealed::keep(&of.kept_at(cache), |out| to_text(shard, out, of))
+    sealed::keep(&of.file_in(cache), |out| to_text(shard, out, of))
 }
 
-fn to_text(shard: &ShardExamples, out: impl Write, of: &Of) -> io::Result<()> {
+fn to_text(shard: &ShardExamples, out: impl Write, of: &CacheKey) -> io::Result<()> {
     let mut out = Sealed::new(out);
     let Version { bytes, modified } = of.version;
     out.line(FORM)?;
@@ -73,7 +73,7 @@ fn to_text(shard: &ShardExamples, out: impl Write, of: &Of) -> io::Result<()> {
         out.line(&format!("frame {offset} {bytes}"))?;
     }
     let mut all = |name: &str, words: Vec<String>| {
-        words.chunks(A_LINE).try_for_each(|some| out.line(&format!("{name} {}", some.join(" "))))
+        words.chunks(VALUES_PER_LINE).try_for_each(|some| out.line(&format!("{name} {}", some.join(" "))))
     };
     for (example, SampleRow { hash, offset }) in shard.examples.iter().zip(&shard.rows) {
         all("tokens", example.tokens.iter().map(|token| format!("{token:x}")).collect())?;
@@ -86,8 +86,8 @@ fn to_text(shard: &ShardExamples, out: impl Write, of: &Of) -> io::Result<()> {
     out.end()
 }
 
-/// Reads the text form; `None` where it is damaged, or of anything else.
-fn from_text(text: impl Read, of: &Of) -> Option<ShardExamples> {
+/// Parses the text form; `None` where it is damaged or has another key.
+fn from_text(text: impl Read, of: &CacheKey) -> Option<ShardExamples> {
     let mut lines = Lines::new(text);
     let mut shard = ShardExamples::default();
     let mut is_of = false;
@@ -104,7 +104,8 @@ fn from_text(text: impl Read, of: &Of) -> Option<ShardExamples> {
             "of" => {
                 let version = Version { bytes: decimal()?, modified: decimal()? };
                 let writing = hex(words.next()?)?;
-                let found = Of { named: of.named.clone(), archive: path(words.next()?)?, version, writing };
+                let found =
+                    CacheKey { named: of.named.clone(), archive: path(words.next()?)?, version, writing };
                 is_of = found == *of;
             }
             "counts" => (shard.samples, shard.cut, shard.too_long) = (decimal()?, decimal()?, decimal()?),
@@ -174,16 +175,16 @@ fn hex(word: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::examples::frames::shard::{push, shown};
+    use crate::examples::frames::shard::{frame_rows, push};
     use crate::scratch::Scratch;
 
-    fn shard(of: &Of) -> ShardExamples {
+    fn shard(of: &CacheKey) -> ShardExamples {
         let mut shard = ShardExamples { samples: 5, cut: 1, too_long: 2, ..ShardExamples::default() };
         shard.frames = vec![[512, 100], [1024, 7], [2048, 9]];
         let long: Vec<u32> = (0..1500).collect();
         let weights: Vec<f32> = (0..1500).map(|i| if i % 700 < 3 { 0.0 } else { 1.0 }).collect();
-        push(&mut shard.examples, &shown(&[7, 8], 0, 4), &(long, weights));
-        push(&mut shard.examples, &shown(&[9], 2, 4), &(vec![5, 6], vec![0.0, 0.5]));
+        push(&mut shard.examples, &frame_rows(&[7, 8], 0, 4), &(long, weights));
+        push(&mut shard.examples, &frame_rows(&[9], 2, 4), &(vec![5, 6], vec![0.0, 0.5]));
         push(&mut shard.examples, &[], &(vec![9], vec![1.0]));
         shard.rows = (0..3).map(|row| SampleRow { hash: u64::MAX - row, offset: 512 * row }).collect();
         let first = SourceLocation { file: of.named.clone(), line: None, row: None, offset: 512 };
@@ -192,26 +193,26 @@ mod tests {
     }
 
     #[test]
-    fn examples_come_back_for_the_same_shard_and_writing_and_no_other() {
-        let scratch = Scratch::new("kept-samples");
+    fn cached_examples_are_valid_for_their_key_only() {
+        let scratch = Scratch::new("cached-samples");
         let (cache, archive) = (scratch.path().join("cache"), scratch.write("a.tar", &[0; 4096]));
-        let of = Of::now(&archive, 11).unwrap();
+        let of = CacheKey::now(&archive, 11).unwrap();
         let made = shard(&of);
-        keep(&cache, &of, &made).unwrap();
+        store(&cache, &of, &made).unwrap();
         assert_eq!(load(&cache, &of, OnError::Skip), Some(made.clone()));
         assert_eq!(load(&cache, &of, OnError::Fail), None, "something was left out of it");
-        assert_eq!(load(&cache, &Of::now(&archive, 12).unwrap(), OnError::Skip), None);
+        assert_eq!(load(&cache, &CacheKey::now(&archive, 12).unwrap(), OnError::Skip), None);
         scratch.write("a.tar", &[0; 4608]);
-        assert_eq!(load(&cache, &Of::now(&archive, 11).unwrap(), OnError::Skip), None);
-        fs::remove_file(of.kept_at(&cache)).unwrap();
-        keep(&cache, &of, &made).unwrap();
-        assert!(!of.kept_at(&cache).exists(), "the shard has changed since");
+        assert_eq!(load(&cache, &CacheKey::now(&archive, 11).unwrap(), OnError::Skip), None);
+        fs::remove_file(of.file_in(&cache)).unwrap();
+        store(&cache, &of, &made).unwrap();
+        assert!(!of.file_in(&cache).exists(), "the shard has changed since");
     }
 
     #[test]
     fn damaged_text_is_none() {
-        let scratch = Scratch::new("kept-samples-damaged");
-        let of = Of::now(&scratch.write("a.tar", &[0; 4096]), 1).unwrap();
+        let scratch = Scratch::new("cached-samples-damaged");
+        let of = CacheKey::now(&scratch.write("a.tar", &[0; 4096]), 1).unwrap();
         let mut made = shard(&of);
         let mut text = Vec::new();
         to_text(&made, &mut text, &of).unwrap();
@@ -222,7 +223,7 @@ mod tests {
             damaged[at] ^= 1;
             assert!(from_text(&damaged[..], &of).is_none(), "damaged at {at}");
         }
-        // A frame behind the shard's end under a right hash.
+        // A frame beyond the end of the shard, with a valid hash.
         made.frames[0][1] = 5000;
         let mut text = Vec::new();
         to_text(&made, &mut text, &of).unwrap();

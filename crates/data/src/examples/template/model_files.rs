@@ -1,4 +1,4 @@
-//! The template and the special tokens that lie beside a tokeniser, in the files of the Hugging Face layout.
+//! Finds the chat template and the special tokens in the folder of a tokeniser, in the Hugging Face layout.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use super::{CHATML, ChatTemplate, Date};
 use crate::error::DataError;
 use crate::formats::{Field, Fields};
 
-/// The name `data.template` has for the built-in template.
+/// The name of the built-in template in `data.template`.
 pub const CHATML_NAME: &str = "chatml";
 
 /// Special tokens that templates know by name.
@@ -22,7 +22,7 @@ const SPECIALS: [&str; 8] = [
     "image_token",
 ];
 
-/// The template that `given` names: the built-in one, a file, or the text of a template. Without it, that of the first
+/// The template that `given` names: the built-in one, a file, or the text of a template. Without it, the template of the first
 /// folder that has one; `None` where none has.
 pub fn find(
     given: Option<&str>,
@@ -63,7 +63,7 @@ pub fn find(
     Ok(None)
 }
 
-/// The text of the template that `data.template` names, and what to call it.
+/// The text of the template that `data.template` names, and a name for messages.
 pub fn named(given: &str) -> Result<(String, String), DataError> {
     if given == CHATML_NAME {
         return Ok((CHATML.to_string(), "data.template=chatml".to_string()));
@@ -91,7 +91,7 @@ fn in_file(path: &Path, text: String) -> Result<String, DataError> {
     })
 }
 
-/// The `chat_template` of an object: a text, or a list of named ones, of which the default counts.
+/// The `chat_template` of an object: a text, or a list of named ones, of which the default is used.
 fn of_object(fields: &Fields) -> Option<String> {
     match fields.get("chat_template")? {
         Field::Text(text) => Some(text.clone()),
@@ -112,7 +112,7 @@ fn specials_in(folder: &Path) -> Result<Vec<(String, String)>, DataError> {
         let Some(text) = read(&path)? else { continue };
         let fields = object(&path, &text)?;
         for special in SPECIALS {
-            // Newer files write the whole entry of the added token.
+            // Newer files contain the whole entry of the added token.
             let token = match fields.get(special) {
                 Some(Field::Text(token)) => token.clone(),
                 Some(Field::Object(entry)) => match entry.get("content").and_then(Field::text) {
@@ -138,7 +138,8 @@ fn read(path: &Path) -> Result<Option<String>, DataError> {
 }
 
 fn object(path: &Path, text: &str) -> Result<Fields, DataError> {
-    let unusable = |said: String| DataError::input(format!("{} is not usable: {said}.", path.display()));
+    let unusable =
+        |message: String| DataError::input(format!("{} is not usable: {message}.", path.display()));
     match Field::from_json(text).map_err(|error| unusable(error.to_string()))? {
         Field::Object(fields) => Ok(fields),
         _ => Err(unusable("it is JSON but not an object".into())),
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_is_looked_for_where_models_have_it() {
+    fn templates_are_found_where_models_have_them() {
         let scratch = Scratch::new("beside");
         let folders = [scratch.path().join("a"), scratch.path().join("b")];
         let look = |given: Option<&str>| find(given, &folders, &[("bos_token", "<bos>".into())], None);

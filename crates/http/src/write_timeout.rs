@@ -1,4 +1,4 @@
-//! A connection whose client must go on reading: one that takes nothing for a while is given up, with all that waits for it.
+//! A connection with a write timeout: it fails if the client reads nothing for a while.
 
 use std::io;
 use std::pin::Pin;
@@ -9,32 +9,32 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Sleep, sleep};
 
-pub struct Patient {
+pub struct WriteTimeout {
     connection: TcpStream,
-    patience: Duration,
-    /// Runs while a write waits.
+    timeout: Duration,
+    /// The timer, while a write is pending.
     waiting: Option<Pin<Box<Sleep>>>,
 }
 
-impl Patient {
-    pub fn new(connection: TcpStream, patience: Duration) -> Patient {
-        Patient { connection, patience, waiting: None }
+impl WriteTimeout {
+    pub fn new(connection: TcpStream, timeout: Duration) -> WriteTimeout {
+        WriteTimeout { connection, timeout, waiting: None }
     }
 
-    /// The outcome of a write, or an error once it has waited for too long.
+    /// The result of a write, or an error once it has been pending for too long.
     fn bounded<T>(&mut self, context: &mut Context<'_>, wrote: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if wrote.is_ready() {
             self.waiting = None;
             return wrote;
         }
-        let patience = self.patience;
-        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(patience)));
+        let timeout = self.timeout;
+        let waiting = self.waiting.get_or_insert_with(|| Box::pin(sleep(timeout)));
         ready!(waiting.as_mut().poll(context));
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }
 
-impl AsyncRead for Patient {
+impl AsyncRead for WriteTimeout {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -44,7 +44,7 @@ impl AsyncRead for Patient {
     }
 }
 
-impl AsyncWrite for Patient {
+impl AsyncWrite for WriteTimeout {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -81,17 +81,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_reads_nothing_is_given_up() {
+    fn a_client_that_reads_nothing_times_out() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
             let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let (connection, _) = listener.accept().await.unwrap();
-            let mut patient = Patient::new(connection, Duration::from_millis(100));
+            let mut connection = WriteTimeout::new(connection, Duration::from_millis(100));
             let writing = async {
                 loop {
                     let part = std::future::poll_fn(|context| {
-                        Pin::new(&mut patient).poll_write(context, &[0; 1 << 16])
+                        Pin::new(&mut connection).poll_write(context, &[0; 1 << 16])
                     });
                     if let Err(error) = part.await {
                         return error.kind();

@@ -1,28 +1,28 @@
-//! The functions of a format that is read from the beginning to the end.
+//! The functions of a format that is read sequentially.
 
 use std::fs::File;
 
 use super::ReadOptions;
-use super::fault::Trouble;
+use super::fault::ReadError;
 use super::field::Fields;
 use super::window::Window;
 
-/// The functions of a format.
-pub(super) struct Reading {
+/// The functions of a format that is read sequentially.
+pub(super) struct StreamFormat {
     pub documents: fn(Window, &ReadOptions) -> Box<dyn Documents>,
     /// `None` for a format whose rows have no fields.
     pub rows: Option<OpenRows>,
-    /// Finds the text of a document again in the bytes that a [`RawDocument`] names, of a file that is open.
-    pub texts: fn(&File, &ReadOptions) -> Result<TextOf, Trouble>,
+    /// Finds the text of a document in the bytes that a [`RawDocument`] refers to, of an open file.
+    pub texts: fn(&File, &ReadOptions) -> Result<TextOf, ReadError>,
 }
 
 pub(super) type OpenRows = fn(Window, &ReadOptions) -> Box<dyn Rows>;
 
-/// The text of a document; `None` where the bytes are not what they were.
+/// The text of a document; `None` where the bytes have changed.
 pub(super) type TextOf = Box<dyn Fn(Vec<u8>) -> Option<String> + Send + Sync>;
 
-/// A document as a format found it. `at` and `len` are how [`super::Index`] finds it again: the bytes it came from, or
-/// in parquet the page and the place on it.
+/// A document as a format reads it. [`super::Index`] stores `at` and `len` to find it again: the range of its bytes, or in
+/// parquet its page and its row on the page.
 pub(super) struct RawDocument {
     pub text: String,
     pub line: Option<u64>,
@@ -33,9 +33,9 @@ pub(super) struct RawDocument {
 
 /// The documents of a file in order.
 pub(super) trait Documents: Send {
-    fn next(&mut self) -> Result<Option<RawDocument>, Trouble>;
+    fn next(&mut self) -> Result<Option<RawDocument>, ReadError>;
 
-    /// The line and the place of what comes next, where they are known.
+    /// The line and the offset of the next document, where they are known.
     fn position(&self) -> Option<(u64, u64)>;
 }
 
@@ -49,5 +49,5 @@ pub(super) struct Row {
 
 /// The rows of a file in order.
 pub(super) trait Rows: Send {
-    fn next(&mut self) -> Result<Option<Row>, Trouble>;
+    fn next(&mut self) -> Result<Option<Row>, ReadError>;
 }
