@@ -124,7 +124,7 @@ fn a_set_of_the_hub_gives_the_bits_of_local_files() {
             |name: &String| !before.contains(name) && !name.contains("-run") && !name.contains("remote-");
         let left: Vec<String> = below(fixture.folder.path()).into_iter().filter(is_new).collect();
         assert!(left.iter().all(|name| !name.contains("stream") && !name.contains("/hf")), "{left:?}");
-        let asked = server.asked();
+        let asked = server.requests();
         assert!(asked.iter().all(|line| !line.contains("test-0")), "the other split is not read: {asked:?}");
     }
 }
@@ -177,9 +177,9 @@ fn a_cache_stays_within_its_bound_and_is_read_again() {
     train(&fixture, &server, "hf://org/set data.stream_cache_gb=0.00008", "small", "1", 9);
     assert!(held() > 0 && held() <= 80_000, "{} bytes", held());
     train(&fixture, &server, "hf://org/set data.stream_cache_gb=1", "all", "1", 9);
-    server.asked();
+    server.requests();
     train(&fixture, &server, "hf://org/set data.stream_cache_gb=1", "again", "1", 9);
-    let asked = server.asked();
+    let asked = server.requests();
     assert!(asked.iter().all(|line| !line.contains("signed")), "{asked:?}");
     fixture.assert_same("small", "again", 9);
 }

@@ -319,6 +319,10 @@ pub(super) fn table_of_codes(
 }
 
 /// The arguments of [`Baseline::decode_planes`], for vectorisation.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    expect(dead_code, reason = "only x86-64 has vectors of two widths to choose from")
+)]
 struct VectorisedPlanes<'a, T> {
     image: &'a Baseline<'a>,
     scan: &'a Scan,
