@@ -181,6 +181,8 @@ def check(program, page, text, refused):
         if option == "--gpu" and value and value not in program.presets and not STANDS_FOR.match(value) and value != "x":
             raise Wrong(f"there is no GPU `{value}`")
 
+    if not alone:
+        return "options alone"
     command, rest = alone[0], alone[1:]
     if command in ("data", "recipes", "runs"):
         command, rest = " ".join([command, *rest[:1]]), rest[1:]

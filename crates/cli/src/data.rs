@@ -261,7 +261,12 @@ fn inspect_files(args: &Inspect, screen: &Screen) -> Result<ExitCode, Failure> {
         Some(sampled) => format!("a sample of {} documents", count(*sampled)),
         None => format!("{} documents", count(*documents)),
     };
-    screen.result(format!("{kind}  {} files, {}, {documents}{tokens}", count(*files as u64), bytes(*size)));
+    let plural = if *files == 1 { "" } else { "s" };
+    screen.result(format!(
+        "{kind}  {} file{plural}, {}, {documents}{tokens}",
+        count(*files as u64),
+        bytes(*size)
+    ));
     for (reason, unusable, place) in unusable {
         let first = if place.is_empty() { String::new() } else { format!(" (first: {place})") };
         screen.result(format!("unusable  {} {reason}{first}", count(*unusable)));

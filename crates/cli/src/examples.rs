@@ -79,13 +79,17 @@ fn summary(described: &SetDescription, is_paired: bool, screen: &Screen) {
     if let Some(template) = &described.template {
         screen.result(format!("template {template}"));
     }
+    let files = match described.files {
+        0 => String::new(),
+        1 => " of 1 file".into(),
+        files => format!(" of {} files", count(files as u64)),
+    };
     screen.result(format!(
-        "{} {} to train on, {} held out, from {} rows of {} files",
+        "{} {} to train on, {} held out, from {} rows{files}",
         if is_paired { "pairs   " } else { "examples" },
         count(described.train),
         count(described.held_out),
-        count(described.rows),
-        count(described.files as u64)
+        count(described.rows)
     ));
     if described.classes.is_empty() {
         screen.result(format!(

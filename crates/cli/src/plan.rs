@@ -130,9 +130,10 @@ fn time(plan: &Told<'_>, screen: &Screen) {
         }
     ));
     screen.result(format!(
-        "arithmetic       {} a token, {} a step of {} tokens",
+        "arithmetic       {} a token, {} {}a step of {} tokens",
         flops(compiled.flops_per_token as f64),
         flops(step.flops as f64),
+        if plan.world.is_some() { "per rank in " } else { "" },
         count(tokens)
     ));
     let rate = |seconds: f64| count((tokens as f64 / seconds) as u64);

@@ -19,12 +19,15 @@ pub fn recipes(args: &Recipes, screen: &Screen) -> Result<ExitCode, Failure> {
         }
         None if screen.json => screen.object(&embedded::as_json()),
         None => {
-            for recipe in embedded::list() {
-                screen.result(format!("{:16} {}", recipe.name, recipe.description()));
+            let (recipes, presets) = (embedded::list(), embedded::presets());
+            let names = recipes.iter().chain(presets).map(|recipe| recipe.name.len());
+            let width = names.max().unwrap_or(0);
+            for recipe in recipes {
+                screen.result(format!("{:width$} {}", recipe.name, recipe.description()));
             }
             screen.result("\npresets, for --with:");
-            for preset in embedded::presets() {
-                screen.result(format!("{:16} {}", preset.name, preset.description()));
+            for preset in presets {
+                screen.result(format!("{:width$} {}", preset.name, preset.description()));
             }
         }
     }

@@ -35,7 +35,7 @@ use crate::many::{self, Advice, ProcessRole};
 use crate::model;
 use crate::palette::Ink;
 use crate::progress::Progress;
-use crate::screen::{Screen, bytes, count, duration, printable, short};
+use crate::screen::{Screen, bytes, count, duration, one_line, printable, short};
 use crate::sketch::{Curve, Paper, sketch};
 use crate::start::{self, Starting};
 use crate::waiting;
@@ -526,7 +526,7 @@ fn end_block(
         ],
         (false, true) => {
             let text = sample_of_text(run, device, outcome.steps, screen)?;
-            screen.result_fact("sample", text);
+            screen.result_fact("sample", one_line(&text));
             let recipe = if config.recipe.is_empty() { "tiny" } else { &config.recipe };
             let with_text = match config.data.source() {
                 SourceKind::Synthetic => {

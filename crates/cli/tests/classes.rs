@@ -206,6 +206,7 @@ fn classes_of_other_models_are_matched_by_name() {
     assert!(own["metrics"]["accuracy"].as_f64().unwrap() > 0.9, "{own}");
     assert_eq!(found["metrics"]["confusion"], own["metrics"]["confusion"]);
     let shown = done(execute(dir, &[&["eval", "out"], &columns[..]].concat()));
+    assert!(shown.out.contains("a row per true class and a column per predicted class\n"), "{shown:?}");
     assert!(shown.out.contains("weather     food"), "{shown:?}");
 
     write_texts(&dir.join("new.csv"), 6, false);

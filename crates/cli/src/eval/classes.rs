@@ -71,6 +71,7 @@ fn table(metrics: &ClassMetrics, names: &[String], screen: &Screen) {
         let cells: Vec<String> = cells.iter().map(|cell| format!("{cell:>width$}")).collect();
         screen.result(format!("{first:>width$}  {}", cells.join("  ")).trim_end().to_string());
     };
+    screen.result("confusion matrix, a row per true class and a column per predicted class");
     line("", (0..classes).map(name).collect());
     for (class, row) in metrics.confusion.0.iter().enumerate() {
         line(&name(class), row.iter().map(|texts| count(*texts)).collect());

@@ -121,8 +121,9 @@ fn optimizer(config: &Config, switches: &BTreeMap<String, String>, steps: u64) -
     let horizon = schedule.horizon_steps.unwrap_or(steps);
     let warmup = schedule.resolved_warmup(horizon).unwrap_or(schedule.warmup_steps);
     let clip = if *clip > 0.0 { format!("clipped at {clip}") } else { "not clipped".into() };
+    let plural = if warmup == 1 { "" } else { "s" };
     format!(
-        "{name}{fused}: lr {lr}, warm-up {warmup} steps, weight decay {weight_decay}, {momentum}betas {first} {second}, {clip}, \
+        "{name}{fused}: lr {lr}, warm-up {warmup} step{plural}, weight decay {weight_decay}, {momentum}betas {first} {second}, {clip}, \
          moments in {moments}"
     )
 }
