@@ -263,7 +263,7 @@ const SHARDS: &[Case] = &[
     (
         "an index of numbers",
         |m| index(m, |i| i["weight_map"][NORM] = json!(3)),
-        "is 3, and wants to be a name",
+        "is 3, and must be a name",
     ),
     (
         "an index without a map",

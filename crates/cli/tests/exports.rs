@@ -83,8 +83,8 @@ fn the_note_on_four_bit_weights_says_what_was_trained() {
     let fixture = Fixture::new();
     let dir = fixture.folder.path();
     for (own, trained) in [
-        (["adapter.kind=lora", "base=nf4"], "beside which the adapters were trained; --adapter exports the"),
-        (["train.freeze=[layers.0]", "base=nf4"], "beside which the other weights were trained\n"),
+        (["adapter.kind=lora", "base=nf4"], "with which the adapters were trained; --adapter exports the"),
+        (["train.freeze=[layers.0]", "base=nf4"], "with which the other weights were trained\n"),
     ] {
         let run = own[0].split('=').next().expect("a key");
         let made = execute(dir, &small_train(&[own[0], own[1], "--run", run, "-q"]));

@@ -117,7 +117,7 @@ fn the_cache_is_listed_and_only_files_of_flatout_are_deleted() {
         (of(&before, "corpora"), of(&before, "samples"), of(&before, "archives")),
         ((1000, 1), (1000, 1), (0, 0))
     );
-    assert!(of_cache(dir, &[]).out.contains("compiled kernels of GPUs"));
+    assert!(of_cache(dir, &[]).out.contains("compiled GPU kernels"));
 
     let dry = of_cache(dir, &["clean", "--dry-run"]);
     assert!(dry.out.contains("in 3 entries would be removed"), "{dry:?}");

@@ -279,7 +279,7 @@ fn errors_of_a_whole_set_are_named() {
         (chat(&[text]), &["a.txt is plain text"]),
         (chat(&[empty]), &["empty.jsonl", "no row in it"]),
         (ExampleSpec { classes: named(["a", "b"]), ..chat(from_ref(&one)) }, &["data.task=chat has none"]),
-        (ExampleSpec { fold: Some((2, 2)), ..classes(from_ref(&one)) }, &["Fold 2 of 2 is none"]),
+        (ExampleSpec { fold: Some((2, 2)), ..classes(from_ref(&one)) }, &["There is no fold 2 of 2"]),
         (ExampleSpec { max_tokens: 1, ..chat(from_ref(&one)) }, &["nothing to predict"]),
         (ExampleSpec { source: SourceKind::Synthetic, ..chat(&[one]) }, &["no use for data.path"]),
     ];

@@ -171,7 +171,7 @@ fn write_percent(value: &Value, kind: char, layout: Layout, out: &mut TextBuilde
 fn bounded(number: u128) -> Result<usize, Error> {
     match usize::try_from(number).ok().filter(|number| *number <= WIDEST) {
         Some(number) => Ok(number),
-        None => Err(Error::Exhausted(format!("it formats with a width above {WIDEST}"))),
+        None => Err(Error::Exhausted(format!("it formats with a width of more than {WIDEST}"))),
     }
 }
 
