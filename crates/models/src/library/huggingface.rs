@@ -401,6 +401,28 @@ mod tests {
         }
     }
 
+    /// Versions 4 and 5 take the older field where both are there, the latter with another base.
+    #[test]
+    fn two_forms_of_rope_that_differ_are_refused() {
+        let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
+        let both = |scaling: Value, parameters: Value| {
+            changed(|fields| {
+                fields.insert("rope_scaling".into(), scaling.clone());
+                fields.insert("rope_parameters".into(), parameters.clone());
+            })
+        };
+        let plain = json!({ "rope_type": "default", "rope_theta": 100000.0 });
+        let refused = read(&both(yarn.clone(), plain.clone())).unwrap_err();
+        assert!(
+            refused.contains("`rope_scaling` and its `rope_parameters` say different rotations"),
+            "{refused}"
+        );
+        let mut stretched = yarn.clone();
+        stretched["rope_theta"] = json!(100000.0);
+        assert!(read(&both(yarn, stretched)).is_ok());
+        assert_eq!(read(&both(json!({}), plain)).unwrap(), read(&llama()).unwrap());
+    }
+
     #[test]
     fn a_gpt2_reads_and_is_written_back() {
         let config = json!({

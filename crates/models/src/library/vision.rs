@@ -321,6 +321,9 @@ mod tests {
         assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
         let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "fc_norm": true } });
         assert!(refused(pooled).contains("`fc_norm`"));
+        let args = json!({ "global_pool": "avg", "pool_include_prefix": true });
+        let all = json!({ "architecture": "vit_tiny_patch16_224", "model_args": args });
+        assert!(refused(all).contains("`pool_include_prefix` = true"));
         let wide = json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "img_size": [32, 16] } });
         assert!(refused(wide).contains("here images and patches are square"));
         let square =
