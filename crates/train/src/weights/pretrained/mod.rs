@@ -33,6 +33,7 @@ use crate::run::{self, BESIDE};
 use crate::switches::compute::PRECISION;
 use crate::switches::memory::Base;
 use crate::weights::adapters;
+use crate::weights::peft;
 use crate::weights::quantized::StoredBase;
 
 /// Where a model is.
@@ -87,6 +88,13 @@ impl Source {
         }
         if said.join(folder::CONFIG).is_file() {
             return Ok(Some(Source::Folder(said.to_path_buf())));
+        }
+        if said.join(peft::CONFIG).is_file() {
+            refuse!(
+                "{} has an adapter and no model: give the model that it was trained beside as model.from, and this folder as \
+                 adapter.from",
+                said.display()
+            );
         }
         if said.is_dir() {
             refuse!(

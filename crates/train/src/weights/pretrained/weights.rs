@@ -551,6 +551,7 @@ impl Weights {
         let dtype = file.entries()[&place.name].dtype;
         let mut bytes = vec![0; piece.elements() * dtype.bytes()];
         file.read_range(&place.name, piece.range.clone(), &mut bytes).map_err(Failure::io(path.display()))?;
+        check_finite(path, &place.name, dtype, &bytes)?;
         Ok(Some(widened(dtype, bytes)))
     }
 
@@ -563,6 +564,7 @@ impl Weights {
         for (i, chunk) in bytes.chunks_mut(CHUNK_BYTES).enumerate() {
             file.read_part(&place.name, (i * CHUNK_BYTES) as u64, chunk)
                 .map_err(Failure::io(path.display()))?;
+            check_finite(path, &place.name, entry.dtype, chunk)?;
             hash.update(chunk);
         }
         let hash = format!("{:032x}", hash.digest128());
@@ -612,6 +614,26 @@ impl Weights {
         }
         writer.finish();
         Ok(hashes)
+    }
+}
+
+/// Refuses values of a tensor that are not finite: whatever is computed from them is not either.
+fn check_finite(path: &Path, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<(), UserError> {
+    // Exponents of nothing but ones are those of infinities and NaN.
+    let halves = |ones: u16| bytes.as_chunks().0.iter().all(|half| u16::from_le_bytes(*half) & ones != ones);
+    let is_finite = match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().all(|word| f32::from_le_bytes(*word).is_finite()),
+        Dtype::F16 => halves(0x7c00),
+        Dtype::Bf16 => halves(0x7f80),
+        _ => true,
+    };
+    match is_finite {
+        true => Ok(()),
+        false => refuse!(
+            "{}: `{name}` has values that are not finite, of which nothing can be computed: fetch the file again, or take \
+             weights that were saved before they diverged",
+            path.display()
+        ),
     }
 }
 
