@@ -5,16 +5,22 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::null_is_nan;
+
 /// The numbers of the preferences of an update or an evaluation. Each is a mean over pairs, or over the answers that are
 /// wanted (`chosen`) and those that are not (`rejected`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardMetrics {
     /// The share of pairs whose chosen answer has the larger reward; of judged answers the share on the right side of the
     /// baseline.
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_accuracy: f64,
     /// How much larger the chosen answer's reward is.
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_margin: f64,
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_chosen: f64,
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_rejected: f64,
     /// Sums of log-probabilities of the answers' tokens, of pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
