@@ -182,6 +182,7 @@ mod tests {
             "layer_norm_eps": 1e-12, "hidden_act": "gelu", "qkv_bias": true, "id2label": { "0": "tench", "1": "goldfish" },
         }));
         assert_eq!((base.width, base.grid, base.classes, base.norm_eps), (768, Some(14), Some(2), 1e-12));
+        assert_eq!((base.mean, base.std), ([0.5; 3], [0.5; 3]), "those of the library's processor");
         assert_eq!(base.parameters(), 85_798_656 + 2 * 769);
         let written = base.write("float32", &[], &[]).unwrap();
         assert_eq!(written["architectures"][0], "ViTForImageClassification");
