@@ -285,7 +285,13 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn refuse_quantised(&self) -> Result<(), String> {
-        self.only("quantization_config", Value::Null, "weights that are not quantised")
+        let Some(said) = self.get("quantization_config") else { return Ok(()) };
+        let method = said.get("quant_method").and_then(Value::as_str).map(|name| format!(" by {name}"));
+        Err(format!(
+            "its `quantization_config` says that its weights are quantised{}, and of such only NF4 of bitsandbytes is read: take \
+             the checkpoint that it was made from",
+            method.unwrap_or_default()
+        ))
     }
 }
 
@@ -347,6 +353,9 @@ mod tests {
         let model = read(&config).unwrap().model;
         assert_eq!((model.kv_heads(), model.head_size()), (32, 128));
         assert!(model.qk_norm && !model.tied);
+        let mut null = config;
+        null["num_key_value_heads"] = Value::Null;
+        assert_eq!(read(&null).unwrap().model.kv_heads(), 64, "as many as heads");
     }
 
     #[test]
