@@ -618,7 +618,7 @@ impl Weights {
 }
 
 /// Refuses values of a tensor that are not finite: whatever is computed from them is not either.
-fn check_finite(path: &Path, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<(), UserError> {
+pub(super) fn check_finite(path: &Path, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<(), UserError> {
     // Exponents of nothing but ones are those of infinities and NaN.
     let halves = |ones: u16| bytes.as_chunks().0.iter().all(|half| u16::from_le_bytes(*half) & ones != ones);
     let is_finite = match dtype {
