@@ -11,7 +11,7 @@ use super::fields::Fields;
 use super::layer_kinds::object;
 use super::processor::{self, Processor};
 use super::stored::Stored;
-use super::{Published, class_heads, encoder, fovea, gemma, llama, qwen, qwen3_vl};
+use super::{Published, class_heads, encoder, fovea, gemma, llama, qwen, qwen3_vl, vision};
 use crate::config::{DecoderConfig, Head, Vision};
 
 /// The description of a model in a `config.json`.
@@ -262,7 +262,10 @@ impl<'a> Fields<'a> {
         };
         let unknown = || {
             let relative = qwen3_vl::refused(found).or_else(|| experts(found));
-            relative.unwrap_or_else(|| format!("its `model_type` is {found:?}, and only {known} are read"))
+            relative.unwrap_or_else(|| {
+                let images = vision::model_types();
+                format!("its `model_type` is {found:?}, and only {known} are read, and of images {images}")
+            })
         };
         let architecture = Architecture::by_name(found).ok_or_else(unknown)?;
         let classes = self.get("architectures").and_then(Value::as_array);
@@ -463,7 +466,8 @@ mod tests {
                 "model_type",
                 json!("mamba"),
                 "`model_type` is \"mamba\", and only llama, qwen3, gpt2, gemma3_text, gemma2, qwen2, mistral, phi3, olmo2, \
-                 smollm3, granite, modernbert, bert, roberta, xlm-roberta, distilbert, gemma3 and qwen3_vl are read",
+                 smollm3, granite, modernbert, bert, roberta, xlm-roberta, distilbert, gemma3 and qwen3_vl are read, \
+                 and of images clip, clip_vision_model, siglip, siglip_vision_model, deit, dinov2, dinov2_with_registers, vit",
             ),
             ("architectures", json!(["LlamaForTokenClassification"]), "LlamaForTokenClassification"),
             ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),

@@ -57,6 +57,12 @@ pub(crate) fn read(config: &Value) -> Option<Result<VitDescription, String>> {
     }))
 }
 
+/// Every `model_type` that is read, in a sentence.
+pub(super) fn model_types() -> String {
+    let all: Vec<&str> = ALL.iter().flat_map(|files| files.model_types).copied().collect();
+    all.join(", ")
+}
+
 impl Files {
     fn of(vit: &VitConfig) -> &'static Files {
         ALL.into_iter().find(|files| (files.holds)(vit)).expect("the last holds all")
