@@ -125,7 +125,7 @@ impl Resolved {
     /// The codes that the plans keep frozen weights in, if any.
     pub fn base_codes(&self) -> Option<Codes> {
         let state = self.switches.get(BASE.name)?;
-        Base::ALL.into_iter().find(|base| base.name() == state)?.codes()
+        Base::ALL.iter().find(|base| base.name() == state)?.codes()
     }
 
     /// The config with everything that was resolved in place of what it left open.
