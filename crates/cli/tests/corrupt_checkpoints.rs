@@ -70,6 +70,8 @@ fn index(model: &Path, change: impl Fn(&mut Value)) {
 const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 const NORM: &str = "model.norm.weight";
 const FIRST: &str = "model-00001-of-00009.safetensors";
+/// What a clone without its large files has in their place.
+const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
 
 /// The damage done to a model, and words of the error.
 type Case = (&'static str, fn(&Path), &'static str);
@@ -103,7 +105,28 @@ const ONE_FILE: &[Case] = &[
             let bytes = fs::read(&path).unwrap();
             fs::write(path, &bytes[..bytes.len() - 9]).unwrap();
         },
-        "is not where the header says",
+        "it was cut off, so fetch or copy it again",
+    ),
+    (
+        "a pointer of Git LFS for weights",
+        |m| fs::write(m.join("model.safetensors"), POINTER).unwrap(),
+        "model.safetensors is a pointer of Git LFS, and the file itself was not fetched",
+    ),
+    (
+        "a pointer of Git LFS for the config",
+        |m| fs::write(m.join("config.json"), POINTER).unwrap(),
+        "config.json is a pointer of Git LFS",
+    ),
+    (
+        "a weight that is not finite",
+        |m| {
+            let path = m.join("model.safetensors");
+            let mut bytes = fs::read(&path).unwrap();
+            let last = bytes.len() - 4;
+            bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+            fs::write(path, bytes).unwrap();
+        },
+        "has values that are not finite",
     ),
     (
         "overlapping tensors",
@@ -167,6 +190,11 @@ const ONE_FILE: &[Case] = &[
         "a config of more layers",
         |m| config(m, |c| c["num_hidden_layers"] = json!(3)),
         "and 6 more of the model",
+    ),
+    (
+        "an adapter and no model",
+        |m| fs::rename(m.join("config.json"), m.join("adapter_config.json")).unwrap(),
+        "has an adapter and no model: give the model that it was trained beside as model.from",
     ),
     ("no config", |m| fs::remove_file(m.join("config.json")).unwrap(), "neither config.toml nor config.json"),
     ("a broken config", |m| fs::write(m.join("config.json"), "{").unwrap(), "config.json is not JSON"),
@@ -235,6 +263,11 @@ const ONE_FILE: &[Case] = &[
             config(m, |c| c["eos_token_id"] = json!(31));
         },
         "ends texts with token 31, and its tokenizer.json has only 30",
+    ),
+    (
+        "a pointer of Git LFS for the tokenizer",
+        |m| fs::write(m.join("tokenizer.json"), POINTER).unwrap(),
+        "tokenizer.json is a pointer of Git LFS",
     ),
     (
         "a broken tokenizer",

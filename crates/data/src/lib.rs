@@ -21,6 +21,7 @@ pub mod examples;
 pub mod formats;
 pub mod images;
 mod order;
+pub mod pointer;
 mod random;
 pub mod remote;
 #[cfg(test)]

@@ -295,11 +295,19 @@ fn a_config_that_contradicts_its_tensors_is_refused() {
     };
     assert_eq!(refused("lora", "r", 4.into()), Ok(()));
     assert_eq!(refused("lora", "r", serde_json::Value::Null), Ok(()));
+    assert_eq!(refused("lora", "init_lora_weights", "gaussian".into()), Ok(()));
     for (name, key, value, part) in [
         ("lora", "r", 16.into(), "is 16, and its tensors have 4"),
         ("lora", "r", "4".into(), "is \"4\", and its tensors have 4"),
         ("lora-some", "rank_pattern", serde_json::json!({}), "is 3, and its tensors have 2"),
         ("lora", "lora_alpha", "many".into(), "has the lora_alpha \"many\""),
+        (
+            "lora",
+            "init_lora_weights",
+            "pissa_niter_4".into(),
+            "changes the weights that the adapter lies beside",
+        ),
+        ("lora", "init_lora_weights", "olora".into(), "changes the weights that the adapter lies beside"),
     ] {
         let sentence = refused(name, key, value).expect_err("a refusal");
         assert!(sentence.contains(part), "{sentence}");

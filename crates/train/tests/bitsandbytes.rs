@@ -11,6 +11,7 @@ use flatout_models::library::huggingface;
 use flatout_runtime::{Session, cpu};
 use flatout_train::device::Device;
 use flatout_train::infer::generate::Generator;
+use flatout_train::infer::logits;
 use flatout_train::resolve::compile;
 use flatout_train::run::checkpoint::{Dtype, TensorFile, header};
 use flatout_train::weights::export::{Export, Width, export};
@@ -370,6 +371,20 @@ fn every_broken_folder_is_refused() {
         assert!(refused.contains(sentence), "{name}: {refused}");
         assert!(!refused.contains('\n'), "{name}: {refused}");
     }
+}
+
+/// A magnitude that is not finite is found when weights are read, as any such value is.
+#[test]
+fn magnitudes_that_are_not_finite_are_refused() {
+    let folder = changed(|_, t| {
+        let (_, _, bytes) = t.get_mut(&format!("{Q}.nested_absmax")).unwrap();
+        bytes[..4].copy_from_slice(&f32::NAN.to_le_bytes());
+    });
+    let mut loaded = Loaded::open(folder.path(), &[]).expect("a folder");
+    let out = folder.path().join("logits.safetensors");
+    let refused = logits::write(&mut loaded, &Device::Cpu { threads: 2 }, &[vec![1, 2]], &out).err();
+    let refused = refused.expect("a refusal").to_string();
+    assert!(refused.contains("q_proj.weight.nested_absmax` has values that are not finite"), "{refused}");
 }
 
 /// A weight that was not quantised is read unchanged beside the others, and a base in four bits is refused; so are different

@@ -15,6 +15,8 @@ use crate::config::{DecoderConfig, Head, Pooling};
 
 const POOLING: &str = "classifier_pooling";
 
+const ONE_OUTPUT: &str = "its head has one output (num_labels 1), which is a number and no class, and here a head has two classes or more";
+
 /// The model with its head of classes.
 pub(crate) fn read(f: &Fields<'_>, model: DecoderConfig) -> Result<DecoderConfig, String> {
     let classes = names(f)?.len();
@@ -50,9 +52,15 @@ pub(crate) fn names(f: &Fields<'_>) -> Result<Vec<String>, String> {
              (single_label_classification)"
         ));
     }
-    let Some(named) = f.get("id2label") else { return Ok(numbered(f.extent_or("num_labels", 2)?)) };
+    let Some(named) = f.get("id2label") else {
+        let labels = f.extent_or("num_labels", 2)?;
+        return if labels == 1 { Err(ONE_OUTPUT.into()) } else { Ok(numbered(labels)) };
+    };
     let wrong = || format!("its `id2label` is {named}, and wants a name for every class from 0 on");
     let named = named.as_object().ok_or_else(wrong)?;
+    if named.len() == 1 {
+        return Err(ONE_OUTPUT.into());
+    }
     let name = |class: usize| named.get(&class.to_string()).and_then(text).ok_or_else(wrong);
     Ok(make_unique((0..named.len()).map(name).collect::<Result<_, _>>()?))
 }
@@ -125,6 +133,9 @@ mod tests {
         assert_eq!(read_names(json!({ "id2label": { "0": 7, "1": 3 } })).unwrap(), ["7", "3"]);
         assert_eq!(read_names(json!({ "num_labels": 3 })).unwrap(), ["LABEL_0", "LABEL_1", "LABEL_2"]);
         assert_eq!(read_names(json!({})).unwrap().len(), 2);
+        for single in [json!({ "num_labels": 1 }), json!({ "id2label": { "0": "LABEL_0" } })] {
+            assert!(read_names(single).unwrap_err().contains("one output (num_labels 1)"));
+        }
         let shared = json!({ "id2label": { "0": "crane", "1": "owl", "2": "crane" } });
         assert_eq!(read_names(shared).unwrap(), ["crane (0)", "owl", "crane (2)"]);
     }

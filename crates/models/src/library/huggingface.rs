@@ -11,7 +11,7 @@ use super::fields::Fields;
 use super::layer_kinds::object;
 use super::processor::{self, Processor};
 use super::stored::Stored;
-use super::{Published, class_heads, encoder, fovea, gemma, llama, qwen, qwen3_vl};
+use super::{Published, class_heads, encoder, fovea, gemma, llama, qwen, qwen3_vl, vision};
 use crate::config::{DecoderConfig, Head, Vision};
 
 /// The description of a model in a `config.json`.
@@ -261,7 +261,10 @@ impl<'a> Fields<'a> {
         };
         let unknown = || {
             let relative = qwen3_vl::refused(found).or_else(|| experts(found));
-            relative.unwrap_or_else(|| format!("its `model_type` is {found:?}, and only {known} are read"))
+            relative.unwrap_or_else(|| {
+                let images = vision::model_types();
+                format!("its `model_type` is {found:?}, and only {known} are read, and of images {images}")
+            })
         };
         let architecture = Architecture::by_name(found).ok_or_else(unknown)?;
         let classes = self.get("architectures").and_then(Value::as_array);
@@ -284,7 +287,13 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn refuse_quantised(&self) -> Result<(), String> {
-        self.only("quantization_config", Value::Null, "weights that are not quantised")
+        let Some(said) = self.get("quantization_config") else { return Ok(()) };
+        let method = said.get("quant_method").and_then(Value::as_str).map(|name| format!(" by {name}"));
+        Err(format!(
+            "its `quantization_config` says that its weights are quantised{}, and of such only NF4 of bitsandbytes is read: take \
+             the checkpoint that it was made from",
+            method.unwrap_or_default()
+        ))
     }
 }
 
@@ -346,6 +355,9 @@ mod tests {
         let model = read(&config).unwrap().model;
         assert_eq!((model.kv_heads(), model.head_size()), (32, 128));
         assert!(model.qk_norm && !model.tied);
+        let mut null = config;
+        null["num_key_value_heads"] = Value::Null;
+        assert_eq!(read(&null).unwrap().model.kv_heads(), 64, "as many as heads");
     }
 
     #[test]
@@ -400,6 +412,28 @@ mod tests {
         }
     }
 
+    /// Versions 4 and 5 take the older field where both are there, the latter with another base.
+    #[test]
+    fn two_forms_of_rope_that_differ_are_refused() {
+        let yarn = json!({ "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16 });
+        let both = |scaling: Value, parameters: Value| {
+            changed(|fields| {
+                fields.insert("rope_scaling".into(), scaling.clone());
+                fields.insert("rope_parameters".into(), parameters.clone());
+            })
+        };
+        let plain = json!({ "rope_type": "default", "rope_theta": 100000.0 });
+        let refused = read(&both(yarn.clone(), plain.clone())).unwrap_err();
+        assert!(
+            refused.contains("`rope_scaling` and its `rope_parameters` say different rotations"),
+            "{refused}"
+        );
+        let mut stretched = yarn.clone();
+        stretched["rope_theta"] = json!(100000.0);
+        assert!(read(&both(yarn, stretched)).is_ok());
+        assert_eq!(read(&both(json!({}), plain)).unwrap(), read(&llama()).unwrap());
+    }
+
     #[test]
     fn a_gpt2_reads_and_is_written_back() {
         let config = json!({
@@ -431,7 +465,8 @@ mod tests {
                 "model_type",
                 json!("mamba"),
                 "`model_type` is \"mamba\", and only llama, qwen3, gpt2, gemma3_text, gemma2, qwen2, mistral, phi3, olmo2, \
-                 smollm3, granite, modernbert, bert, roberta, xlm-roberta, distilbert, gemma3 and qwen3_vl are read",
+                 smollm3, granite, modernbert, bert, roberta, xlm-roberta, distilbert, gemma3 and qwen3_vl are read, \
+                 and of images clip, clip_vision_model, siglip, siglip_vision_model, deit, dinov2, dinov2_with_registers, vit",
             ),
             ("architectures", json!(["LlamaForTokenClassification"]), "LlamaForTokenClassification"),
             ("hidden_act", json!("gelu"), "`hidden_act` is \"gelu\""),

@@ -47,11 +47,16 @@ pub(crate) fn dimensions(f: &Fields<'_>, defaults: &Defaults) -> Result<DecoderC
     f.only("hidden_act", json!("silu"), "silu for this architecture")?;
     let (width, heads) = (f.extent("hidden_size")?, f.extent("num_attention_heads")?);
     let head_size = defaults.head_size.unwrap_or(width.checked_div(heads).unwrap_or(0));
+    // An absent field is the library's default, and null says that there are as many as heads.
+    let kv_heads = match f.0.get("num_key_value_heads") {
+        Some(Value::Null) => heads,
+        _ => defaults.kv_heads.unwrap_or(heads),
+    };
     Ok(DecoderConfig {
         width,
         layers: f.layers("num_hidden_layers", None)?,
         heads,
-        kv_heads: Some(f.extent_or("num_key_value_heads", defaults.kv_heads.unwrap_or(heads))?),
+        kv_heads: Some(f.extent_or("num_key_value_heads", kv_heads)?),
         head_size: Some(f.extent_or("head_dim", head_size)?),
         ffn: f.extent("intermediate_size")?,
         vocab: f.extent("vocab_size")?,

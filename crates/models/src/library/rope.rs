@@ -62,7 +62,7 @@ pub(crate) fn by_layer(
         found.ok_or_else(|| format!("its `{name}` is {value}, and wants to be an object"))
     };
     let model = DecoderConfig { rope_theta: global_theta, ..model };
-    let (global, local) = match (f.get("rope_parameters"), f.get("rope_scaling")) {
+    let (global, local) = match (f.get("rope_parameters"), f.own_scaling()) {
         (Some(both), _) => {
             let both = object(both, "rope_parameters")?;
             let part = |kind: &str| both.get(kind).filter(|value| !value.is_null());
@@ -74,10 +74,15 @@ pub(crate) fn by_layer(
         (None, Some(scaling)) => (Some(object(scaling, "rope_scaling")?), None),
         (None, None) => (None, None),
     };
-    let model = match &global {
-        Some(fields) => within(fields, "global", model)?,
-        None => model,
+    let stretched = match &global {
+        Some(fields) => within(fields, "global", model.clone())?,
+        None => model.clone(),
     };
+    if let Some(scaling) = f.own_scaling().filter(|_| f.get("rope_parameters").is_some()) {
+        let older = within(&object(scaling, "rope_scaling")?, "global", model)?;
+        agree(&older, &stretched)?;
+    }
+    let model = stretched;
     let plain = DecoderConfig { rope_theta: local_theta, ..DecoderConfig::default() };
     let local = match &local {
         Some(fields) => within(fields, "local", plain)?,
@@ -137,7 +142,8 @@ impl Fields<'_> {
 
     /// `rope` for an architecture whose heads may rotate in part.
     pub fn partial_rope(&self, model: DecoderConfig) -> Result<DecoderConfig, String> {
-        let (name, fields) = match (self.get("rope_parameters"), self.get("rope_scaling")) {
+        let scaling = self.own_scaling();
+        let (name, fields) = match (self.get("rope_parameters"), scaling) {
             (Some(both), _) => ("rope_parameters", Some(both)),
             (None, scaling) => ("rope_scaling", scaling),
         };
@@ -145,11 +151,22 @@ impl Fields<'_> {
         let share = self.number_or("partial_rotary_factor", 1.0)?;
         let model = DecoderConfig { rope_theta, rope_size: rotated(&model, share), ..model };
         let Some(fields) = fields else { return Ok(DecoderConfig { rope_original_context: None, ..model }) };
-        let Some(fields) = fields.as_object() else {
-            return Err(format!("its `{name}` is {fields}, and wants to be an object"));
+        let read = |name: &str, fields: &Value| match fields.as_object() {
+            Some(fields) => {
+                Fields(fields).scaling(model.clone()).map_err(|why| format!("in its `{name}`: {why}"))
+            }
+            None => Err(format!("its `{name}` is {fields}, and wants to be an object")),
         };
-        let rope = Fields(fields);
-        rope.scaling(model).map_err(|why| format!("in its `{name}`: {why}"))
+        let rope = read(name, fields)?;
+        if let Some(scaling) = scaling.filter(|_| name == "rope_parameters") {
+            agree(&read("rope_scaling", scaling)?, &rope)?;
+        }
+        Ok(rope)
+    }
+
+    /// The older field `rope_scaling`, unless it is an empty object, which stands for none.
+    fn own_scaling(&self) -> Option<&Value> {
+        self.get("rope_scaling").filter(|value| value.as_object().is_none_or(|fields| !fields.is_empty()))
     }
 
     /// The model with the rotations in these fields of a `rope_parameters`. If they lack the original context, the one from the
@@ -221,6 +238,16 @@ impl Fields<'_> {
             rope_long_factors: self.numbers("long_factor")?.filter(|_| is_long),
             ..model
         })
+    }
+}
+
+/// Refuses a file whose two forms say different rotations: versions of the library differ in which one they read.
+fn agree(older: &DecoderConfig, newer: &DecoderConfig) -> Result<(), String> {
+    match older == newer {
+        true => Ok(()),
+        false => Err("its `rope_scaling` and its `rope_parameters` say different rotations, and the library reads one or \
+                      the other by its version: keep the one that is meant, with `rope_theta` in it"
+            .into()),
     }
 }
 

@@ -72,8 +72,14 @@ fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
     let none = serde_json::Map::new();
     let object = |name: &str| f.get(name).and_then(Value::as_object).unwrap_or(&none);
     let (args, cfg) = (Fields(object("model_args")), Fields(object("pretrained_cfg")));
-    for (name, only) in [("qkv_bias", json!(true)), ("qk_norm", json!(false)), ("in_chans", json!(CHANNELS))]
-    {
+    let only = [
+        ("qkv_bias", json!(true)),
+        ("qk_norm", json!(false)),
+        ("in_chans", json!(CHANNELS)),
+        // The tokens before the patches would be part of the mean.
+        ("pool_include_prefix", json!(false)),
+    ];
+    for (name, only) in only {
         if let Some(value) = args.get(name).filter(|value| **value != only) {
             return Err(format!("its `model_args` have `{name}` = {value}, and here there is only {only}"));
         }

@@ -57,6 +57,12 @@ pub(crate) fn read(config: &Value) -> Option<Result<VitDescription, String>> {
     }))
 }
 
+/// Every `model_type` that is read, in a sentence.
+pub(super) fn model_types() -> String {
+    let all: Vec<&str> = ALL.iter().flat_map(|files| files.model_types).copied().collect();
+    all.join(", ")
+}
+
 impl Files {
     fn of(vit: &VitConfig) -> &'static Files {
         ALL.into_iter().find(|files| (files.holds)(vit)).expect("the last holds all")
@@ -182,6 +188,7 @@ mod tests {
             "layer_norm_eps": 1e-12, "hidden_act": "gelu", "qkv_bias": true, "id2label": { "0": "tench", "1": "goldfish" },
         }));
         assert_eq!((base.width, base.grid, base.classes, base.norm_eps), (768, Some(14), Some(2), 1e-12));
+        assert_eq!((base.mean, base.std), ([0.5; 3], [0.5; 3]), "those of the library's processor");
         assert_eq!(base.parameters(), 85_798_656 + 2 * 769);
         let written = base.write("float32", &[], &[]).unwrap();
         assert_eq!(written["architectures"][0], "ViTForImageClassification");
@@ -322,6 +329,9 @@ mod tests {
         assert!(refused(json!({ "architecture": "resnet50" })).contains("resnet50"));
         let pooled = json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "fc_norm": true } });
         assert!(refused(pooled).contains("`fc_norm`"));
+        let args = json!({ "global_pool": "avg", "pool_include_prefix": true });
+        let all = json!({ "architecture": "vit_tiny_patch16_224", "model_args": args });
+        assert!(refused(all).contains("`pool_include_prefix` = true"));
         let wide = json!({ "architecture": "vit_tiny_patch16_224", "model_args": { "img_size": [32, 16] } });
         assert!(refused(wide).contains("here images and patches are square"));
         let square =

@@ -87,6 +87,11 @@ fn read(f: &Fields<'_>, kind: &VitVariant) -> Result<VitDescription, String> {
         library: VitLibrary::Transformers,
         ..VitConfig::default()
     };
+    // Where no file beside the model says how pixels are made: DeiT's published models were trained with ImageNet's.
+    let vit = match kind.registers {
+        0 => VitConfig { mean: [0.5; 3], std: [0.5; 3], ..vit },
+        _ => vit,
+    };
     Ok((vit, classes, Processor::default()))
 }
 

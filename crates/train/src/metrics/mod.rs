@@ -19,7 +19,7 @@ pub use classes::{ClassMetrics, Confusion, Score, Tally, likeliest, probabilitie
 pub use rewards::RewardMetrics;
 pub use text::TextMetrics;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Metrics of an evaluation, by what the model learns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +29,13 @@ pub enum Metrics {
     Answers(AnswerMetrics),
     Rewards(RewardMetrics),
     Text(TextMetrics),
+}
+
+/// Reads a number that is not finite, which JSON has only as null.
+pub(crate) fn null_is_nan<'de, D: Deserializer<'de>, F: Deserialize<'de> + From<f32>>(
+    deserializer: D,
+) -> Result<F, D::Error> {
+    Ok(Option::<F>::deserialize(deserializer)?.unwrap_or_else(|| F::from(f32::NAN)))
 }
 
 impl Metrics {

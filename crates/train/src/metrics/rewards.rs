@@ -5,16 +5,22 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::null_is_nan;
+
 /// Metrics of the preferences of an update or an evaluation. Each is a mean over pairs, or over the answers that are wanted
 /// (`chosen`) and those that are not (`rejected`).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RewardMetrics {
     /// Share of pairs whose chosen answer has the larger reward; for judged answers the share on the correct side of the
     /// baseline.
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_accuracy: f64,
     /// Reward of the chosen answer minus that of the rejected one.
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_margin: f64,
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_chosen: f64,
+    #[serde(deserialize_with = "null_is_nan")]
     pub reward_rejected: f64,
     /// Sums of the log-probabilities of the answers' tokens; present for pairs.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -2,10 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::null_is_nan;
+
 /// Metrics of an evaluation on text.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct TextMetrics {
     /// Bits of all predicted tokens, ends of documents among them, divided by the bytes of text they represent.
+    #[serde(deserialize_with = "null_is_nan")]
     pub bits_per_byte: f64,
 }
 

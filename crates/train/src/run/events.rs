@@ -8,7 +8,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::metrics::Metrics;
+use crate::metrics::{Metrics, null_is_nan};
 use crate::run::samples::Sample;
 
 /// A line of the log. Non-finite numbers are written as `null` and read as NaN; floats are written in their shortest exact form,
@@ -342,12 +342,6 @@ pub enum Status {
     Failed,
 }
 
-fn null_is_nan<'de, D: Deserializer<'de>, F: Deserialize<'de> + From<f32>>(
-    deserializer: D,
-) -> Result<F, D::Error> {
-    Ok(Option::<F>::deserialize(deserializer)?.unwrap_or_else(|| F::from(f32::NAN)))
-}
-
 fn nulls_are_nan<'de, D: Deserializer<'de>>(deserializer: D) -> Result<BTreeMap<String, f32>, D::Error> {
     let values = BTreeMap::<String, Option<f32>>::deserialize(deserializer)?;
     Ok(values.into_iter().map(|(name, value)| (name, value.unwrap_or(f32::NAN))).collect())
@@ -655,6 +649,31 @@ mod tests {
             assert!(line.contains(r#""loss":null"#) && line.contains(r#""lr":null"#), "{line}");
             let Event::Step(back) = serde_json::from_str(&line).unwrap() else { panic!() };
             assert!(back.loss.is_nan() && back.lr.is_nan());
+        }
+    }
+
+    /// A log is read, and a run goes on, also behind an evaluation whose numbers were not finite.
+    #[test]
+    fn metrics_that_are_not_finite_are_null() {
+        use crate::metrics::{RewardMetrics, TextMetrics};
+        let nan = f64::NAN;
+        let rewards = RewardMetrics {
+            reward_accuracy: 0.5,
+            reward_margin: nan,
+            reward_chosen: nan,
+            reward_rejected: nan,
+            logp_chosen: None,
+            logp_rejected: None,
+        };
+        for metrics in [Metrics::Text(TextMetrics { bits_per_byte: nan }), Metrics::Rewards(rewards)] {
+            let event =
+                Event::Eval { step: 1, loss: f32::NAN, metrics: Some(metrics.clone()), averaged: false };
+            let line = event.to_json();
+            assert!(line.contains("null"), "{line}");
+            let Event::Eval { metrics: Some(back), .. } = serde_json::from_str(&line).unwrap() else {
+                panic!("{line}")
+            };
+            assert_eq!(format!("{back:?}"), format!("{metrics:?}"));
         }
     }
 

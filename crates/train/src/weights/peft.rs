@@ -27,6 +27,7 @@ use crate::weights::adapters::also_trains;
 use crate::weights::export::target::METADATA;
 use crate::weights::pretrained::{TensorLocation, Weights, parameters};
 use flatout_data::durable;
+use flatout_data::pointer::{IS_POINTER, is_pointer};
 
 mod modules;
 
@@ -250,6 +251,9 @@ fn read_config(path: &Path) -> Result<Value, UserError> {
     let bytes = fs::read(path).map_err(|error| {
         UserError(format!("`adapter.from` needs a folder with an adapter in PEFT's layout: {shown}: {error}"))
     })?;
+    if is_pointer(&bytes) {
+        refuse!("{shown} {IS_POINTER}");
+    }
     let value: Value =
         serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))?;
     if value["peft_type"] != "LORA" {
@@ -269,6 +273,15 @@ fn read_config(path: &Path) -> Result<Value, UserError> {
         if !is_default(key) {
             refuse!("{shown} has {key} {}, which is not supported", value[key]);
         }
+    }
+    // These took a part out of the model's own weights, and an adapter is trained beside what was left.
+    let init = &value["init_lora_weights"];
+    let took = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+    if init.as_str().is_some_and(|init| took.iter().any(|start| init.to_lowercase().starts_with(start))) {
+        refuse!(
+            "{shown} has init_lora_weights {init}, which changes the weights that the adapter lies beside: save it as a plain \
+             one, with path_initial_model_for_weight_conversion in PEFT"
+        );
     }
     if !matches!(value["bias"].as_str(), None | Some("none")) {
         refuse!("{shown} has bias {}, and only adapters without biases are supported", value["bias"]);

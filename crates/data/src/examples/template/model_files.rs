@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use super::{CHATML, ChatTemplate, Date};
 use crate::error::DataError;
 use crate::formats::{Field, Fields};
+use crate::pointer::{IS_POINTER, is_pointer};
 
 /// The name of the built-in template in `data.template`.
 pub const CHATML_NAME: &str = "chatml";
@@ -133,8 +134,12 @@ fn read(path: &Path) -> Result<Option<String>, DataError> {
     if !path.is_file() {
         return Ok(None);
     }
-    let text = fs::read_to_string(path);
-    text.map(Some).map_err(|error| DataError::input(format!("{} cannot be read: {error}.", path.display())))
+    let text = fs::read_to_string(path)
+        .map_err(|error| DataError::input(format!("{} cannot be read: {error}.", path.display())))?;
+    match is_pointer(text.as_bytes()) {
+        true => Err(DataError::input(format!("{} {IS_POINTER}.", path.display()))),
+        false => Ok(Some(text)),
+    }
 }
 
 fn object(path: &Path, text: &str) -> Result<Fields, DataError> {
@@ -178,6 +183,8 @@ mod tests {
         assert_eq!(written(look(Some(file.to_str().unwrap())).unwrap()), "own");
         let missing = look(Some("no/such.jinja")).unwrap_err();
         assert!(missing.sentence.contains("data.template=no/such.jinja is neither chatml"), "{missing}");
+        scratch.write("a/chat_template.jinja", b"version https://git-lfs.github.com/spec/v1\nsize 3\n");
+        assert!(look(None).unwrap_err().sentence.contains("chat_template.jinja is a pointer of Git LFS"));
         scratch.write("a/tokenizer_config.json", b"[");
         assert!(look(None).unwrap_err().sentence.contains("tokenizer_config.json is not usable"));
     }

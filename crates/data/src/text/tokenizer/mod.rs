@@ -24,6 +24,7 @@ use self::guarded::{GuardedTokenizer, Unencodable};
 use crate::contained::contained;
 use crate::durable;
 use crate::error::DataError;
+use crate::pointer::{IS_POINTER, is_pointer};
 use crate::random::{fingerprint, key};
 use crate::text::synthetic::grammar::{BOS, EOS};
 
@@ -152,6 +153,9 @@ impl Vocabulary {
         let shown = path.display();
         let bytes = std::fs::read(path)
             .map_err(|error| DataError::input(format!("The tokeniser {shown} cannot be read: {error}.")))?;
+        if is_pointer(&bytes) {
+            return Err(DataError::input(format!("{shown} {IS_POINTER}.")));
+        }
         let unusable =
             |message: String| DataError::input(format!("{shown} is not a usable tokenizer.json: {message}."));
         // The library panics on some files: on truncated JSON, on ids at the end of their range.

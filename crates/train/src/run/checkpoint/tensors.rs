@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use flatout_data::pointer::{IS_POINTER, is_pointer};
 use flatout_settings::choice;
 use serde::{Deserialize, Serialize};
 
@@ -92,6 +93,8 @@ struct HeaderEntry {
 const METADATA: &str = "__metadata__";
 /// The format's limit on the header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// What is looked at of a file that may be a pointer to another one.
+const MAX_POINTER_BYTES: u64 = 1024;
 
 /// The beginning of a file: the length of the header and the header. The bytes of the tensors must follow in this order and
 /// without gaps. Panics if two tensors have the same name.
@@ -184,7 +187,15 @@ impl TensorFile {
         file.read_exact(&mut prefix).map_err(|_| broken("it has no header".into()))?;
         let header_bytes = u64::from_le_bytes(prefix);
         if header_bytes > MAX_HEADER_BYTES.min(length.saturating_sub(8)) {
-            return Err(broken(format!("its header would be {header_bytes} bytes")));
+            let mut rest = vec![];
+            file.take(MAX_POINTER_BYTES).read_to_end(&mut rest)?;
+            if is_pointer(&[&prefix, &rest[..]].concat()) {
+                let said = format!("{} {IS_POINTER}", path.display());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, said));
+            }
+            return Err(broken(format!(
+                "its header would be {header_bytes} bytes of the file's {length}: it is another kind of file, or cut off"
+            )));
         }
         let mut header = vec![0; header_bytes as usize];
         file.read_exact(&mut header)?;
@@ -198,8 +209,13 @@ impl TensorFile {
             let bytes = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent));
             let right_size =
                 end.checked_sub(start).is_some_and(|given| bytes.is_some_and(|b| b as u64 == given));
-            if !right_size || end > length - data {
+            if !right_size {
                 return Err(broken(format!("`{name}` is not where the header says")));
+            }
+            if end > length - data {
+                return Err(broken(format!(
+                    "`{name}` ends past the last of its {length} bytes: it was cut off, so fetch or copy it again"
+                )));
             }
             let extent = Extent { file: 0, offset: data + start, bytes: end - start };
             let entry = Entry { dtype, shape, extents: vec![extent] };

@@ -11,7 +11,7 @@ use flatout_runtime::{RuntimeError, Session};
 use serde_json::Value;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::weights::{TensorLocation, Weights, refuse_changed};
+use super::weights::{TensorLocation, Weights, check_finite, refuse_changed};
 use crate::Failure;
 use crate::UserError;
 use crate::refuse;
@@ -192,9 +192,11 @@ fn sized(weights: &Weights, part: &Tensor, dtype: Dtype, count: usize) -> Result
 
 fn bytes(weights: &Weights, part: &Tensor) -> Result<Vec<u8>, UserError> {
     let (path, file) = weights.numbered(part.file);
-    let mut bytes = vec![0; file.entries()[&part.name].bytes()];
+    let entry = &file.entries()[&part.name];
+    let mut bytes = vec![0; entry.bytes()];
     let read = file.read_into(&part.name, &mut bytes);
     read.map_err(|error| UserError(format!("{} cannot be read: {error}", path.display())))?;
+    check_finite(path, &part.name, entry.dtype, &bytes)?;
     Ok(bytes)
 }
 

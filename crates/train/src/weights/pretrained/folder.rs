@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
+use flatout_data::pointer::{IS_POINTER, is_pointer};
 use flatout_ir::passes::base;
 use flatout_models::config::Model;
 use flatout_models::decoder::HEAD;
@@ -109,6 +110,9 @@ fn json(path: &Path) -> Result<Value, UserError> {
         fs::read(path)
     });
     let bytes = read.map_err(|error| UserError(format!("{shown} cannot be read: {error}")))?;
+    if is_pointer(&bytes) {
+        refuse!("{shown} {IS_POINTER}");
+    }
     serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))
 }
 

@@ -33,6 +33,7 @@ use crate::run::{self, BESIDE};
 use crate::switches::compute::PRECISION;
 use crate::switches::memory::Base;
 use crate::weights::adapters;
+use crate::weights::peft;
 use crate::weights::quantized::StoredBase;
 
 /// Location of a model.
@@ -87,6 +88,13 @@ impl Source {
         }
         if path.join(folder::CONFIG).is_file() {
             return Ok(Some(Source::Folder(path.to_path_buf())));
+        }
+        if path.join(peft::CONFIG).is_file() {
+            refuse!(
+                "{} has an adapter and no model: give the model that it was trained with as model.from, and this folder as \
+                 adapter.from",
+                path.display()
+            );
         }
         if path.is_dir() {
             refuse!(

@@ -551,6 +551,7 @@ impl Weights {
         let dtype = file.entries()[&place.name].dtype;
         let mut bytes = vec![0; piece.elements() * dtype.bytes()];
         file.read_range(&place.name, piece.range.clone(), &mut bytes).map_err(Failure::io(path.display()))?;
+        check_finite(path, &place.name, dtype, &bytes)?;
         Ok(Some(widened(dtype, bytes)))
     }
 
@@ -563,6 +564,7 @@ impl Weights {
         for (i, chunk) in bytes.chunks_mut(CHUNK_BYTES).enumerate() {
             file.read_part(&place.name, (i * CHUNK_BYTES) as u64, chunk)
                 .map_err(Failure::io(path.display()))?;
+            check_finite(path, &place.name, entry.dtype, chunk)?;
             hash.update(chunk);
         }
         let hash = format!("{:032x}", hash.digest128());
@@ -612,6 +614,30 @@ impl Weights {
         }
         writer.finish();
         Ok(hashes)
+    }
+}
+
+/// Refuses a tensor with values that are not finite: results computed from them are not finite either.
+pub(super) fn check_finite(path: &Path, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<(), UserError> {
+    // Infinities and NaN are the values whose exponent bits are all ones. Both folds vectorise.
+    let halves = |ones: u16| {
+        let half = |all: bool, half: &[u8; 2]| all & (u16::from_le_bytes(*half) & ones != ones);
+        bytes.as_chunks().0.iter().fold(true, half)
+    };
+    let word = |all: bool, word: &[u8; 4]| all & f32::from_le_bytes(*word).is_finite();
+    let is_finite = match dtype {
+        Dtype::F32 => bytes.as_chunks().0.iter().fold(true, word),
+        Dtype::F16 => halves(0x7c00),
+        Dtype::Bf16 => halves(0x7f80),
+        _ => true,
+    };
+    match is_finite {
+        true => Ok(()),
+        false => refuse!(
+            "{}: `{name}` has values that are not finite, from which nothing can be computed: fetch the file again, or take \
+             weights that were saved before they diverged",
+            path.display()
+        ),
     }
 }
 
