@@ -293,11 +293,7 @@ const SHARDS: &[Case] = &[
         |m| index(m, |i| i["weight_map"][NORM] = json!("pytorch_model.bin")),
         "into \"pytorch_model.bin\": a shard is",
     ),
-    (
-        "an index of numbers",
-        |m| index(m, |i| i["weight_map"][NORM] = json!(3)),
-        "is 3, and must be a name",
-    ),
+    ("an index of numbers", |m| index(m, |i| i["weight_map"][NORM] = json!(3)), "is 3, and must be a name"),
     (
         "an index without a map",
         |m| index(m, |i| drop(i.as_object_mut().unwrap().remove("weight_map"))),

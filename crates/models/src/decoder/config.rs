@@ -466,7 +466,7 @@ impl DecoderConfig {
         let half = self.head_size() / 2;
         if sections.contains(&0) || sections.iter().sum::<usize>() != half {
             return Err(format!(
-                "`model.rope_sections` is {sections:?}, and wants to be three numbers above 0 whose sum is {half}, half of \
+                "`model.rope_sections` is {sections:?}, and must be three numbers above 0 whose sum is {half}, half of \
                  a head"
             ));
         }

@@ -154,7 +154,7 @@ impl DecoderConfig {
         }
         if size == 0 || size > head_size || !size.is_multiple_of(2) {
             return Err(format!(
-                "`model.rope_size` is {size}, and wants to be an even number from 2 to {head_size}, the size of a head"
+                "`model.rope_size` is {size}, and must be an even number from 2 to {head_size}, the size of a head"
             ));
         }
         match self.rope_sections {
@@ -177,7 +177,7 @@ impl DecoderConfig {
             };
             if factors.len() != pairs || factors.iter().any(|factor| !(factor.is_finite() && *factor > 0.0)) {
                 return Err(format!(
-                    "`model.{key}` wants to be {pairs} numbers above 0, one for each frequency of a head"
+                    "`model.{key}` must be {pairs} numbers above 0, one for each frequency of a head"
                 ));
             }
         }
@@ -279,7 +279,7 @@ mod tests {
         refused(|c| c.rope_scaling = RopeScaling::Longrope, "`model.rope_short_factors` is missing");
         refused(
             |c| (c.rope_scaling, c.rope_short_factors) = (RopeScaling::Longrope, Some(vec![1.0; 31])),
-            "`model.rope_short_factors` wants to be 32 numbers above 0",
+            "`model.rope_short_factors` must be 32 numbers above 0",
         );
         refused(|c| c.rope_theta = 0.5, "must be above 1 for yarn");
         refused(

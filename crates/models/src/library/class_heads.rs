@@ -56,7 +56,7 @@ pub(crate) fn names(f: &Fields<'_>) -> Result<Vec<String>, String> {
         let labels = f.extent_or("num_labels", 2)?;
         return if labels == 1 { Err(ONE_OUTPUT.into()) } else { Ok(numbered(labels)) };
     };
-    let wrong = || format!("its `id2label` is {named}, and wants a name for every class from 0 on");
+    let wrong = || format!("its `id2label` is {named}, and must name every class from 0 on");
     let named = named.as_object().ok_or_else(wrong)?;
     if named.len() == 1 {
         return Err(ONE_OUTPUT.into());

@@ -15,7 +15,7 @@ impl<'a> Fields<'a> {
     pub fn extent(&self, name: &str) -> Result<usize, String> {
         let value = self.get(name).ok_or_else(|| format!("it has no `{name}`"))?;
         let whole = value.as_u64().filter(|n| *n > 0).and_then(|n| usize::try_from(n).ok());
-        whole.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a whole number of 1 or more"))
+        whole.ok_or_else(|| format!("its `{name}` is {value}, and must be a whole number of 1 or more"))
     }
 
     pub fn extent_or(&self, name: &str, default: usize) -> Result<usize, String> {
@@ -25,7 +25,7 @@ impl<'a> Fields<'a> {
     pub fn number_or(&self, name: &str, default: f64) -> Result<f64, String> {
         let Some(value) = self.get(name) else { return Ok(default) };
         let number = value.as_f64().filter(|x| x.is_finite());
-        number.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a number"))
+        number.ok_or_else(|| format!("its `{name}` is {value}, and must be a number"))
     }
 
     /// A number of layers, limited before anything is listed by layer.
@@ -51,7 +51,7 @@ impl<'a> Fields<'a> {
 
     pub fn flag_or(&self, name: &str, default: bool) -> Result<bool, String> {
         let Some(value) = self.get(name) else { return Ok(default) };
-        value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and wants to be true or false"))
+        value.as_bool().ok_or_else(|| format!("its `{name}` is {value}, and must be true or false"))
     }
 
     /// Checks that a field, if present, has this value; `supported` names what is supported here.
@@ -80,6 +80,6 @@ impl<'a> Fields<'a> {
             Value::Array(tokens) => tokens.iter().map(token).collect(),
             one => token(one).map(|token| vec![token]),
         };
-        tokens.ok_or_else(|| format!("its `{name}` is {value}, and wants to be a token or a list of them"))
+        tokens.ok_or_else(|| format!("its `{name}` is {value}, and must be a token or a list of them"))
     }
 }

@@ -316,7 +316,7 @@ mod tests {
         let stretched =
             json!({ "sliding_attention": { "rope_type": "linear", "factor": 2.0, "rope_theta": 1e4 } });
         assert!(refused("rope_parameters", stretched).contains("local layers are stretched (linear)"));
-        assert!(refused("rope_scaling", json!("twice")).contains("wants to be an object"));
+        assert!(refused("rope_scaling", json!("twice")).contains("must be an object"));
         let mut both = one_b();
         both["rope_parameters"] = json!({ "full_attention": { "rope_type": "default", "rope_theta": 1e6 } });
         assert!(huggingface::read(&both).is_ok());

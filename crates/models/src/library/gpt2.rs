@@ -39,7 +39,7 @@ fn read(f: &Fields<'_>) -> Result<DecoderConfig, String> {
     }
     let width = f.extent("n_embd")?;
     let activation = f.get("activation_function").map_or(Ok("gelu_new"), |value| {
-        value.as_str().ok_or_else(|| format!("its `activation_function` is {value}, and wants to be a name"))
+        value.as_str().ok_or_else(|| format!("its `activation_function` is {value}, and must be a name"))
     })?;
     if f.get("tie_word_embeddings").is_some_and(|tied| *tied != json!(true)) {
         return Err("its `tie_word_embeddings` is not true, and a GPT-2 is read with a tied head".into());

@@ -489,7 +489,7 @@ mod tests {
             ),
             ("rope_scaling", json!({ "rope_type": 3, "factor": 2.0 }), "its type is 3, which is no name"),
             ("rope_scaling", json!({ "rope_type": ["yarn"], "factor": 2.0 }), "its type is [\"yarn\"]"),
-            ("rope_scaling", json!("twice"), "wants to be an object"),
+            ("rope_scaling", json!("twice"), "must be an object"),
             ("rope_theta", json!("10"), "`rope_theta` is \"10\""),
             ("rope_theta", json!(-1.0), "it describes no model: `model.rope_theta` is -1"),
             ("hidden_size", json!(36.5), "`hidden_size` is 36.5"),

@@ -81,7 +81,7 @@ pub fn read_area(config: &Value) -> Result<Processor, String> {
             (None, None) => return Ok(None),
         };
         let whole = said.as_u64().filter(|area| *area > 0);
-        whole.map(Some).ok_or_else(|| format!("its `{name}` is {said}, and wants the pixels of an area"))
+        whole.map(Some).ok_or_else(|| format!("its `{name}` is {said}, and must be the pixels of an area"))
     };
     let area = match (limit("shortest_edge", "min_pixels")?, limit("longest_edge", "max_pixels")?) {
         (Some(least), Some(most)) if least > most => {
@@ -101,7 +101,7 @@ pub(crate) fn read_timm(cfg: &Fields<'_>, image_size: usize) -> Result<Processor
         Some(_) => cfg.number_or("crop_pct", 1.0)?,
     };
     if !(0.01..=1.0).contains(&share) {
-        return Err(format!("its `crop_pct` is {share}, and wants to be a share"));
+        return Err(format!("its `crop_pct` is {share}, and must be a share"));
     }
     let scaled = (image_size as f64 / share).floor() as usize;
     let resize = match cfg.get("crop_mode").and_then(Value::as_str) {
@@ -138,7 +138,7 @@ pub(crate) fn normalise_by(config: &Value, [mean, std]: [&mut [f64; 3]; 2]) -> R
         false => 1.0,
     };
     if factor <= 0.0 {
-        return Err(format!("its `rescale_factor` is {factor}, and wants to be above 0"));
+        return Err(format!("its `rescale_factor` is {factor}, and must be above 0"));
     }
     let normalises = f.is_true("do_normalize", true)?;
     for (name, place, none) in [("image_mean", mean, 0.0), ("image_std", std, 1.0)] {
@@ -149,7 +149,7 @@ pub(crate) fn normalise_by(config: &Value, [mean, std]: [&mut [f64; 3]; 2]) -> R
                 let said =
                     said.as_array().map(|all| all.iter().filter_map(Value::as_f64).collect::<Vec<_>>());
                 let three = said.and_then(|said| said.try_into().ok());
-                three.ok_or_else(|| format!("its `{name}` wants to be three numbers"))?
+                three.ok_or_else(|| format!("its `{name}` must be three numbers"))?
             }
         };
         // Our means and deviations are for pixels divided by 255.
@@ -211,7 +211,8 @@ fn filter(f: &Fields<'_>) -> Result<Option<&'static str>, String> {
 
 /// One number for the shorter side, or rows and columns.
 fn sides(value: &Value, name: &str, one_is_shorter: bool) -> Result<Vec<usize>, String> {
-    let wrong = || format!("its `{name}` is {value}, and wants a height and a width, or the shortest edge");
+    let wrong =
+        || format!("its `{name}` is {value}, and must have a height and a width, or the shortest edge");
     let whole = |value: &Value| value.as_u64().filter(|n| (1..1 << 16).contains(n)).map(|n| n as usize);
     if let Some(side) = whole(value) {
         return Ok(if one_is_shorter { vec![side] } else { vec![side; 2] });

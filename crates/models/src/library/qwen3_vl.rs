@@ -84,7 +84,7 @@ fn sections(text: &Fields<'_>) -> Result<[usize; 3], String> {
         }
     };
     let rope =
-        Fields(rope.as_object().ok_or_else(|| format!("its `{name}` is {rope}, and wants to be an object"))?);
+        Fields(rope.as_object().ok_or_else(|| format!("its `{name}` is {rope}, and must be an object"))?);
     if rope.get("rope_theta").is_none() && text.get("rope_theta").is_none() {
         return Err("its `text_config` has no `rope_theta`".into());
     }
@@ -131,14 +131,14 @@ fn tower(outer: &Fields<'_>, f: &Fields<'_>, text_width: usize) -> Result<Qwen3V
                 .as_array()
                 .and_then(|all| all.iter().map(|n| usize::try_from(n.as_u64()?).ok()).collect());
             all.ok_or_else(|| {
-                format!("its `deepstack_visual_indexes` is {said}, and wants to be a list of blocks")
+                format!("its `deepstack_visual_indexes` is {said}, and must be a list of blocks")
             })?
         }
     };
     let token = |name: &str, default: u32| match outer.tokens(name)?[..] {
         [] => Ok(default as usize),
         [token] => Ok(token as usize),
-        _ => Err(format!("its `{name}` wants to be one token")),
+        _ => Err(format!("its `{name}` must be one token")),
     };
     Ok(Qwen3VlConfig {
         width: f.extent_or("hidden_size", 1152)?,

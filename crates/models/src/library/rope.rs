@@ -59,7 +59,7 @@ pub(crate) fn by_layer(
     };
     let object = |value: &Value, name: &str| {
         let found = value.as_object().cloned();
-        found.ok_or_else(|| format!("its `{name}` is {value}, and wants to be an object"))
+        found.ok_or_else(|| format!("its `{name}` is {value}, and must be an object"))
     };
     let model = DecoderConfig { rope_theta: global_theta, ..model };
     let (global, local) = match (f.get("rope_parameters"), f.own_scaling()) {
@@ -155,7 +155,7 @@ impl Fields<'_> {
             Some(fields) => {
                 Fields(fields).scaling(model.clone()).map_err(|why| format!("in its `{name}`: {why}"))
             }
-            None => Err(format!("its `{name}` is {fields}, and wants to be an object")),
+            None => Err(format!("its `{name}` is {fields}, and must be an object")),
         };
         let rope = read(name, fields)?;
         if let Some(scaling) = scaling.filter(|_| name == "rope_parameters") {

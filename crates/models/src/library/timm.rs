@@ -131,7 +131,7 @@ fn read(f: &Fields<'_>) -> Result<VitDescription, String> {
         None => Ok(fallback),
         Some(values) => {
             let values: Vec<f64> = values.iter().filter_map(Value::as_f64).collect();
-            values.try_into().map_err(|_| format!("its `{name}` wants to be three numbers"))
+            values.try_into().map_err(|_| format!("its `{name}` must be three numbers"))
         }
     };
     let vit = VitConfig {
@@ -187,7 +187,7 @@ fn label_names(f: &Fields<'_>, cfg: &Fields<'_>, classes: usize) -> Result<Vec<S
         listed.as_array().and_then(|names| names.iter().map(class_heads::text).collect());
     match names.filter(|names| names.len() == classes) {
         Some(names) => Ok(class_heads::make_unique(names)),
-        None => Err(format!("its `{LABELS}` wants to be a list of {classes} names, one a class")),
+        None => Err(format!("its `{LABELS}` must be a list of {classes} names, one a class")),
     }
 }
 

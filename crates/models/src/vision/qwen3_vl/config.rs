@@ -96,7 +96,7 @@ impl Qwen3VlConfig {
             ("vision.std", self.std.iter().copied().fold(f64::INFINITY, f64::min)),
         ])?;
         if self.mean.iter().any(|mean| !mean.is_finite()) {
-            return Err("`model.vision.mean` wants three numbers".into());
+            return Err("`model.vision.mean` must be three numbers".into());
         }
         let Self { width, heads, .. } = *self;
         if !width.is_multiple_of(heads) {
