@@ -265,7 +265,7 @@ const REFUSED: &[Case] = &[
     (
         "other blocks of magnitudes",
         |_, t| describe(t, |s| s["nested_blocksize"] = json!(128)),
-        "with nested_blocksize 128, and 256 is read",
+        "with nested_blocksize 128, and only 256 is supported",
     ),
     ("no size of blocks", |_, t| describe(t, |s| s["blocksize"] = Value::Null), "lacks `blocksize`"),
     ("no mean", |_, t| describe(t, |s| s["nested_offset"] = json!(null)), "lacks `nested_offset`"),

@@ -128,7 +128,7 @@ fn invalid_sample_settings_are_refused() {
         ),
         (&["samples.max_tokens=0"], "`samples.max_tokens` is 0 and must be at least 1"),
         (&["samples.temperature=-1"], "`samples.temperature` is -1 and must be from 0 to 100"),
-        (&["samples.prompts=['a']", "model.attention=bidirectional"], "sees both ways"),
+        (&["samples.prompts=['a']", "model.attention=bidirectional"], "is bidirectional (model.attention)"),
     ] {
         let sentence = refused(words);
         assert!(sentence.contains(wanted), "{words:?}: {sentence}");
