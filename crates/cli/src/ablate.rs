@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use flatout_measure::ablate::variants::{Fate, Wanted};
+use flatout_measure::ablate::variants::{Fate, RowSelection};
 use flatout_measure::ablate::{AblateProgress, Options, Report, page};
 use flatout_measure::bench::Stage;
 use flatout_train::Config;
@@ -105,7 +105,7 @@ fn options(args: &Ablate) -> Result<Options, UserError> {
         steps: args.steps as usize,
         repeats: args.repeats as usize,
         budget: budget(args.budget)?,
-        wanted: Wanted { only: args.only.clone(), models: args.model, slowed: args.control },
+        wanted: RowSelection { only: args.only.clone(), models: args.model, slowed: args.control },
         fresh: args.fresh,
     })
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use flatout_serve::Model;
 use flatout_serve::api::chat::{ContentPart, Message};
-use flatout_train::infer::generate::{Finish, Generator, Prompt, Request, Room};
+use flatout_train::infer::generate::{Finish, Generator, GeneratorCapacity, Prompt, Request};
 use flatout_train::run::signal::{self, Interrupts};
 use flatout_train::{Failure, UserError};
 use serde_json::json;
@@ -60,7 +60,7 @@ pub fn chat(args: &Chat, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let device = model::device(&loaded)?;
     let of_averages = model::of_averages(&loaded);
-    let generator = Generator::new(loaded, &device, Room { sequences: 1, tokens: args.tokens })?;
+    let generator = Generator::new(loaded, &device, GeneratorCapacity { sequences: 1, tokens: args.tokens })?;
     let interrupts = signal::interrupts().map_err(Failure::io("signals"))?;
     screen.note(format!(
         "{}{of_averages}: {} tokens of context; {HELP}",

@@ -10,7 +10,7 @@ use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::config::SYSTEM;
 use flatout_train::infer::generate::{
-    CHUNK_WITH_FRAMES, CHUNK_WITH_IMAGES, Generator, Pictures, Prompt, Room, encode,
+    CHUNK_WITH_FRAMES, CHUNK_WITH_IMAGES, Generator, GeneratorCapacity, Pictures, Prompt, encode,
 };
 use flatout_train::run::BESIDE;
 use flatout_train::weights::loaded::Loaded;
@@ -59,8 +59,10 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     }
     let device = model::device(&loaded)?;
     let (weights, of_averages) = (loaded.weights.which(), model::of_averages(&loaded));
-    let room =
-        Room { sequences: prompts.len().min(args.at_once), tokens: longest.saturating_add(args.max_tokens) };
+    let room = GeneratorCapacity {
+        sequences: prompts.len().min(args.at_once),
+        tokens: longest.saturating_add(args.max_tokens),
+    };
     let chunk = if args.frames.is_some() { CHUNK_WITH_FRAMES } else { CHUNK_WITH_IMAGES };
     let mut generator = match shown.is_empty() {
         true => Generator::new(loaded, &device, room)?,

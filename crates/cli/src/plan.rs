@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use flatout_measure::forecast::{Layers, Outcome, timeline};
-use flatout_measure::plan::{self, Asked, OnPaper, Told};
+use flatout_measure::plan::{self, OnPaper, PlanReport, PlanRequest};
 use flatout_train::Failure;
 use flatout_train::UserError;
 use flatout_train::recipes;
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::switches::active;
-use flatout_train::training::host::Beside;
+use flatout_train::training::host::HostMemory;
 
 use crate::args::{Plan, recipe_and_overrides};
 use crate::runs::print_table;
@@ -24,7 +24,7 @@ use crate::screen::{Screen, bytes, count, duration, flops, short};
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
     let config = recipes::resolve(recipe, &args.with, overrides)?;
-    let plan = plan::told(&config, &devices(args))?;
+    let plan = plan::report(&config, &devices(args))?;
     let drawn = args.out.as_ref().map(|folder| draw(&plan, folder)).transpose()?;
     if let Some(path) = &args.text {
         write(path, &plan.compiled.plans.to_string(), "--text")?;
@@ -44,9 +44,9 @@ pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
 }
 
 /// The devices that the plan is made for.
-fn devices(args: &Plan) -> Asked {
+fn devices(args: &Plan) -> PlanRequest {
     let Plan { gpu, gpus, nodes, link, net, ranks, with, .. } = args;
-    Asked {
+    PlanRequest {
         gpu: gpu.clone(),
         gpus: *gpus,
         nodes: *nodes,
@@ -58,8 +58,8 @@ fn devices(args: &Plan) -> Asked {
 }
 
 /// Writes a plot of the arena over the step.
-fn draw(plan: &Told<'_>, folder: &Path) -> Result<PathBuf, Failure> {
-    let Told { config, compiled, .. } = plan;
+fn draw(plan: &PlanReport<'_>, folder: &Path) -> Result<PathBuf, Failure> {
+    let PlanReport { config, compiled, .. } = plan;
     let title = format!("The arena of {} on {} over a step", config.recipe, compiled.target.name);
     let picture = timeline::picture(&title, &compiled.plans, config.train.batch / compiled.micro_batch);
     let path = folder.join("arena.svg");
@@ -75,8 +75,8 @@ fn write(path: &Path, content: &str, option: &str) -> Result<(), UserError> {
     folder.and_then(|()| fs::write(path, content)).map_err(refused)
 }
 
-fn print(plan: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, .. } = plan;
+fn print(plan: &PlanReport<'_>, screen: &Screen) {
+    let PlanReport { config, compiled, .. } = plan;
     let target = &compiled.target;
     screen.result(match target.name.as_str() {
         "cpu" => format!("{} on cpu, {} threads", config.recipe, target.cores),
@@ -116,8 +116,8 @@ fn print(plan: &Told<'_>, screen: &Screen) {
 }
 
 /// Prints parameters, arithmetic, and the time of a step by the roofline and by measured kernels.
-fn time(plan: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, forecast, .. } = plan;
+fn time(plan: &PlanReport<'_>, screen: &Screen) {
+    let PlanReport { config, compiled, forecast, .. } = plan;
     let tokens = prediction::tokens_per_update(config, compiled) as u64;
     let step = &forecast.step;
     screen.result(format!(
@@ -184,8 +184,8 @@ fn milliseconds(seconds: f64) -> String {
 }
 
 /// Prints memory by category and by layer, and the launch at which most is in use.
-fn memory(plan: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, forecast, .. } = plan;
+fn memory(plan: &PlanReport<'_>, screen: &Screen) {
+    let PlanReport { config, compiled, forecast, .. } = plan;
     screen.result(format!(
         "memory           {} bytes ({})",
         compiled.plans.arena_bytes,
@@ -200,7 +200,7 @@ fn memory(plan: &Told<'_>, screen: &Screen) {
     if compiled.target.wire_bytes > 0 {
         screen.result(format!("  and NCCL takes at most {}", bytes(compiled.target.wire_bytes)));
     }
-    let beside = Beside::of(config, compiled);
+    let beside = HostMemory::of(config, compiled);
     screen.result(format!(
         "  besides, on the host: {} while a checkpoint is written, {} for batches",
         bytes(beside.copy),
@@ -233,8 +233,8 @@ fn memory(plan: &Told<'_>, screen: &Screen) {
 }
 
 /// Prints the step by kind of work.
-fn work(plan: &Told<'_>, screen: &Screen) {
-    let Told { compiled, forecast, .. } = plan;
+fn work(plan: &PlanReport<'_>, screen: &Screen) {
+    let PlanReport { compiled, forecast, .. } = plan;
     let is_calibrated = prediction::is_calibrated(compiled);
     let mut head = vec!["by work", "launches", "arithmetic", "traffic", "roofline"];
     head.extend(is_calibrated.then_some("predicted"));
@@ -258,8 +258,8 @@ fn work(plan: &Told<'_>, screen: &Screen) {
     print_table(&rows, 1..7, screen);
 }
 
-fn largest(plan: &Told<'_>, screen: &Screen) {
-    let Told { config, compiled, forecast, .. } = plan;
+fn largest(plan: &PlanReport<'_>, screen: &Screen) {
+    let PlanReport { config, compiled, forecast, .. } = plan;
     let by = if prediction::is_calibrated(compiled) { "tokens/s predicted" } else { "tokens/s at best" };
     let head = ["most rows at once", "rows", "of this batch", "memory", by];
     let mut rows: Vec<Vec<String>> = vec![head.map(String::from).to_vec()];
@@ -277,7 +277,7 @@ fn largest(plan: &Told<'_>, screen: &Screen) {
     print_table(&rows, 1..5, screen);
 }
 
-fn switches(plan: &Told<'_>, screen: &Screen) {
+fn switches(plan: &PlanReport<'_>, screen: &Screen) {
     let compiled = &plan.compiled;
     screen.result("\nswitches");
     for (name, state) in
@@ -293,8 +293,8 @@ fn switches(plan: &Told<'_>, screen: &Screen) {
 }
 
 /// Prints how memory and step time would change with other values of each switch.
-fn alternatives(plan: &Told<'_>, screen: &Screen) {
-    let Told { compiled, forecast, .. } = plan;
+fn alternatives(plan: &PlanReport<'_>, screen: &Screen) {
+    let PlanReport { compiled, forecast, .. } = plan;
     let step = forecast.step.predicted_seconds;
     let by = if prediction::is_calibrated(compiled) { "predicted" } else { "roofline" };
     let mut rows: Vec<Vec<String>> = vec![["instead", "memory", by, ""].map(String::from).to_vec()];

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use flatout_serve::{Model, Service};
-use flatout_train::infer::generate::{Generator, Room};
+use flatout_train::infer::generate::{Generator, GeneratorCapacity};
 use flatout_train::run::signal;
 use flatout_train::{Failure, UserError};
 use serde_json::json;
@@ -61,7 +61,7 @@ pub fn serve(args: &Serve, screen: &Screen) -> Result<ExitCode, Failure> {
     let device = args.device.iter().map(|device| format!("backend={device}"));
     let overrides: Vec<String> = args.overrides.iter().cloned().chain(device).collect();
     let loaded = model::open(&args.model, &overrides)?;
-    let room = Room { sequences: args.at_once, tokens: args.tokens };
+    let room = GeneratorCapacity { sequences: args.at_once, tokens: args.tokens };
     let served = Model::of(&loaded, args.tokens.min(loaded.positions))?;
     let device = model::device(&loaded)?;
     let of_averages = model::of_averages(&loaded);

@@ -194,7 +194,7 @@ const ONE_FILE: &[Case] = &[
     (
         "an adapter and no model",
         |m| fs::rename(m.join("config.json"), m.join("adapter_config.json")).unwrap(),
-        "has an adapter and no model: give the model that it was trained beside as model.from",
+        "has an adapter and no model: give the model that it was trained with as model.from",
     ),
     ("no config", |m| fs::remove_file(m.join("config.json")).unwrap(), "neither config.toml nor config.json"),
     ("a broken config", |m| fs::write(m.join("config.json"), "{").unwrap(), "config.json is not JSON"),

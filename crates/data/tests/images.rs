@@ -535,21 +535,22 @@ fn images_are_classified_without_labels() {
     let words = |path: &str| ImageSpec { path: vec![scratch.at(path)], ..ImageSpec::default() };
     scratch.write("f/a/1.png", &picture("rgb.png"));
     scratch.write("f/0.jpg", &picture("420.jpg"));
-    let asked = flatout_data::images::asked(&words("f")).unwrap();
+    let asked = flatout_data::images::open_unlabelled(&words("f")).unwrap();
     assert_eq!(asked.names, [scratch.at("f/0.jpg"), scratch.at("f/a/1.png")]);
     assert_eq!((asked.set.count(), asked.left_out), (2, None));
     // A sample without a label, and one with several images.
     let members = [("k.jpg", "420.jpg"), ("k.left.png", "rgb.png"), ("z.jpg", "420.jpg")]
         .map(|(name, of)| member(name, &picture(of)));
     scratch.write("s.tar", &archive(&members));
-    let asked = flatout_data::images::asked(&words("s.tar")).unwrap();
+    let asked = flatout_data::images::open_unlabelled(&words("s.tar")).unwrap();
     assert_eq!(
         asked.names,
         ["k.jpg", "k.left.png", "z.jpg"].map(|name| format!("{}/{name}", scratch.at("s.tar")))
     );
     assert_eq!(seen(&asked.set, 8, 8).unwrap().labels, [0, 0, 0]);
-    let refused =
-        |path: &str| flatout_data::images::asked(&words(path)).err().expect("it is refused").sentence;
+    let refused = |path: &str| {
+        flatout_data::images::open_unlabelled(&words(path)).err().expect("it is refused").sentence
+    };
     scratch.write("empty/x.txt", b"text");
     assert!(refused("empty").contains("There is no .jpg"), "{}", refused("empty"));
     assert!(refused("empty/x.txt").contains("holds no images"), "{}", refused("empty/x.txt"));

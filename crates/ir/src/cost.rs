@@ -8,7 +8,7 @@ use crate::graph::{Graph, Node, Value};
 use crate::ops::{Op, OpKind};
 use crate::passes::place::views::is_movement;
 use crate::plan::{Launch, Plan, Queue};
-use crate::schedule::{Played, play};
+use crate::schedule::{SimulatedTime, play};
 use crate::target::{Rates, Target};
 use crate::timings::{Size, Units};
 use crate::work::Work;
@@ -100,7 +100,7 @@ pub fn of_launch(launch: &Launch, target: &Target) -> Cost {
 }
 
 /// The simulated run of a plan whose queues overlap: with predicted times, and with roofline times.
-pub fn played(plan: &Plan, target: &Target) -> (Played, Played) {
+pub fn played(plan: &Plan, target: &Target) -> (SimulatedTime, SimulatedTime) {
     let held_part = target.links.as_ref().map_or(0.0, |links| links.held_part);
     let mut known: HashMap<Size, Cost> = HashMap::new();
     let costs: Vec<Cost> = plan

@@ -6,7 +6,7 @@ use crate::plan::{Plan, Queue};
 
 /// The simulated time of a run of a plan.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Played {
+pub struct SimulatedTime {
     pub seconds: f64,
     /// The time of the compute launches alone.
     pub compute_seconds: f64,
@@ -14,14 +14,14 @@ pub struct Played {
     pub wire_seconds: f64,
 }
 
-impl Played {
+impl SimulatedTime {
     /// Time that exchanges add to a run: launches wait for them, and run beside them on fewer multiprocessors.
     pub fn exposed_seconds(&self) -> f64 {
         self.seconds - self.compute_seconds
     }
 
-    pub fn times(self, n: f64) -> Played {
-        Played {
+    pub fn times(self, n: f64) -> SimulatedTime {
+        SimulatedTime {
             seconds: n * self.seconds,
             compute_seconds: n * self.compute_seconds,
             wire_seconds: n * self.wire_seconds,
@@ -29,8 +29,8 @@ impl Played {
     }
 }
 
-impl AddAssign for Played {
-    fn add_assign(&mut self, other: Played) {
+impl AddAssign for SimulatedTime {
+    fn add_assign(&mut self, other: SimulatedTime) {
         self.seconds += other.seconds;
         self.compute_seconds += other.compute_seconds;
         self.wire_seconds += other.wire_seconds;
@@ -39,8 +39,8 @@ impl AddAssign for Played {
 
 /// Simulates a plan whose launches take the given seconds. While an exchange runs, compute launches have this fraction of the
 /// device less.
-pub fn play(plan: &Plan, held_part: f64, seconds: impl IntoIterator<Item = f64>) -> Played {
-    let mut played = Played::default();
+pub fn play(plan: &Plan, held_part: f64, seconds: impl IntoIterator<Item = f64>) -> SimulatedTime {
+    let mut played = SimulatedTime::default();
     let takes: Vec<f64> = seconds.into_iter().collect();
     for (launch, takes) in plan.launches.iter().zip(&takes) {
         match launch.queue {

@@ -26,7 +26,7 @@ use flatout_train::machine::cache_folder;
 use flatout_train::resolve::prediction::tokens_per_update;
 use kept::{End, Kept};
 use table::{BaseRow, Row, failure, table};
-use variants::{BASE, Base, Fate, Variant, Wanted, variants};
+use variants::{BASE, Base, Fate, RowSelection, Variant, variants};
 
 /// Warm-up updates after the first.
 pub const WARMUP: usize = 2;
@@ -39,7 +39,7 @@ pub struct Options {
     pub repeats: usize,
     /// Time to spend; the next call continues from the kept visits. `None` takes the backend's default.
     pub budget: Option<Duration>,
-    pub wanted: Wanted,
+    pub wanted: RowSelection,
     /// Discard the visits that an earlier call kept.
     pub fresh: bool,
 }

@@ -20,7 +20,7 @@ use world::World;
 
 /// The devices that a plan is made for; by default those of this machine.
 #[derive(Clone, Debug, Default)]
-pub struct Asked {
+pub struct PlanRequest {
     /// A GPU by name, which need not be here.
     pub gpu: Option<String>,
     /// GPUs per node, one rank each.
@@ -38,7 +38,7 @@ pub struct Asked {
 }
 
 /// A plan and everything reported about it.
-pub struct Told<'a> {
+pub struct PlanReport<'a> {
     pub config: &'a Config,
     pub compiled: Compiled,
     pub forecast: Forecast,
@@ -48,7 +48,7 @@ pub struct Told<'a> {
     /// The forecast of cached image features, where the config caches them.
     pub features: Option<tower::Forecast>,
     /// Present for several ranks.
-    pub world: Option<world::Told>,
+    pub world: Option<world::RanksReport>,
 }
 
 /// The fit on a GPU that need not be here.
@@ -60,7 +60,7 @@ pub struct OnPaper {
 }
 
 /// Plans a recipe and runs nothing.
-pub fn told<'a>(config: &'a Config, request: &Asked) -> Result<Told<'a>, Failure> {
+pub fn report<'a>(config: &'a Config, request: &PlanRequest) -> Result<PlanReport<'a>, Failure> {
     let on_paper = request.on_paper();
     let world = World::of(request, config, on_paper)?;
     Ok(match on_paper {
@@ -75,7 +75,10 @@ pub fn told<'a>(config: &'a Config, request: &Asked) -> Result<Told<'a>, Failure
             let on_paper = OnPaper { name: name.into(), fits, largest, bytes };
             let of_world = world.told(config, &compiled, &alone);
             let facts = gpus::find(name).map(gpus::facts);
-            Told { world: of_world, ..Told::new(config, compiled, &target_for, facts, Some(on_paper))? }
+            PlanReport {
+                world: of_world,
+                ..PlanReport::new(config, compiled, &target_for, facts, Some(on_paper))?
+            }
         }
         None => {
             let device = Device::open(config.switches.compute.backend)?;
@@ -84,29 +87,32 @@ pub fn told<'a>(config: &'a Config, request: &Asked) -> Result<Told<'a>, Failure
             let target_for =
                 |switches: &_| world.target(device.target(switches)).expect("its links were found");
             let of_world = world.told(config, &compiled, &alone);
-            Told { world: of_world, ..Told::new(config, compiled, &target_for, device.facts(), None)? }
+            PlanReport {
+                world: of_world,
+                ..PlanReport::new(config, compiled, &target_for, device.facts(), None)?
+            }
         }
     })
 }
 
-impl<'a> Told<'a> {
+impl<'a> PlanReport<'a> {
     fn new(
         config: &'a Config,
         compiled: Compiled,
         target_for: &dyn Fn(&Switches) -> Target,
         facts: Option<Facts>,
         on_paper: Option<OnPaper>,
-    ) -> Result<Told<'a>, Failure> {
+    ) -> Result<PlanReport<'a>, Failure> {
         let forecast = forecast(config, &compiled, target_for);
         let largest = compiled.capacities[0].largest_image;
         let features = tower::forecast(config, &compiled.target, largest, forecast.step.predicted_seconds)?;
         let attention = facts.map(|facts| attention_kernels(&compiled.plans, &facts, &compiled.settled));
         let attention = attention.unwrap_or_default();
-        Ok(Told { config, compiled, forecast, attention, on_paper, features, world: None })
+        Ok(PlanReport { config, compiled, forecast, attention, on_paper, features, world: None })
     }
 }
 
-impl Asked {
+impl PlanRequest {
     /// The GPU named by `gpu`, or by a preset where this machine has none.
     fn on_paper(&self) -> Option<&str> {
         let preset = || self.with.iter().rev().find(|name| gpus::find(name).is_some());

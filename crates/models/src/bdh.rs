@@ -22,7 +22,7 @@ use crate::layers::patches::patches;
 use crate::layers::{Draw, Linear, Sight, bounds, row, weight};
 use crate::library::Published;
 use crate::objectives::{image_classes, next_token};
-use crate::registry::{Asked, Family};
+use crate::registry::{Family, ModelSection};
 use crate::words::{count, pixels};
 
 /// Pixels are mapped from 0..1 to -1..1.
@@ -208,7 +208,7 @@ impl Family for BdhConfig {
         )
     }
 
-    fn input_sizes(&self, _asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
+    fn input_sizes(&self, _asked: &ModelSection<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
         Ok(vec![
             ("image_size", Some(self.image_size)),
             ("context", Some(self.context)),

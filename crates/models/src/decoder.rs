@@ -32,8 +32,8 @@ use crate::layers::{self, Draw, FeedForward, HeadNorm, Heads, Linear, Rotation, 
 use crate::library::processor::{self, Processor};
 use crate::library::{Described, Published, huggingface};
 use crate::objectives::{next_token, text_classes};
-use crate::registry::{Asked, Family, Model};
-use crate::vision::{self, Beside, Features, FoveaConfig, Qwen3VlConfig, Vision, fovea};
+use crate::registry::{Family, Model, ModelSection};
+use crate::vision::{self, Features, FoveaConfig, Qwen3VlConfig, TextBody, Vision, fovea};
 use crate::words::count;
 
 /// The head of classes; the library uses the same name.
@@ -397,7 +397,7 @@ fn images<'g>(
         _ => None,
     };
     let features_given = matches!(form, Form::Loss(LossForm { features_given: true, .. }));
-    let beside = Beside { width: c.width, init_std: c.init_std, body: &body, cached, features_given };
+    let beside = TextBody { width: c.width, init_std: c.init_std, body: &body, cached, features_given };
     let (features, seen) = vision::features(b, v, &beside, seen, tokens);
     Images { features, seen }
 }
@@ -507,14 +507,14 @@ impl Family for DecoderConfig {
 
     /// The context that the run sets, limited to the model's own unless set with or above `model.from`; by default at most 2048
     /// tokens. Learned positions are always a limit.
-    fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
+    fn input_sizes(&self, asked: &ModelSection<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
         let (most, is_learned) = (self.context, self.positions == Positions::Learned);
         let said = (asked.value)("context").and_then(|(value, own)| Some((value.as_u64()? as usize, own)));
         let context = match said {
             Some((given, true)) if is_learned && given > most => {
                 return Err(format!(
                     "`model.context` is {given} and the model of {} has {most} learned positions: give at most as many",
-                    asked.whence
+                    asked.origin
                 ));
             }
             Some((given, true)) => given,

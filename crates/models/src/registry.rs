@@ -9,9 +9,9 @@ use crate::library::{Described, Published};
 pub use crate::{Model, ModelKind};
 
 /// The section `model` of a run that starts from an existing model.
-pub struct Asked<'a> {
+pub struct ModelSection<'a> {
     /// Location of that model, for error messages.
-    pub whence: &'a str,
+    pub origin: &'a str,
     /// The value of a key, and whether it is set in the layer of `model.from` or in a later one.
     pub value: &'a dyn Fn(&str) -> Option<(Value, bool)>,
 }
@@ -84,7 +84,7 @@ pub trait Family {
     }
 
     /// The input sizes of a run that starts from this model: keys with their values, `None` for a key without one.
-    fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String>;
+    fn input_sizes(&self, asked: &ModelSection<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String>;
 
     /// Takes over the means and deviations of a `preprocessor_config.json`.
     fn normalise(&mut self, _processor: &Value) -> Result<(), String> {

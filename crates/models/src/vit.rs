@@ -19,7 +19,7 @@ use crate::layers::patches::{patches, project};
 use crate::layers::{Attention, Draw, FeedForward, Heads, Linear, Norm, Sight, row, weight};
 use crate::library::{Described, Published, processor, vision};
 use crate::objectives::image_classes;
-use crate::registry::{Asked, Family, Model};
+use crate::registry::{Family, Model, ModelSection};
 use crate::words::{count, pixels};
 
 /// The parameters, declared once.
@@ -305,14 +305,14 @@ impl Family for VitConfig {
         self.brings_head() || !is_plain
     }
 
-    fn input_sizes(&self, asked: &Asked<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
+    fn input_sizes(&self, asked: &ModelSection<'_>) -> Result<Vec<(&'static str, Option<usize>)>, String> {
         if let Some((Value::String(pooling), _)) = (asked.value)("pooling")
             && self.classes.is_some()
             && pooling != self.pooling.name()
         {
             return Err(format!(
                 "`model.pooling` is {pooling} and the head of {} reads {}: leave it out",
-                asked.whence, self.pooling
+                asked.origin, self.pooling
             ));
         }
         if (asked.value)("image_size").is_some() {

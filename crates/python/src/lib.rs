@@ -14,7 +14,7 @@ mod wait;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use flatout_measure::plan::{self, Asked};
+use flatout_measure::plan::{self, PlanRequest};
 use flatout_report::history::History;
 use flatout_report::report;
 use flatout_train::run::{self, Resume, events};
@@ -108,11 +108,11 @@ fn plan_json(
     net: Option<String>,
     ranks: Option<usize>,
 ) -> PyResult<String> {
-    let asked = Asked { gpu, gpus, nodes, link, net, ranks, with: presets };
+    let asked = PlanRequest { gpu, gpus, nodes, link, net, ranks, with: presets };
     let made = py.detach(|| {
         process::prepare()?;
         let config = recipes::resolve(recipe, &asked.with, &overrides)?;
-        Ok(plan::object(&plan::told(&config, &asked)?).to_string())
+        Ok(plan::object(&plan::report(&config, &asked)?).to_string())
     });
     made.map_err(raised)
 }

@@ -10,7 +10,7 @@ use std::thread::{self, ThreadId};
 use flatout_data::Vocabulary;
 use flatout_data::examples::{Date, Questions};
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{Generator, GrowingText, Room, encode};
+use flatout_train::infer::generate::{Generator, GeneratorCapacity, GrowingText, encode};
 use flatout_train::infer::logits::{self, Logits};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::{self, BESIDE};
@@ -62,7 +62,7 @@ struct Engine {
 /// A generator, with the capacity and the mode it was opened for.
 struct Opened {
     generator: Generator,
-    room: Room,
+    room: GeneratorCapacity,
     is_chat: bool,
 }
 
@@ -310,7 +310,7 @@ impl Engine {
             logits::check_tokens(loaded, &prompts)?;
         }
         let longest = prompts.iter().map(Vec::len).max().unwrap_or(1);
-        let room = Room {
+        let room = GeneratorCapacity {
             sequences: prompts.len().min(at_once),
             tokens: longest.saturating_add(sampling.max_tokens).max(LEAST_TOKENS),
         };

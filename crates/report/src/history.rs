@@ -44,7 +44,7 @@ choice! {
 
 /// A step of the log that was not undone by a resume, and the training time up to it.
 #[derive(Clone, Debug)]
-pub struct Made {
+pub struct LoggedStep {
     pub step: Step,
     pub seconds: f64,
 }
@@ -59,7 +59,7 @@ pub struct History {
     pub start: Option<Start>,
     /// How often it was started.
     pub starts: usize,
-    pub steps: Vec<Made>,
+    pub steps: Vec<LoggedStep>,
     /// Held-out losses by step.
     pub evals: Vec<(u64, f32)>,
     /// Metrics of evaluations besides the loss, by step.
@@ -152,7 +152,7 @@ impl History {
                     }
                     history.keep(step.step.saturating_sub(1));
                     let elapsed = (step.time - began).max(0.0);
-                    history.steps.push(Made { step: step.clone(), seconds: before + elapsed });
+                    history.steps.push(LoggedStep { step: step.clone(), seconds: before + elapsed });
                 }
                 Event::Eval { step, loss, metrics, .. } => {
                     history.evals.retain(|(at, _)| at < step);
@@ -201,7 +201,7 @@ impl History {
         self.start.as_ref().map(|start| start.steps).filter(|steps| *steps > 0).or(self.config.train.steps)
     }
 
-    pub fn last(&self) -> Option<&Made> {
+    pub fn last(&self) -> Option<&LoggedStep> {
         self.steps.last()
     }
 
@@ -224,7 +224,7 @@ impl History {
     /// Whether the run learns preferences, and so has rewards.
     pub fn has_rewards(&self) -> bool {
         let of_step =
-            |made: &Made| made.step.metrics.as_ref().is_some_and(|metrics| metrics.rewards().is_some());
+            |made: &LoggedStep| made.step.metrics.as_ref().is_some_and(|metrics| metrics.rewards().is_some());
         self.steps.iter().any(of_step) || self.metrics.iter().any(|(_, metrics)| metrics.rewards().is_some())
     }
 
@@ -304,7 +304,7 @@ impl History {
     }
 }
 
-fn place(made: &Made, axis: Axis) -> f64 {
+fn place(made: &LoggedStep, axis: Axis) -> f64 {
     match axis {
         Axis::Step => made.step.step as f64,
         Axis::Tokens => made.step.tokens as f64,

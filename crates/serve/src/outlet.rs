@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use flatout_http::{Answer, Messages, Promise, Reply};
-use flatout_train::infer::generate::{Finish, Progress, Told};
+use flatout_train::infer::generate::{Finish, Progress, ScoredToken};
 use serde_json::Value;
 
 use crate::api::error::ApiError;
@@ -37,7 +37,7 @@ pub struct Texts {
 
 struct Choice {
     text: String,
-    scored: Vec<Told>,
+    scored: Vec<ScoredToken>,
     place: TextOffset,
     finish: Option<Finish>,
     /// Whether a part of it was sent.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use flatout_serve::{Model, Service};
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{Generator, Room};
+use flatout_train::infer::generate::{Generator, GeneratorCapacity};
 use flatout_train::recipes;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
@@ -69,7 +69,7 @@ impl Fixture {
         let thread = std::thread::spawn(move || {
             let loaded = Loaded::open(run(), &["backend=cpu".into()]).expect("a run");
             let model = Model::of(&loaded, TOKENS).expect("a model");
-            let room = Room { sequences: 3, tokens: TOKENS };
+            let room = GeneratorCapacity { sequences: 3, tokens: TOKENS };
             let mut generator = Generator::serving(loaded, &Device::cpu(), room, None).expect("a generator");
             let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
             let service = Service::start(listener, model, key.map(String::from)).expect("a server");

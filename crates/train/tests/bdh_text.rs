@@ -5,7 +5,7 @@ use std::path::Path;
 use flatout_train::Config;
 use flatout_train::device::Device;
 use flatout_train::infer::evaluate;
-use flatout_train::infer::generate::{Generator, Room};
+use flatout_train::infer::generate::{Generator, GeneratorCapacity};
 use flatout_train::infer::logits;
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::recipes;
@@ -89,7 +89,7 @@ fn the_cache_gives_the_logits_of_the_whole_row() {
     trained(&dir, &config(&["precision=fp32"]));
     let tokens: Vec<u32> = (0..CONTEXT as u32).map(|i| (i * i * 7 + 3 * i) % 300).collect();
     let wanted = whole(&dir, &tokens);
-    let room = Room { sequences: 2, tokens: CONTEXT };
+    let room = GeneratorCapacity { sequences: 2, tokens: CONTEXT };
     let mut generator =
         Generator::new(Loaded::open(&dir, &[]).expect("a run"), &Device::cpu(), room).expect("a generator");
     for lane in [0, 1] {
@@ -114,7 +114,7 @@ fn many_prompts_are_continued_as_each_alone() {
     let sampling = Sampling { temperature: 0.9, top_k: 0, top_p: 1.0, seed: 3, max_tokens: 9 };
     let made = |prompts: &[Vec<u32>], sequences: usize| {
         let loaded = Loaded::open(&dir, &[]).expect("a run");
-        let room = Room { sequences, tokens: 20 };
+        let room = GeneratorCapacity { sequences, tokens: 20 };
         let mut generator = Generator::new(loaded, &Device::cpu(), room).expect("a generator");
         generator.continue_all(prompts, sampling, &mut |_, _| {}).expect("texts")
     };

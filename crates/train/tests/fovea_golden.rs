@@ -15,7 +15,7 @@ use flatout_models::form::{Documents, Form, ImageExtents, LossForm, SeenFrames};
 use flatout_models::layers::Sight;
 use flatout_models::library;
 use flatout_models::library::stored::Stored;
-use flatout_models::vision::{self, Beside};
+use flatout_models::vision::{self, TextBody};
 use flatout_runtime::{Session, cpu};
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::{initial, pretrained};
@@ -377,8 +377,13 @@ impl Golden {
             )
         }
         let over = |x, positions, sight| body(&b, c, &w, [x, positions], sight);
-        let beside =
-            Beside { width: c.width, init_std: c.init_std, body: &over, cached: None, features_given: false };
+        let beside = TextBody {
+            width: c.width,
+            init_std: c.init_std,
+            body: &over,
+            cached: None,
+            features_given: false,
+        };
         let vision = c.vision.as_ref().expect("a tower");
         let (features, seen) =
             vision::features(&b, vision, &beside, layout.form.seen.expect("frames"), layout.form.len);

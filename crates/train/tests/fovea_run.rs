@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use flatout_models::config::{Look, Vision};
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{CHUNK_WITH_FRAMES, Generator, Pictures, Prompt, Room};
+use flatout_train::infer::generate::{CHUNK_WITH_FRAMES, Generator, GeneratorCapacity, Pictures, Prompt};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::recipes;
 use flatout_train::run::checkpoint::{Dtype, TensorFile, header};
@@ -196,7 +196,7 @@ impl PromptFixture {
         let sampling =
             Sampling { temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0, max_tokens: self.wanted[0].len() };
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().expect("a prompt");
-        let room = Room { sequences, tokens: longest + sampling.max_tokens };
+        let room = GeneratorCapacity { sequences, tokens: longest + sampling.max_tokens };
         let device = Device::Cpu { threads: 2 };
         let mut generator =
             Generator::seeing(loaded, &device, room, self.pictures.clone(), CHUNK_WITH_FRAMES)

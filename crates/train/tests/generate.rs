@@ -9,7 +9,7 @@ use flatout_models::form::Form;
 use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{Generator, Room};
+use flatout_train::infer::generate::{Generator, GeneratorCapacity};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::weights::initial;
@@ -145,7 +145,8 @@ fn learned_values_are_in_the_cache() {
 /// A generator for several sequences at once.
 fn several(dir: &std::path::Path, sequences: usize) -> Generator {
     let loaded = Loaded::open(dir, &[]).expect("a run");
-    Generator::new(loaded, &Device::Cpu { threads: 2 }, Room { sequences, tokens: CONTEXT }).expect("a model")
+    Generator::new(loaded, &Device::Cpu { threads: 2 }, GeneratorCapacity { sequences, tokens: CONTEXT })
+        .expect("a model")
 }
 
 #[test]

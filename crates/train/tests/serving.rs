@@ -6,7 +6,9 @@ use std::path::Path;
 use flatout_data::examples::{QuestionPart, Questions};
 use flatout_ir::random;
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{Finish, Generator, PictureReader, Progress, Request, Room, Told};
+use flatout_train::infer::generate::{
+    Finish, Generator, GeneratorCapacity, PictureReader, Progress, Request, ScoredToken,
+};
 use flatout_train::infer::sampling::{Adjustments, Sampling};
 use flatout_train::weights::loaded::Loaded;
 
@@ -26,7 +28,7 @@ fn trained() -> tempfile::TempDir {
 
 fn serving(folder: &Path, sequences: usize) -> Generator {
     let loaded = Loaded::open(&folder.join("run"), &[]).expect("a run");
-    let room = Room { sequences, tokens: CONTEXT };
+    let room = GeneratorCapacity { sequences, tokens: CONTEXT };
     Generator::serving(loaded, &Device::Cpu { threads: 2 }, room, None).expect("a model")
 }
 
@@ -37,9 +39,9 @@ fn tokens(seed: u32, count: usize) -> Vec<u32> {
 /// Everything that a request received.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Response {
-    echoed: Vec<Told>,
+    echoed: Vec<ScoredToken>,
     text: String,
-    tokens: Vec<Told>,
+    tokens: Vec<ScoredToken>,
     drawn: usize,
     finish: Option<Finish>,
 }
@@ -141,7 +143,7 @@ fn the_tokens_of_a_prompt_have_the_log_probabilities_of_drawing_them() {
     let request = Request { echo: true, top: Some(2), ..Request::new(prompt.clone().into(), sampling) };
     let response = alone(&mut generator, &request);
     assert_eq!(response.echoed.iter().map(|told| told.token).collect::<Vec<_>>(), prompt);
-    assert_eq!(response.echoed[0], Told { token: prompt[0], ..Told::default() });
+    assert_eq!(response.echoed[0], ScoredToken { token: prompt[0], ..ScoredToken::default() });
     for at in [1, 2, 63, 64, 65, 149] {
         generator.clear();
         let logits = generator.read(&prompt[..at]).expect("logits");
@@ -196,7 +198,7 @@ fn texts_end_at_stop_strings_and_tokens() {
     let to_end = Adjustments { bias: vec![(EOS, 100.0)], ..Adjustments::default() };
     let ended = alone(&mut generator, &Request { adjustments: to_end, top: Some(1), ..plain.clone() });
     assert!(ended.text.is_empty() && ended.tokens.is_empty());
-    assert!(matches!(ended.finish, Some(Finish::Token(Told { token: EOS, logp: Some(_), .. }))));
+    assert!(matches!(ended.finish, Some(Finish::Token(ScoredToken { token: EOS, logp: Some(_), .. }))));
     // A token that is suppressed.
     let bias = vec![(made[0], -100.0), (EOS, -100.0)];
     let other = alone(&mut generator, &Request { adjustments: Adjustments { bias, ..endless() }, ..plain });
@@ -277,7 +279,7 @@ fn images_that_come_later_are_answered_as_the_library_does() {
     assert!(wanted.len() > 2 && requests.iter().any(|request| request.pictures.is_empty()));
     for sequences in [1, 2, wanted.len()] {
         let loaded = Loaded::open(folder.path(), &[]).expect("a model");
-        let room = Room { sequences, tokens: capacity };
+        let room = GeneratorCapacity { sequences, tokens: capacity };
         let device = Device::Cpu { threads: 2 };
         let mut generator = Generator::serving(loaded, &device, room, Some(&reader)).expect("a model");
         // Copies of a request share its pictures and give equal answers with greedy decoding.

@@ -8,7 +8,9 @@ use flatout_data::vision::{ImageReader, ImageStore, Patching};
 use flatout_data::{Example, ExampleTable, ImageRoom, Layout, Shape, once};
 use flatout_ir::{Program, Role};
 use flatout_train::device::Device;
-use flatout_train::infer::generate::{CHUNK_WITH_IMAGES, Generator, Pictures, Placed, Prompt, Room};
+use flatout_train::infer::generate::{
+    CHUNK_WITH_IMAGES, Generator, GeneratorCapacity, Pictures, Placed, Prompt,
+};
 use flatout_train::infer::sampling::Sampling;
 use flatout_train::metrics::Metrics;
 use flatout_train::tasks::batch::Batch;
@@ -81,7 +83,7 @@ impl PromptFixture {
         let loaded = Loaded::open(self.folder.path(), &[]).expect("a model");
         let prompts: Vec<Prompt> = which.iter().map(|at| self.prompts[*at].clone()).collect();
         let longest = prompts.iter().map(|prompt| prompt.tokens.len()).max().expect("a prompt");
-        let room = Room { sequences, tokens: longest + LIKELIEST.max_tokens };
+        let room = GeneratorCapacity { sequences, tokens: longest + LIKELIEST.max_tokens };
         let device = Device::Cpu { threads: 2 };
         let mut generator =
             Generator::seeing(loaded, &device, room, self.pictures.clone(), chunk).expect("a model");
@@ -172,7 +174,7 @@ fn a_prompt_of_text_alone_needs_no_tower() {
     let at = fixture.prompts.iter().position(|prompt| prompt.images.is_empty()).expect("a text");
     let loaded = Loaded::open(fixture.folder.path(), &[]).expect("a model");
     let prompt = fixture.prompts[at].tokens.clone();
-    let room = Room { sequences: 1, tokens: prompt.len() + LIKELIEST.max_tokens };
+    let room = GeneratorCapacity { sequences: 1, tokens: prompt.len() + LIKELIEST.max_tokens };
     let mut generator = Generator::new(loaded, &Device::Cpu { threads: 2 }, room).expect("a model");
     let made = generator.continue_all(&[prompt], LIKELIEST, &mut |_, _| {}).expect("an answer");
     assert_eq!(made, [fixture.wanted[at].clone()]);

@@ -23,7 +23,8 @@ pub fn ask(args: &Eval, mut loaded: Loaded, screen: &Screen) -> Result<ExitCode,
     };
     let read = |path: &String| read(path, &options);
     let sets = args.choices.iter().map(read).collect::<Result<Vec<QuestionSet>, _>>()?;
-    let mut questions = sets.iter().map(|set| choices::ask(&loaded, set)).collect::<Result<Vec<_>, _>>()?;
+    let mut questions =
+        sets.iter().map(|set| choices::tokenise(&loaded, set)).collect::<Result<Vec<_>, _>>()?;
     let device = model::device(&loaded)?;
     let mut found = vec![];
     for ((path, set), of_set) in args.choices.iter().zip(&sets).zip(&mut questions) {

@@ -5,9 +5,11 @@ use std::process::ExitCode;
 
 use flatout_train::Failure;
 use flatout_train::UserError;
-use flatout_train::infer::classify::{Asked, Classified, asked, classify, predict as predict_texts, texts};
+use flatout_train::infer::classify::{
+    Classified, TextInputs, classify, predict as predict_texts, read_inputs, texts,
+};
 use flatout_train::infer::evaluate::Share;
-use flatout_train::infer::images::{self, Told};
+use flatout_train::infer::images::{self, ImagePredictions};
 use flatout_train::infer::predictions;
 use flatout_train::metrics::ClassMetrics;
 use flatout_train::weights::loaded::Loaded;
@@ -86,9 +88,9 @@ fn predict_images(
     mut loaded: Loaded,
     screen: &Screen,
 ) -> Result<ExitCode, Failure> {
-    let inputs = images::asked(&loaded, path)?;
+    let inputs = images::read_inputs(&loaded, path)?;
     let device = model::device(&loaded)?;
-    let Told { predictions: predicted, places, classes, left_out } =
+    let ImagePredictions { predictions: predicted, places, classes, left_out } =
         images::predict(&mut loaded, &device, inputs)?;
     predictions::write(out, &predicted, &places, &classes)?;
     left_out.iter().for_each(|line| screen.note(format!("left out {line}")));
@@ -131,7 +133,7 @@ pub fn predict(args: &Eval, file: &str, out: &Path, screen: &Screen) -> Result<E
         let sentence = format!("{model} has no head of classes, which --predict needs: leave --predict out");
         return Err(UserError(sentence).into());
     }
-    let Asked { texts, places, classes } = asked(&loaded, file)?;
+    let TextInputs { texts, places, classes } = read_inputs(&loaded, file)?;
     let device = model::device(&loaded)?;
     let predicted = predict_texts(&mut loaded, &device, &texts)?;
     predictions::write(out, &predicted, &places, &classes)?;

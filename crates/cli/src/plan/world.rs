@@ -1,7 +1,7 @@
 //! The part of `plan` about several ranks: how they are linked, and how the run scales over them.
 
 use flatout_measure::forecast::scaling::{Exchange, Refused, Scaled};
-use flatout_measure::plan::world::Told;
+use flatout_measure::plan::world::RanksReport;
 use flatout_train::resolve::compile::Compiled;
 use flatout_train::resolve::prediction;
 
@@ -9,7 +9,7 @@ use crate::runs::print_table;
 use crate::screen::{Screen, bytes, count};
 
 /// Prints the links, the sharding, the exchanges and the scaling of several ranks.
-pub fn print(world: &Told, compiled: &Compiled, screen: &Screen) {
+pub fn print(world: &RanksReport, compiled: &Compiled, screen: &Screen) {
     let device = &compiled.target.name;
     let place = match (&world.links, world.nodes) {
         (None, _) => "processes that share this machine's cores".into(),

@@ -22,7 +22,7 @@
 //!    -> augment     RandAugment and random erasing for training
 //!    -> apply_view  applies all four to an image
 //!    -> loader      images in their global order, ahead of time, and the cursor
-//! asked       images to classify, of any of these sources
+//! unlabelled       images to classify, of any of these sources
 //! resident    a small set as one table of bytes, with the crops of samples
 //! inspect     statistics of a set, and the decoding speed
 //! ```
@@ -31,7 +31,6 @@
 //! threads, batches and interruptions do not change them.
 
 mod apply_view;
-mod asked;
 mod augment;
 mod decode;
 mod filter;
@@ -45,10 +44,10 @@ mod sets;
 mod sources;
 mod stored;
 pub mod thumbnail;
+mod unlabelled;
 mod view;
 
 pub(crate) use apply_view::apply_view;
-pub use asked::{AskedImages, asked};
 pub use augment::{Changes, ErasedWith, Erasing, RandAugment};
 pub use decode::MAX_PIXELS;
 pub(crate) use decode::{decode, header};
@@ -65,6 +64,7 @@ pub(crate) use sources::paths::files;
 pub(crate) use sources::samples::{Sample, Samples};
 pub(crate) use sources::tar::{Archive, Entry};
 pub(crate) use stored::Stored;
+pub use unlabelled::{UnlabelledImages, open_unlabelled};
 pub use view::{Augment, Scaled, View};
 
 /// Red, green and blue: the channels of every image, whatever its stored form.

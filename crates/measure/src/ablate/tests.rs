@@ -399,7 +399,8 @@ fn every_switch_is_a_row_and_the_ladder_climbs_to_the_base() {
     let config = resolve("tiny", &[], &small.map(String::from)).expect("a config");
     let stage = Stage::open(&config).expect("a stage");
     let base = Base::new(&config, &stage).expect("a base");
-    let all = variants(&base, &stage, &Wanted { models: true, slowed: true, only: None }).expect("variants");
+    let all =
+        variants(&base, &stage, &RowSelection { models: true, slowed: true, only: None }).expect("variants");
     let of = |group: Group| all.iter().filter(|v| v.group == group).collect::<Vec<_>>();
     let off: Vec<&str> = of(Group::Off).iter().map(|v| v.about).collect();
     let can_be_off: Vec<&str> = TABLE.iter().filter(|s| s.off.is_some()).map(|s| s.name).collect();
@@ -444,7 +445,9 @@ fn every_switch_is_a_row_and_the_ladder_climbs_to_the_base() {
     assert_eq!(last, Some(BASE));
     assert!(matches!(fate("BF16"), Fate::Refused(why) if why == "the base computes in fp32"));
 
-    let only = |only: &str| variants(&base, &stage, &Wanted { only: Some(only.into()), ..Wanted::default() });
+    let only = |only: &str| {
+        variants(&base, &stage, &RowSelection { only: Some(only.into()), ..RowSelection::default() })
+    };
     let rows: Vec<String> = only("fuse.norm").unwrap().into_iter().map(|v| v.name).collect();
     assert_eq!(rows, ["the base again", "fuse.norm=off"]);
     assert!(only("fuse.nrm").unwrap_err().to_string().contains("did you mean `fuse.norm`?"));
@@ -458,7 +461,7 @@ fn variants_do_the_work_of_the_base() {
     let base = Base::new(&config, &stage).expect("a base");
     assert_eq!(base.config.train.micro_batch(), Some(base.compiled.micro_batch));
     assert!(base.compiled.micro_batch < 64);
-    for variant in variants(&base, &stage, &Wanted::default()).expect("variants") {
+    for variant in variants(&base, &stage, &RowSelection::default()).expect("variants") {
         if let Fate::Measured { config, .. } = variant.fate {
             assert_eq!(config.train.micro_batch, base.config.train.micro_batch, "{}", variant.name);
         }

@@ -80,7 +80,7 @@ impl Base {
 
 /// The requested rows.
 #[derive(Clone, Debug, Default)]
-pub struct Wanted {
+pub struct RowSelection {
     /// Only rows of this switch or key of the model.
     pub only: Option<String>,
     /// Include other models.
@@ -90,7 +90,7 @@ pub struct Wanted {
 }
 
 /// All rows in the table's order, those that cannot be measured with the reason.
-pub fn variants(base: &Base, stage: &Stage, wanted: &Wanted) -> Result<Vec<Variant>, Failure> {
+pub fn variants(base: &Base, stage: &Stage, wanted: &RowSelection) -> Result<Vec<Variant>, Failure> {
     let mut all = controls(base, wanted.slowed);
     all.extend(off(base, stage));
     all.extend(instead(base, stage));

@@ -6,11 +6,11 @@ use flatout_train::resolve::tower::Forecast;
 use flatout_train::switches::active;
 use serde_json::{Value, json};
 
-use super::{Told, world};
+use super::{PlanReport, world};
 use crate::forecast::{Alternative, Outcome};
 
-pub fn object(report: &Told<'_>) -> Value {
-    let Told { config, compiled, forecast, attention, on_paper, features, world } = report;
+pub fn object(report: &PlanReport<'_>) -> Value {
+    let PlanReport { config, compiled, forecast, attention, on_paper, features, world } = report;
     let step = &forecast.step;
     let timings = &compiled.target.timings;
     let predicted = |seconds: f64| timings.knows_kernels().then_some(seconds);

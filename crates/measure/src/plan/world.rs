@@ -12,14 +12,14 @@ use flatout_train::switches::Backend;
 use flatout_train::switches::memory::SHARD;
 use serde_json::{Value, json};
 
-use super::Asked;
+use super::PlanRequest;
 use crate::forecast::scaling::{Exchange, Refused, Scaled, exchange, scaling};
 
 /// The requested ranks.
 pub(super) struct World<'a> {
     ranks: usize,
     nodes: usize,
-    request: &'a Asked,
+    request: &'a PlanRequest,
     /// Whether the plan is for GPUs of this machine and no link is named.
     is_here: bool,
     /// The link that NVML reports in that case.
@@ -27,7 +27,7 @@ pub(super) struct World<'a> {
 }
 
 /// What is reported about several ranks: placement, links, sharding and predictions.
-pub struct Told {
+pub struct RanksReport {
     pub ranks: usize,
     pub nodes: usize,
     /// Names of the links between GPUs, within a node and between nodes.
@@ -45,7 +45,7 @@ pub struct Told {
 impl<'a> World<'a> {
     /// A single rank if none are requested.
     pub(super) fn of(
-        request: &'a Asked,
+        request: &'a PlanRequest,
         config: &Config,
         on_paper: Option<&str>,
     ) -> Result<World<'a>, UserError> {
@@ -92,14 +92,14 @@ impl<'a> World<'a> {
     }
 
     /// Reports on several ranks; `None` for one. `target` is that of a device that trains alone.
-    pub(super) fn told(&self, config: &Config, compiled: &Compiled, target: &Target) -> Option<Told> {
+    pub(super) fn told(&self, config: &Config, compiled: &Compiled, target: &Target) -> Option<RanksReport> {
         let links = compiled.target.links.as_ref();
         let target_of = |ranks| self.target_of(ranks, target.clone()).expect("its links were found before");
         let predicted =
             links.map(|_| (exchange(compiled, config.train.batch), scaling(config, self.ranks, &target_of)));
         let settled = &compiled.settled;
         let level = if compiled.plans.sharded.is_empty() { Shard::None } else { settled.options.shard };
-        (self.ranks > 1).then(|| Told {
+        (self.ranks > 1).then(|| RanksReport {
             ranks: self.ranks,
             nodes: self.nodes,
             links: links.map(|links| [&links.local, &links.net].map(|link| link.name.clone())),
@@ -117,7 +117,7 @@ impl<'a> World<'a> {
 }
 
 /// The report on several ranks as JSON.
-pub(super) fn object(report: &Told, compiled: &Compiled) -> Value {
+pub(super) fn object(report: &RanksReport, compiled: &Compiled) -> Value {
     let scaled = |one: &Result<Scaled, Refused>| match one {
         Ok(row) => json!(row),
         Err(row) => json!(row),

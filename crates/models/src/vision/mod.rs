@@ -138,7 +138,7 @@ pub struct Features<'g> {
 }
 
 /// The text model beside a tower.
-pub struct Beside<'a, 'g> {
+pub struct TextBody<'a, 'g> {
     pub width: usize,
     pub init_std: f64,
     /// The blocks and the final norm over rows [T, width] at positions i32 [1, T].
@@ -157,7 +157,7 @@ const TOWER_KEYS: u64 = 1 << 32;
 pub fn features<'g>(
     b: &'g Builder,
     vision: &Vision,
-    beside: &Beside<'_, 'g>,
+    beside: &TextBody<'_, 'g>,
     seen: ImageExtents,
     tokens: usize,
 ) -> (Features<'g>, Tensor<'g>) {

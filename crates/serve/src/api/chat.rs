@@ -1,7 +1,7 @@
 //! `/v1/chat/completions`: requests and responses of chat.
 
 use flatout_data::vision::{decode_data_url, is_data_url};
-use flatout_train::infer::generate::{Finish, Told};
+use flatout_train::infer::generate::{Finish, ScoredToken};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -141,7 +141,7 @@ fn image(url: &str) -> Result<Vec<u8>, String> {
 pub fn choice(
     index: usize,
     text: &str,
-    scored: Option<(&Pieces, &[Told])>,
+    scored: Option<(&Pieces, &[ScoredToken])>,
     finish: Option<&Finish>,
 ) -> Value {
     let logprobs = scored.map(|(pieces, scored)| of_chat(pieces, &scored.iter().collect::<Vec<_>>()));
@@ -153,7 +153,7 @@ pub fn choice(
 pub fn part(
     index: usize,
     text: &str,
-    scored: Option<(&Pieces, &[Told])>,
+    scored: Option<(&Pieces, &[ScoredToken])>,
     finish: Option<&Finish>,
     is_first: bool,
 ) -> Value {

@@ -1,6 +1,6 @@
 //! `/v1/completions`: requests and responses of text completion.
 
-use flatout_train::infer::generate::{Finish, Told};
+use flatout_train::infer::generate::{Finish, ScoredToken};
 use serde_json::{Value, json};
 
 use super::error::ApiError;
@@ -74,7 +74,7 @@ fn prompts(fields: &Fields<'_>) -> Result<Vec<Prompt>, ApiError> {
 pub fn choice(
     index: usize,
     text: &str,
-    scored: Option<(&Pieces, &[Told], &mut TextOffset)>,
+    scored: Option<(&Pieces, &[ScoredToken], &mut TextOffset)>,
     finish: Option<&Finish>,
 ) -> Value {
     let logprobs = scored.map(|(pieces, scored, place)| {

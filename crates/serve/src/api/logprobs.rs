@@ -1,7 +1,7 @@
 //! Log-probabilities of tokens, and the names of tokens.
 
 use flatout_data::Vocabulary;
-use flatout_train::infer::generate::Told;
+use flatout_train::infer::generate::ScoredToken;
 use serde_json::{Map, Value, json};
 
 /// Every token's bytes.
@@ -65,14 +65,14 @@ impl TextOffset {
 }
 
 /// The likeliest tokens, with the sampled one if it is not among them.
-fn with_taken(scored: &Told) -> impl Iterator<Item = (u32, f32)> + '_ {
+fn with_taken(scored: &ScoredToken) -> impl Iterator<Item = (u32, f32)> + '_ {
     let taken = scored.logp.filter(|_| scored.top.iter().all(|(token, _)| *token != scored.token));
     scored.top.iter().copied().chain(taken.map(|logp| (scored.token, logp)))
 }
 
 /// Log-probabilities in the format of completions: four lists with an entry per token.
-pub fn of_completion(pieces: &Pieces, scored: &[&Told], place: &mut TextOffset) -> Value {
-    let top = |scored: &Told| -> Value {
+pub fn of_completion(pieces: &Pieces, scored: &[&ScoredToken], place: &mut TextOffset) -> Value {
+    let top = |scored: &ScoredToken| -> Value {
         scored.logp.map_or(Value::Null, |_| {
             let mut named = Map::new();
             for (token, logp) in with_taken(scored) {
@@ -90,9 +90,9 @@ pub fn of_completion(pieces: &Pieces, scored: &[&Told], place: &mut TextOffset) 
 }
 
 /// Log-probabilities in the format of chat: an object per token.
-pub fn of_chat(pieces: &Pieces, scored: &[&Told]) -> Value {
+pub fn of_chat(pieces: &Pieces, scored: &[&ScoredToken]) -> Value {
     let one = |token: u32, logp: Option<f32>| json!({ "token": pieces.name(token), "logprob": logp, "bytes": pieces.bytes(token) });
-    let content = |scored: &&Told| {
+    let content = |scored: &&ScoredToken| {
         let mut entry = one(scored.token, scored.logp);
         let top = scored.top.iter().map(|(token, logp)| one(*token, Some(*logp)));
         entry["top_logprobs"] = top.collect();
@@ -111,8 +111,8 @@ mod tests {
         let vocabulary = Vocabulary::train([text, text].into_iter(), 262).unwrap();
         let pieces = Pieces::of(&vocabulary);
         let tokens = [vec![vocabulary.bos()], vocabulary.encode(text).unwrap()].concat();
-        let scored: Vec<Told> =
-            tokens.iter().map(|token| Told { token: *token, logp: Some(-1.0), top: vec![] }).collect();
+        let scored: Vec<ScoredToken> =
+            tokens.iter().map(|token| ScoredToken { token: *token, logp: Some(-1.0), top: vec![] }).collect();
         let written = of_completion(&pieces, &scored.iter().collect::<Vec<_>>(), &mut TextOffset::default());
         let offsets: Vec<u64> =
             written["text_offset"].as_array().unwrap().iter().map(|at| at.as_u64().unwrap()).collect();

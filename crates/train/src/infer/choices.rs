@@ -28,7 +28,7 @@ pub struct Accuracy {
 }
 
 /// The answers of all questions as tokens: one example per answer, question by question.
-pub struct Asked {
+pub struct TokenisedAnswers {
     table: ExampleTable,
     longest: usize,
     /// Tokens of all examples, and how many of them are judged.
@@ -52,7 +52,7 @@ fn check(loaded: &Loaded) -> Result<(), UserError> {
 }
 
 /// Tokenises questions. A prompt that is too long loses its beginning.
-pub fn ask(loaded: &Loaded, set: &QuestionSet) -> Result<Asked, Failure> {
+pub fn tokenise(loaded: &Loaded, set: &QuestionSet) -> Result<TokenisedAnswers, Failure> {
     check(loaded)?;
     let vocabulary = loaded.vocabulary.as_ref().expect("checked above");
     // The last token is predicted but not read, so a model with rotary positions reads as many tokens as it was made for.
@@ -72,7 +72,7 @@ pub fn ask(loaded: &Loaded, set: &QuestionSet) -> Result<Asked, Failure> {
         }
     }
     let mut asked =
-        Asked { table: ExampleTable::default(), longest: 0, tokens: 0, judged: 0, most_judged: 0 };
+        TokenisedAnswers { table: ExampleTable::default(), longest: 0, tokens: 0, judged: 0, most_judged: 0 };
     for ((prompt, whole), (choice, place)) in prompts.iter().zip(&wholes).zip(places) {
         let judged = whole.len().saturating_sub(prompt.len());
         if judged == 0 || judged >= most {
@@ -105,7 +105,7 @@ const AT_ONCE: usize = 8192;
 const EXAMPLES_AT_ONCE: usize = 512;
 
 /// The log-probability of every answer, in order.
-fn scores(loaded: &mut Loaded, device: &Device, asked: &mut Asked) -> Result<Vec<f64>, Failure> {
+fn scores(loaded: &mut Loaded, device: &Device, asked: &mut TokenisedAnswers) -> Result<Vec<f64>, Failure> {
     loaded.config.data.task = Task::Chat;
     if loaded.config.model.decoder().positions != Positions::Learned {
         loaded.config.model.decoder_mut().context = asked.longest;
@@ -141,7 +141,7 @@ pub fn choose(
     loaded: &mut Loaded,
     device: &Device,
     set: &QuestionSet,
-    asked: &mut Asked,
+    asked: &mut TokenisedAnswers,
 ) -> Result<Accuracy, Failure> {
     let scores = scores(loaded, device, asked)?;
     let (mut first, mut right, mut right_by_length) = (0, 0, 0);

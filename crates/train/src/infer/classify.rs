@@ -53,14 +53,14 @@ pub fn texts(loaded: &mut Loaded, overrides: &[String]) -> Result<(Arc<ExampleTa
 }
 
 /// The texts to classify: the rows of a file, with or without labels, the location of each, and the names of classes.
-pub struct Asked {
+pub struct TextInputs {
     pub texts: ExampleTable,
     pub places: Vec<String>,
     pub classes: Vec<String>,
 }
 
 /// Reads a file in the way in which the model's own texts were read.
-pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
+pub fn read_inputs(loaded: &Loaded, file: &str) -> Result<TextInputs, Failure> {
     let mut config = loaded.config.clone();
     config.data.task = Task::Classes;
     config.data.source = SourceKind::Auto;
@@ -79,7 +79,7 @@ pub fn asked(loaded: &Loaded, file: &str) -> Result<Asked, Failure> {
         classes = (0..config.model.decoder().classes()).map(|class| class.to_string()).collect();
     }
     let places = sets.train_places.iter().map(ToString::to_string).collect();
-    Ok(Asked { texts: sets.train, places, classes })
+    Ok(TextInputs { texts: sets.train, places, classes })
 }
 
 /// Tokens per batch if texts are short.

@@ -39,7 +39,7 @@ use flatout_models::form::{Form, ImageExtents};
 
 pub use pictures::{Picture, PictureReader, Pictures};
 pub use prompt::{Placed, Prompt};
-pub use request::{Finish, Progress, Request, Told};
+pub use request::{Finish, Progress, Request, ScoredToken};
 pub use text::GrowingText;
 
 use self::lanes::{Lanes, Scheduling};
@@ -71,7 +71,7 @@ pub struct Generator {
 
 /// Capacities of a generator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct GeneratorCapacity {
     /// Number of concurrent sequences.
     pub sequences: usize,
     /// Tokens of a sequence, including its prompt; capped at the model's positions.
@@ -92,7 +92,7 @@ impl Extents {
     /// larger.
     fn new(
         loaded: &Loaded,
-        room: Room,
+        room: GeneratorCapacity,
         chunk: usize,
         largest: Option<usize>,
         longest_side: usize,
@@ -116,10 +116,14 @@ const CHUNK_OF_SERVER: usize = 512;
 impl Generator {
     /// Opens the newest complete checkpoint of a run for one sequence of the context's length.
     pub fn open(dir: &Path, device: &Device) -> Result<Generator, Failure> {
-        Generator::new(Loaded::open(dir, &[])?, device, Room { sequences: 1, tokens: usize::MAX })
+        Generator::new(
+            Loaded::open(dir, &[])?,
+            device,
+            GeneratorCapacity { sequences: 1, tokens: usize::MAX },
+        )
     }
 
-    pub fn new(loaded: Loaded, device: &Device, room: Room) -> Result<Generator, Failure> {
+    pub fn new(loaded: Loaded, device: &Device, room: GeneratorCapacity) -> Result<Generator, Failure> {
         Generator::seeing(loaded, device, room, Pictures::default(), CHUNK)
     }
 
@@ -128,7 +132,7 @@ impl Generator {
     pub fn seeing(
         loaded: Loaded,
         device: &Device,
-        room: Room,
+        room: GeneratorCapacity,
         pictures: Pictures,
         chunk: usize,
     ) -> Result<Generator, Failure> {
@@ -147,7 +151,7 @@ impl Generator {
     pub fn serving(
         loaded: Loaded,
         device: &Device,
-        room: Room,
+        room: GeneratorCapacity,
         images: Option<&PictureReader>,
     ) -> Result<Generator, Failure> {
         predicts_tokens(&loaded)?;

@@ -1,6 +1,6 @@
 //! Classifies images with a trained model.
 
-use flatout_data::images::{self, AskedImages, ImageSource, ImageSpec};
+use flatout_data::images::{self, ImageSource, ImageSpec, UnlabelledImages};
 use flatout_ir::{Program, Role};
 
 use crate::Failure;
@@ -46,7 +46,7 @@ pub fn classify(
 }
 
 /// Predictions, with the images they belong to.
-pub struct Told {
+pub struct ImagePredictions {
     pub predictions: Vec<Prediction>,
     /// The location of each image.
     pub places: Vec<String>,
@@ -56,16 +56,25 @@ pub struct Told {
 }
 
 /// Opens the images in a path: files, a folder, a table that names them, or archives. Labels are not needed.
-pub fn asked(loaded: &Loaded, path: &str) -> Result<AskedImages, Failure> {
+pub fn read_inputs(loaded: &Loaded, path: &str) -> Result<UnlabelledImages, Failure> {
     let own = spec(&loaded.config);
     // The run's root belongs to the table that it read.
     let root = None;
-    Ok(images::asked(&ImageSpec { source: ImageSource::Auto, path: vec![path.into()], root, ..own })?)
+    Ok(images::open_unlabelled(&ImageSpec {
+        source: ImageSource::Auto,
+        path: vec![path.into()],
+        root,
+        ..own
+    })?)
 }
 
 /// Classifies every image, in the view of evaluation.
-pub fn predict(loaded: &mut Loaded, device: &Device, asked: AskedImages) -> Result<Told, Failure> {
-    let AskedImages { set, names, left_out } = asked;
+pub fn predict(
+    loaded: &mut Loaded,
+    device: &Device,
+    asked: UnlabelledImages,
+) -> Result<ImagePredictions, Failure> {
+    let UnlabelledImages { set, names, left_out } = asked;
     let count = loaded.config.model.classes().expect("a model of images has classes");
     let classes = match &loaded.config.data.classes {
         given if given.len() == count => given.clone(),
@@ -75,8 +84,12 @@ pub fn predict(loaded: &mut Loaded, device: &Device, asked: AskedImages) -> Resu
     let capacities = Capacities::of_rows(&loaded.config, at_once);
     let graph = capacities::of_images(&loaded.config, &capacities, false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
-    let mut result =
-        Told { predictions: vec![], places: vec![], classes, left_out: left_out.into_iter().collect() };
+    let mut result = ImagePredictions {
+        predictions: vec![],
+        places: vec![],
+        classes,
+        left_out: left_out.into_iter().collect(),
+    };
     let ordered = OrderedImages::new(&loaded.config, set.into(), usize::MAX);
     evaluate_all(&mut session, &ordered, at_once, &mut |batch, results| {
         let samples = batch.samples.iter().zip(batch.i32s("labels"));

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use flatout_ir::cost::{Cost, by_work, played, rate};
 use flatout_ir::passes::lanes::{lanes_a_rank, roles_after};
-use flatout_ir::schedule::Played;
+use flatout_ir::schedule::SimulatedTime;
 use flatout_ir::{OpKind, Role, Work};
 
 use crate::config::Config;
@@ -41,12 +41,12 @@ fn by_one_plan(runs: Vec<(Role, f64)>, grad: Role) -> Vec<(Role, f64)> {
 
 /// Simulates one update whose exchanges overlap with work that does not wait for them: by the target's timings, and at best by
 /// its rates.
-pub fn step_played(compiled: &Compiled, batch: usize) -> (Played, Played) {
+pub fn step_played(compiled: &Compiled, batch: usize) -> (SimulatedTime, SimulatedTime) {
     played_of(compiled, &mean_runs(compiled, batch))
 }
 
-fn played_of(compiled: &Compiled, runs: &[(Role, f64)]) -> (Played, Played) {
-    let (mut predicted, mut roofline) = (Played::default(), Played::default());
+fn played_of(compiled: &Compiled, runs: &[(Role, f64)]) -> (SimulatedTime, SimulatedTime) {
+    let (mut predicted, mut roofline) = (SimulatedTime::default(), SimulatedTime::default());
     for (role, times) in runs.iter().copied() {
         if let Some(plan) = compiled.plans.plan(role) {
             let of_plan = played(plan, &compiled.target);

@@ -13,7 +13,7 @@ const AROUND_QUESTION: usize = 256;
 
 /// Sizes of the plans.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
+pub struct SampleSizes {
     /// Tokens of prompt and text together.
     pub capacity: usize,
     /// Tokens of a prompt that are read per run of the plan.
@@ -21,16 +21,16 @@ pub struct Room {
 }
 
 /// Sizes for what a config asks for, before the tokeniser is known: a text has at most as many tokens as bytes.
-pub fn room(config: &Config) -> Option<Room> {
+pub fn room(config: &Config) -> Option<SampleSizes> {
     let longest = config.samples.prompts.iter().map(String::len).max()?;
     let around = if config.data.task == Task::Text { 1 } else { AROUND_QUESTION };
     let capacity = (longest + around + config.samples.max_tokens).min(config.model.tokens());
-    Some(Room { capacity, chunk: CHUNK.min(capacity) })
+    Some(SampleSizes { capacity, chunk: CHUNK.min(capacity) })
 }
 
 /// The programs; empty if no samples of text are asked for.
 pub fn programs(config: &Config) -> Vec<Program> {
-    let Some(Room { capacity, chunk }) = room(config) else { return vec![] };
+    let Some(SampleSizes { capacity, chunk }) = room(config) else { return vec![] };
     let program = |role: Role, tokens: usize| {
         let form = Form::Cached { sequences: 1, tokens, capacity, read: 1, seen: None };
         Program { role, graph: config.model.build(form) }

@@ -20,15 +20,15 @@ const FEATURES_AHEAD: u64 = 5;
 
 /// Bytes of host memory besides the arena.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Beside {
+pub struct HostMemory {
     /// The copy of the state, while a checkpoint is written.
     pub copy: u64,
     /// Prefetched batches, the one under way and the previous one.
     pub batches: u64,
 }
 
-impl Beside {
-    pub fn of(config: &Config, compiled: &Compiled) -> Beside {
+impl HostMemory {
+    pub fn of(config: &Config, compiled: &Compiled) -> HostMemory {
         let sample = match config.model.image_size() {
             Some(size) => PIXEL_BYTES.saturating_mul((size * size) as u64),
             None => TOKEN_BYTES.saturating_mul(config.model.tokens() as u64),
@@ -36,7 +36,7 @@ impl Beside {
         let ahead = (config.loader.prefetch as u64).saturating_add(2);
         let batch = sample.saturating_mul(config.train.batch as u64);
         let features = feature_bytes(config, compiled).saturating_mul(FEATURES_AHEAD);
-        Beside {
+        HostMemory {
             copy: copied_bytes(&compiled.plans),
             batches: batch.saturating_mul(ahead).saturating_add(features),
         }
@@ -61,7 +61,7 @@ pub fn check(config: &Config, compiled: &Compiled) -> Result<(), UserError> {
 }
 
 fn check_free(config: &Config, compiled: &Compiled, free: u64) -> Result<(), UserError> {
-    let beside = Beside::of(config, compiled);
+    let beside = HostMemory::of(config, compiled);
     if beside.total() <= free {
         return Ok(());
     }
@@ -96,7 +96,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| word.to_string()).collect();
             let config = resolve("tiny", &[], &words).unwrap();
             let compiled = compile::compile(&config, &compile::target()).unwrap();
-            (Beside::of(&config, &compiled), check_free(&config, &compiled, free))
+            (HostMemory::of(&config, &compiled), check_free(&config, &compiled, free))
         };
         let (beside, fits) = asked(&[], 1 << 30);
         assert_eq!(fits, Ok(()));

@@ -17,7 +17,7 @@ use flatout_waits::{self as waits, Unit};
 
 use crate::config::{Config, Task};
 use crate::metrics::probabilities;
-use crate::resolve::samples::{Room, room};
+use crate::resolve::samples::{SampleSizes, room};
 use crate::run::samples::{IMAGES, Prediction, Sample};
 use crate::sampling::Sampling;
 use crate::tasks::batch::{EvalSet, Shown, ShownAs};
@@ -59,7 +59,7 @@ struct Writer {
     stops: Vec<u32>,
     /// Prompts are questions that a template wraps, not beginnings of texts.
     is_answer: bool,
-    room: Room,
+    room: SampleSizes,
     position_axes: usize,
     how: Sampling,
 }

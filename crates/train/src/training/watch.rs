@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flatout_ir::Role;
 use flatout_ir::cost::Cost;
-use flatout_runtime::cuda::nvml::Reading;
+use flatout_runtime::cuda::nvml::DeviceState;
 
 use crate::device::Device;
 use crate::resolve::compile::Compiled;
@@ -152,7 +152,7 @@ struct Sampler {
 }
 
 impl Sampler {
-    fn start(read: impl Fn() -> Reading + Send + 'static) -> Result<Sampler, String> {
+    fn start(read: impl Fn() -> DeviceState + Send + 'static) -> Result<Sampler, String> {
         let latest = Arc::new(Mutex::new(None));
         let (stop, stopped) = channel();
         let shared = Arc::clone(&latest);
@@ -186,7 +186,7 @@ impl Drop for Sampler {
     }
 }
 
-fn sample(reading: Reading) -> GpuSample {
+fn sample(reading: DeviceState) -> GpuSample {
     let watts = |milliwatts: u32| milliwatts as f64 / 1e3;
     GpuSample {
         utilization: reading.utilization_percent.map(|percent| percent as f64 / 100.0),
@@ -240,11 +240,11 @@ mod tests {
         let (asked, answers) = channel();
         let read = move || {
             let _ = asked.send(());
-            Reading {
+            DeviceState {
                 utilization_percent: Some(97),
                 power_milliwatts: Some(512_500),
                 reasons: 0x4,
-                ..Reading::default()
+                ..DeviceState::default()
             }
         };
         let sampler = Sampler::start(read).unwrap();

@@ -92,8 +92,8 @@ impl Loaded {
             lay_area(&mut config, &description.processor, overrides)?;
         }
         if config.model.classes().is_some() {
-            let whence = named.display().to_string();
-            config.data.classes = class_names(&config.data.classes, &description.classes, &whence)?;
+            let origin = named.display().to_string();
+            config.data.classes = class_names(&config.data.classes, &description.classes, &origin)?;
         }
         if config.train.ema > 0.0 && !weights.are_averages() {
             crate::refuse!("{} kept no average of its weights: leave train.ema out", named.display());

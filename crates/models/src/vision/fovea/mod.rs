@@ -12,7 +12,7 @@ pub use config::{FoveaConfig, Look};
 use flatout_ir::ops::attention::{Masking, Segments};
 use flatout_ir::{Builder, Class, DType, Init, SlotId, Tensor};
 
-use super::{Beside, Features, SCOPE};
+use super::{Features, SCOPE, TextBody};
 use crate::form::SeenFrames;
 use crate::images::CHANNELS;
 use crate::layers::patches::patches;
@@ -123,7 +123,7 @@ pub fn apply<'g>(
     v: &FoveaConfig,
     w: &Weights,
     inputs: &Inputs<'g>,
-    beside: &Beside<'_, 'g>,
+    beside: &TextBody<'_, 'g>,
 ) -> Features<'g> {
     let memory = b.scope(SCOPE, || b.scope("patches", || encode_images(b, v, w, inputs.pixels)));
     let tokens = v.vit().tokens();

@@ -65,7 +65,7 @@ unsafe impl Send for Monitor {}
 
 /// A device's state at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reading {
+pub struct DeviceState {
     /// Share of the last sampling period in which a kernel ran.
     pub utilization_percent: Option<u32>,
     pub memory_bytes: Option<u64>,
@@ -81,7 +81,7 @@ pub struct Reading {
 const THROTTLES: [(u64, &str); 5] =
     [(0x4, "power"), (0x8, "hardware"), (0x20, "heat"), (0x40, "heat"), (0x80, "power brake")];
 
-impl Reading {
+impl DeviceState {
     /// The reasons for throttling, without duplicates.
     pub fn throttled(&self) -> Vec<&'static str> {
         let mut names: Vec<&str> =
@@ -134,7 +134,7 @@ impl Monitor {
         self.energy.filter(|call| unsafe { call(self.device, &mut value) } == 0).map(|_| value)
     }
 
-    pub fn read(&self) -> Reading {
+    pub fn read(&self) -> DeviceState {
         let number = |call: Option<Number>| {
             let mut value = 0;
             // SAFETY: the handle is valid until `drop`; the call writes one u32.
@@ -154,7 +154,7 @@ impl Monitor {
                 self.reasons.is_some_and(|call| call(self.device, &mut reasons) == 0),
             )
         };
-        Reading {
+        DeviceState {
             utilization_percent: rated.then_some(rates[0]),
             memory_bytes: used.then_some(memory.used),
             power_milliwatts: number(self.power),
@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn throttle_reasons_are_listed_once() {
-        let throttled = |reasons| Reading { reasons, ..Reading::default() }.throttled();
+        let throttled = |reasons| DeviceState { reasons, ..DeviceState::default() }.throttled();
         assert!(throttled(0x1 | 0x2 | 0x10 | 0x100).is_empty(), "idle and chosen clocks are no throttling");
         assert_eq!(throttled(0x4 | 0x20 | 0x40), ["power", "heat"]);
         assert_eq!(throttled(0x8 | 0x80), ["hardware", "power brake"]);

@@ -3,7 +3,7 @@
 
 use flatout_models::config::{FoveaConfig, Model, Tower};
 use flatout_models::library::fovea;
-use flatout_models::registry::Asked;
+use flatout_models::registry::ModelSection;
 use toml::Value;
 
 use super::{CLASSES, KIND, LayerValue, Layers, TOWER_FROM, VOCAB};
@@ -23,7 +23,7 @@ impl Layers {
 
     /// Sets the values of the model of `model.from`: they replace values of lower layers, and values of the same or higher layers must
     /// agree.
-    pub fn model(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
+    pub fn model(&mut self, model: &Model, origin: &str) -> Result<(), UserError> {
         /// Keys of training, which the description of a pretrained model does not have.
         const TRAINING_KEYS: [&str; 10] = [
             "from",
@@ -55,7 +55,7 @@ impl Layers {
         if !keeps_tower && let Some(held) = self.values.get(TOWER_FROM) {
             if held.layer >= of_source {
                 refuse!(
-                    "`{TOWER_FROM}` is given and the model of {whence} has a tower of its own, or none: leave it out"
+                    "`{TOWER_FROM}` is given and the model of {origin} has a tower of its own, or none: leave it out"
                 );
             }
             self.values.remove(TOWER_FROM);
@@ -79,7 +79,7 @@ impl Layers {
             let given = self.values.get(&path).filter(|held| held.layer >= of_source);
             match (given, fact) {
                 (Some(held), fact) if Some(&held.value) != fact => refuse!(
-                    "`{path}` is {} and the model of {whence} has {}: leave it out",
+                    "`{path}` is {} and the model of {origin} has {}: leave it out",
                     text::value(&held.value),
                     fact.map_or("none".into(), text::value)
                 ),
@@ -91,7 +91,7 @@ impl Layers {
             && held.value.as_integer() != Some(classes as i64)
         {
             refuse!(
-                "`model.classes` is {} and the model of {whence} has a head of {classes}: leave it out",
+                "`model.classes` is {} and the model of {origin} has a head of {classes}: leave it out",
                 text::value(&held.value)
             );
         }
@@ -104,7 +104,7 @@ impl Layers {
             let held = self.values.get(&format!("model.{key}"))?;
             Some((serde_json::to_value(&held.value).ok()?, held.layer >= of_source))
         };
-        for (key, size) in model.input_sizes(&Asked { whence, value: &value }).map_err(UserError)? {
+        for (key, size) in model.input_sizes(&ModelSection { origin, value: &value }).map_err(UserError)? {
             let path = format!("model.{key}");
             match size {
                 Some(size) => self.put(path, Value::Integer(size as i64)),
@@ -121,7 +121,7 @@ impl Layers {
 
     /// Sets the tower's dimensions from `model.vision.from`: they replace values of lower layers, and values of the same or higher
     /// layers must agree.
-    pub fn set_tower(&mut self, model: &Model, whence: &str) -> Result<(), UserError> {
+    pub fn set_tower(&mut self, model: &Model, origin: &str) -> Result<(), UserError> {
         let of_source = self.values.get(TOWER_FROM).map_or(usize::MAX, |held| held.layer);
         if self.tower() != Tower::Fovea {
             refuse!(
@@ -130,16 +130,16 @@ impl Layers {
             );
         }
         let Model::Vit(vit) = model else {
-            refuse!("`{TOWER_FROM}` is {whence}, which is a {}: give a DINOv2", model.kind());
+            refuse!("`{TOWER_FROM}` is {origin}, which is a {}: give a DINOv2", model.kind());
         };
         let tower = fovea::tower(vit, &FoveaConfig::default())
-            .map_err(|why| UserError(format!("`{TOWER_FROM}` is {whence}: {why}")))?;
+            .map_err(|why| UserError(format!("`{TOWER_FROM}` is {origin}: {why}")))?;
         let facts = Value::try_from(&tower).expect("a section has a TOML form");
         for key in ["width", "layers", "heads", "ffn", "patch", "positions", "norm_eps", "layer_scale"] {
             let (path, fact) = (format!("model.vision.{key}"), &facts[key]);
             match self.values.get(&path).filter(|held| held.layer >= of_source && held.value != *fact) {
                 Some(held) => refuse!(
-                    "`{path}` is {} and the model of {whence} has {}: leave it out",
+                    "`{path}` is {} and the model of {origin} has {}: leave it out",
                     text::value(&held.value),
                     text::value(fact)
                 ),
@@ -191,7 +191,7 @@ impl Layers {
 
     /// Sets the values of the adapter of `adapter.from`; values of the same or higher layers must agree. Dropout is not among them,
     /// because it is a setting of training.
-    pub fn adapter(&mut self, adapter: &Adapter, whence: &str) -> Result<(), UserError> {
+    pub fn adapter(&mut self, adapter: &Adapter, origin: &str) -> Result<(), UserError> {
         let of_source = self.values.get("adapter.from").map_or(usize::MAX, |held| held.layer);
         let facts = Value::try_from(adapter).expect("a section has a TOML form");
         for key in ["kind", "rank", "alpha", "paths", "groups"] {
@@ -200,7 +200,7 @@ impl Layers {
             let Some(fact) = facts.get(key) else { continue };
             if let Some(held) = given.filter(|held| held.value != *fact) {
                 refuse!(
-                    "`{path}` is {} and the adapter in {whence} has {}: leave it out",
+                    "`{path}` is {} and the adapter in {origin} has {}: leave it out",
                     text::value(&held.value),
                     text::value(fact)
                 );

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 
 use super::prompt::Rest;
 use super::reader::{PlanRun, Portion, Reader};
-use super::request::{Finish, Progress, Request, Told, Work};
+use super::request::{Finish, Progress, Request, ScoredToken, Work};
 use super::text::TextStream;
 use super::tower::Tower;
 use super::{Generator, Prompt};
@@ -218,11 +218,11 @@ impl Generator {
         }
         let drawn = draw_all(&read, self.drawn_from());
         let lanes = done.into_iter().map(|(lane, _)| lane);
-        Ok(lanes.zip(drawn).map(|(lane, told)| self.take(lane, told)).collect())
+        Ok(lanes.zip(drawn).map(|(lane, scored)| self.take(lane, scored)).collect())
     }
 
     /// Records the token that was drawn in a lane, and frees the lane if the text ends with it.
-    fn take(&mut self, lane: usize, told: Option<Told>) -> Progress {
+    fn take(&mut self, lane: usize, scored: Option<ScoredToken>) -> Progress {
         let place = &mut self.lanes.work[lane];
         let work = place.as_mut().expect("a lane that was read has work");
         let mut news = Progress {
@@ -230,24 +230,26 @@ impl Generator {
             echoed: std::mem::take(&mut work.echoed),
             text: String::new(),
             tokens: vec![],
-            is_drawn: told.is_some(),
+            is_drawn: scored.is_some(),
             finish: None,
         };
-        match told {
+        match scored {
             None => news.finish = Some(Finish::Length),
-            Some(told) if self.stops.contains(&told.token) || work.request.stops.contains(&told.token) => {
-                news.finish = Some(Finish::Token(told));
+            Some(scored)
+                if self.stops.contains(&scored.token) || work.request.stops.contains(&scored.token) =>
+            {
+                news.finish = Some(Finish::Token(scored));
             }
-            Some(told) => {
-                work.made.push(told.token);
-                (work.fresh, work.read) = (Prompt::from(vec![told.token]), 0);
+            Some(scored) => {
+                work.made.push(scored.token);
+                (work.fresh, work.read) = (Prompt::from(vec![scored.token]), 0);
                 if work.made.len() >= work.request.how.max_tokens || self.reader.is_full(lane) {
                     news.finish = Some(Finish::Length);
                 }
                 match &mut work.text {
-                    None => news.tokens = vec![told],
+                    None => news.tokens = vec![scored],
                     Some(text) => {
-                        let settled = text.push(told);
+                        let settled = text.push(scored);
                         (news.text, news.tokens) = (settled.text, settled.tokens);
                         if settled.is_end {
                             news.finish = Some(Finish::Text);
@@ -273,21 +275,26 @@ impl Generator {
 
 /// The next token of every lane, as drawn by the device or else here from its logits, among the first `size` tokens; `None` for a
 /// lane that needs none. Drawing sorts the vocabulary for each lane, in parallel on all threads.
-fn draw_all(lanes: &[ReadLane<'_>], size: usize) -> Vec<Option<Told>> {
-    let drawn = |ReadLane { drawn, row, request, made }: &ReadLane<'_>| {
-        let Some(row) = row else { return drawn.map(|token| Told { token, ..Told::default() }) };
-        let Request { how, copy, adjustments, top, .. } = request;
-        let draw = how.at(*copy, made.len());
-        let token = match adjustments.is_none() {
-            true => draw.token(&row[..size]),
-            false => {
-                let mut changed = row[..size].to_vec();
-                adjustments.apply(&mut changed, made);
-                draw.token(&changed)
-            }
+fn draw_all(lanes: &[ReadLane<'_>], size: usize) -> Vec<Option<ScoredToken>> {
+    let drawn =
+        |ReadLane { drawn, row, request, made }: &ReadLane<'_>| {
+            let Some(row) = row else {
+                return drawn.map(|token| ScoredToken { token, ..ScoredToken::default() });
+            };
+            let Request { how, copy, adjustments, top, .. } = request;
+            let draw = how.at(*copy, made.len());
+            let token = match adjustments.is_none() {
+                true => draw.token(&row[..size]),
+                false => {
+                    let mut changed = row[..size].to_vec();
+                    adjustments.apply(&mut changed, made);
+                    draw.token(&changed)
+                }
+            };
+            Some(top.map_or(ScoredToken { token, ..ScoredToken::default() }, |top| {
+                with_logps(row, size, token, top)
+            }))
         };
-        Some(top.map_or(Told { token, ..Told::default() }, |top| with_logps(row, size, token, top)))
-    };
     lanes.par_iter().map(drawn).collect()
 }
 
@@ -295,7 +302,7 @@ fn draw_all(lanes: &[ReadLane<'_>], size: usize) -> Vec<Option<Told>> {
 fn score(reader: &Reader, ran: &PlanRun, logits: &[f32], portion: &Portion, work: &mut Work) {
     let (tokens, top) = (&work.request.prompt.tokens, work.request.top.unwrap_or(0));
     if work.read == 0 {
-        work.echoed.push(Told { token: tokens[0], ..Told::default() });
+        work.echoed.push(ScoredToken { token: tokens[0], ..ScoredToken::default() });
     }
     let rows: Vec<(&[f32], u32)> = (0..portion.count)
         .filter_map(|at| Some((reader.row(ran, logits, portion, at), *tokens.get(work.read + at + 1)?)))
@@ -304,9 +311,9 @@ fn score(reader: &Reader, ran: &PlanRun, logits: &[f32], portion: &Portion, work
 }
 
 /// A token with its log-probability, and those of the most likely tokens at its position.
-fn with_logps(row: &[f32], size: usize, token: u32, top: usize) -> Told {
+fn with_logps(row: &[f32], size: usize, token: u32, top: usize) -> ScoredToken {
     let sum = log_sum(row);
     let logp = |token: u32| (row[token as usize] as f64 - sum) as f32;
     let top = likeliest(&row[..size], top).into_iter().map(|token| (token, logp(token))).collect();
-    Told { token, logp: Some(logp(token)), top }
+    ScoredToken { token, logp: Some(logp(token)), top }
 }

@@ -69,7 +69,7 @@ impl Pictures {
         let tower = frame_tower(loaded)?;
         let max_pixels = loaded.config.data.max_pixels;
         let spec = ImageSpec { path: vec![path.display().to_string()], max_pixels, ..ImageSpec::default() };
-        let set = images::asked(&spec)?.set;
+        let set = images::open_unlabelled(&spec)?.set;
         let batch = images::ordered(&set, &frame_view(&loaded.config, tower), 0..set.count())?;
         if let Some(sentence) = batch.left_out.into_iter().next() {
             return Err(Failure::User(UserError(sentence)));

@@ -36,7 +36,7 @@ impl Request {
 
 /// A token with its requested log-probabilities.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Told {
+pub struct ScoredToken {
     pub token: u32,
     /// The log-probability that the model gave it, before temperature and adjustments; `None` for the first token of a prompt.
     pub logp: Option<f32>,
@@ -48,7 +48,7 @@ pub struct Told {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Finish {
     /// This token ended it, which is not part of the text.
-    Token(Told),
+    Token(ScoredToken),
     /// The text reached a stop string, which is not part of it.
     Text,
     /// The text reached the requested number of tokens, or the context is full.
@@ -61,10 +61,10 @@ pub struct Progress {
     /// The id of the request.
     pub id: u64,
     /// The prompt's own tokens, once all of them are read, if they were requested.
-    pub echoed: Vec<Told>,
+    pub echoed: Vec<ScoredToken>,
     /// The text of these tokens, if it was requested, as far as it is settled: a character may take several tokens.
     pub text: String,
-    pub tokens: Vec<Told>,
+    pub tokens: Vec<ScoredToken>,
     /// Whether a token was drawn. It is among `tokens` now or later, or ended the text alone or as part of a stop string.
     pub is_drawn: bool,
     pub finish: Option<Finish>,
@@ -84,7 +84,7 @@ pub(super) struct Work {
     /// The numbers of its pictures in the tower.
     pub pictures: Vec<usize>,
     /// The prompt's tokens that have been scored so far.
-    pub echoed: Vec<Told>,
+    pub echoed: Vec<ScoredToken>,
     pub text: Option<TextStream>,
 }
 

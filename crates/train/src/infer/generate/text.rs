@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use flatout_data::Vocabulary;
 
-use super::request::Told;
+use super::request::ScoredToken;
 
 /// Tokens of the prompt that are decoded along with the first new ones: whether a token begins with a space may depend on them.
 const BEFORE: usize = 8;
@@ -73,7 +73,7 @@ pub struct TextStream {
     /// Text that may be the beginning of a stop string.
     held: String,
     /// Tokens that were not returned yet, each with the position in the text at which it begins.
-    waiting: Vec<(usize, Told)>,
+    waiting: Vec<(usize, ScoredToken)>,
     /// Bytes of text returned so far.
     given: usize,
 }
@@ -82,7 +82,7 @@ pub struct TextStream {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Settled {
     pub text: String,
-    pub tokens: Vec<Told>,
+    pub tokens: Vec<ScoredToken>,
     /// Whether the text reached a stop string.
     pub is_end: bool,
 }
@@ -94,9 +94,9 @@ impl TextStream {
     }
 
     /// Adds a token and returns what is settled now.
-    pub fn push(&mut self, told: Told) -> Settled {
-        let more = self.text.push(told.token);
-        self.waiting.push((self.given + self.held.len(), told));
+    pub fn push(&mut self, scored: ScoredToken) -> Settled {
+        let more = self.text.push(scored.token);
+        self.waiting.push((self.given + self.held.len(), scored));
         let Some(more) = more else { return Settled::default() };
         self.held += &more;
         self.release(false)
@@ -128,7 +128,7 @@ impl TextStream {
             None => all || self.held.is_empty() || *place < self.given,
         };
         let count = self.waiting.iter().take_while(|(place, _)| is_given(place)).count();
-        let tokens = self.waiting.drain(..count).map(|(_, told)| told).collect();
+        let tokens = self.waiting.drain(..count).map(|(_, scored)| scored).collect();
         Settled { text, tokens, is_end: found.is_some() }
     }
 }
@@ -161,7 +161,7 @@ mod tests {
         let mut stream = TextStream::new(vocabulary.into(), prompt, stops);
         let mut pieces = vec![];
         for token in rest {
-            let settled = stream.push(Told { token: *token, ..Told::default() });
+            let settled = stream.push(ScoredToken { token: *token, ..ScoredToken::default() });
             pieces.push((settled.text, settled.tokens.len()));
             if settled.is_end {
                 return (pieces, true);

@@ -5,7 +5,7 @@ use crate::refuse;
 
 /// The names of classes in the order of a model's outputs: its own, or those of `data.classes`. One of the model's own names at
 /// another position is refused, because it would assign every example of that class to another output.
-pub fn class_names(given: &[String], own: &[String], whence: &str) -> Result<Vec<String>, UserError> {
+pub fn class_names(given: &[String], own: &[String], origin: &str) -> Result<Vec<String>, UserError> {
     if given.is_empty() {
         return Ok(own.to_vec());
     }
@@ -13,7 +13,7 @@ pub fn class_names(given: &[String], own: &[String], whence: &str) -> Result<Vec
         let is_same = |other: &String| other.to_lowercase() == name.to_lowercase();
         if let Some(place) = own.iter().position(is_same).filter(|_| !own.get(at).is_some_and(is_same)) {
             refuse!(
-                "`data.classes` has `{}` as class {at}, counted from 0, and in the model of {whence} it is class {place}: \
+                "`data.classes` has `{}` as class {at}, counted from 0, and in the model of {origin} it is class {place}: \
                  leave data.classes out, or give the names in the order of its outputs",
                 name.escape_debug()
             );

@@ -168,10 +168,10 @@ pub struct Description {
 
 impl Description {
     /// Refuses a body without a head for a model that predicts tokens and so needs one.
-    pub fn check_head(&self, model: &Model, whence: &str) -> Result<(), UserError> {
+    pub fn check_head(&self, model: &Model, origin: &str) -> Result<(), UserError> {
         match self.headless {
             Some(class) if model.class_head().is_none() => refuse!(
-                "{whence} has a {class}, which has no head, and its embeddings are not tied to one: train it with \
+                "{origin} has a {class}, which has no head, and its embeddings are not tied to one: train it with \
                  model.head=classes, for which a head is drawn, or take a checkpoint with its head of tokens"
             ),
             _ => Ok(()),

@@ -122,7 +122,7 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
                 &launch.outs[3..],
                 launch.workspace.as_ref(),
                 facts,
-                norm::Beside::Codes(codes),
+                norm::ExtraOutput::Codes(codes),
             );
         }
         Of::Given | Of::Gated(_) | Of::GatedGrad(_) => {}

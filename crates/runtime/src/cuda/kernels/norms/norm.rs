@@ -169,12 +169,12 @@ fn plain_grad(launch: &Launch, facts: &Facts) -> Stages {
     let mut outs = launch.outs.clone();
     let y = again_at(&launch.op).and_then(|at| outs.remove(at));
     let bias = spec.bias.then(|| &launch.ins[launch.ins.len() - 1]);
-    let beside = y.as_ref().map_or(Beside::Nothing, |y| Beside::Norm { y, bias });
-    backward(spec, add, &launch.ins, &outs, launch.workspace.as_ref(), facts, beside)
+    let extra = y.as_ref().map_or(ExtraOutput::Nothing, |y| ExtraOutput::Norm { y, bias });
+    backward(spec, add, &launch.ins, &outs, launch.workspace.as_ref(), facts, extra)
 }
 
 /// An additional output of a norm's gradient, besides dx and the sums.
-pub(crate) enum Beside<'a> {
+pub(crate) enum ExtraOutput<'a> {
     Nothing,
     /// 8-bit codes of dx.
     Codes(Codes<'a>),
@@ -262,12 +262,12 @@ pub(crate) fn backward(
     outs: &[Option<View>],
     workspace: Option<&View>,
     facts: &Facts,
-    beside: Beside<'_>,
+    extra: ExtraOutput<'_>,
 ) -> Stages {
-    let (codes, y, bias) = match beside {
-        Beside::Nothing => (None, None, None),
-        Beside::Codes(codes) => (Some(codes), None, None),
-        Beside::Norm { y, bias } => (None, Some(y), bias),
+    let (codes, y, bias) = match extra {
+        ExtraOutput::Nothing => (None, None, None),
+        ExtraOutput::Codes(codes) => (Some(codes), None, None),
+        ExtraOutput::Norm { y, bias } => (None, Some(y), bias),
     };
     let has_w = spec.weight.is_some();
     let h = &ins[0];
@@ -308,7 +308,7 @@ pub(crate) fn backward(
         // Element-wise reads need their registers for addresses.
         if cover.vec == 1 || !cover.has_bits_of(&Cover::of_norm(&of_norm, spec)?) {
             let mut stages = norm_alone()?;
-            stages.extend(backward(spec, add, ins, outs, workspace, facts, Beside::Nothing)?);
+            stages.extend(backward(spec, add, ins, outs, workspace, facts, ExtraOutput::Nothing)?);
             return Ok(stages);
         }
     }

@@ -14,7 +14,7 @@ use super::sources::webdataset::webdataset;
 use crate::error::DataError;
 
 /// Images to classify, in the order in which they were found.
-pub struct AskedImages {
+pub struct UnlabelledImages {
     /// Every image has class 0; an image that cannot be decoded has none.
     pub set: ImageSet,
     /// Name of each image: the path of a file, of a member after its archive's path, or the number of a record after its file's
@@ -26,7 +26,7 @@ pub struct AskedImages {
 
 /// Opens what `spec.path` names: image files, folders with images at any depth, tables that name images, archives, or files of
 /// CIFAR. Ignores labels.
-pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
+pub fn open_unlabelled(spec: &ImageSpec) -> Result<UnlabelledImages, DataError> {
     let words = &spec.path;
     let first = Path::new(words.first().map_or("", String::as_str));
     let holds = |endings: &[&str]| -> Result<bool, DataError> {
@@ -60,10 +60,15 @@ pub fn asked(spec: &ImageSpec) -> Result<AskedImages, DataError> {
     Ok(opened(found.unlabelled(spec.max_pixels), names, left_out, spec))
 }
 
-fn opened(set: ImageSet, mut names: Vec<String>, left_out: Option<String>, spec: &ImageSpec) -> AskedImages {
+fn opened(
+    set: ImageSet,
+    mut names: Vec<String>,
+    left_out: Option<String>,
+    spec: &ImageSpec,
+) -> UnlabelledImages {
     if names.is_empty() {
         names = (0..set.count()).map(|index| set.place(index).to_string()).collect();
     }
     let set = ImageSet { on_error: spec.on_error, max_pixels: spec.max_pixels, ..set };
-    AskedImages { set, names, left_out }
+    UnlabelledImages { set, names, left_out }
 }
