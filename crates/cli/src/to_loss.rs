@@ -215,6 +215,14 @@ fn print(report: &Report, screen: &Screen) {
     let table: Vec<Vec<String>> =
         [head].into_iter().chain(report.rows.iter().map(|row| cells(row, *metric))).collect();
     print_table(&table, 1..5, screen);
+    let reached = report.rows.iter().flat_map(|row| &row.runs).filter_map(|run| run.reached);
+    let early = reached.filter(|reached| reached.at_first).count();
+    if early > 0 {
+        screen.note(format!(
+            "note     {early} run{} had reached it at the first evaluation, so that time is an upper bound: give a smaller eval.every",
+            if early == 1 { "" } else { "s" }
+        ));
+    }
     screen.note(format!("runs     {}", report.path));
 }
 

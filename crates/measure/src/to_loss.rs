@@ -108,6 +108,8 @@ pub struct Reached {
     /// Seconds of updates alone.
     pub seconds: f64,
     pub tokens: f64,
+    /// Whether its first evaluation reached it, so that the others are upper bounds.
+    pub at_first: bool,
 }
 
 /// When the run of a history reached the goal; `None` where it did not.
@@ -132,7 +134,7 @@ pub fn reached(history: &History, metric: Metric, goal: f64) -> Option<Reached> 
             break;
         }
     }
-    Some(Reached { step, seconds, tokens })
+    Some(Reached { step, seconds, tokens, at_first: at == 0 })
 }
 
 /// A run of a variant.
@@ -275,7 +277,8 @@ mod tests {
         assert!((between.step - 6.5).abs() < 1e-9 && (between.tokens - 325.0).abs() < 1e-9, "{between:?}");
         // Exactly at an evaluation, and at the first one, before which nothing is known.
         assert_eq!(of(falling, 3.0).expect("reached").step, 6.0);
-        assert_eq!(of(falling, 6.0).expect("reached").step, 2.0);
+        let first = of(falling, 6.0).expect("reached");
+        assert!(first.step == 2.0 && first.at_first && !between.at_first, "{first:?}");
         assert_eq!(of(falling, 0.5), None);
         // The first time counts, even if the loss rises again.
         assert_eq!(of([5.0, 3.0, 4.0, 3.5, 2.0], 3.0).expect("reached").step, 4.0);
@@ -286,7 +289,12 @@ mod tests {
         let trial = |seed, seconds: Option<f64>| Trial {
             seed,
             path: "run".into(),
-            reached: seconds.map(|seconds| Reached { step: 1.0, seconds, tokens: 10.0 * seconds }),
+            reached: seconds.map(|seconds| Reached {
+                step: 1.0,
+                seconds,
+                tokens: 10.0 * seconds,
+                at_first: false,
+            }),
             best: Some(3.0),
             why: None,
         };

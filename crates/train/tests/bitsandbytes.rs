@@ -272,7 +272,7 @@ const REFUSED: &[Case] = &[
     (
         "another type",
         |_, t| describe(t, |s| s["quant_type"] = json!("fp4")),
-        "with quant_type \"fp4\", and \"nf4\" is",
+        "with quant_type \"fp4\", and only \"nf4\" is supported",
     ),
     (
         "another shape",

@@ -144,7 +144,7 @@ mod tests {
     fn lists_with_gaps_and_heads_of_many_labels_are_refused() {
         for wrong in [json!({ "0": "a", "2": "b" }), json!({ "0": "a", "1": null }), json!(["a", "b"])] {
             let refused = read_names(json!({ "id2label": wrong })).unwrap_err();
-            assert!(refused.contains("a name for every class from 0 on"), "{refused}");
+            assert!(refused.contains("must name every class from 0 on"), "{refused}");
         }
         for kind in ["multi_label_classification", "regression"] {
             let refused = read_names(json!({ "problem_type": kind })).unwrap_err();
