@@ -11,7 +11,7 @@ RUN cargo build --locked --profile ship -p flatout
 
 FROM python:3.12-slim-bookworm
 # The binary in /usr/local/bin finds the libraries of wheels in /usr/local/lib.
-ARG LIBRARIES="nvidia-cuda-nvrtc>=13,<14|nvidia-cublas>=13,<14|nvidia-cudnn-cu13>=9.14,<10|nvidia-nccl-cu13>=2.27"
+ARG LIBRARIES="nvidia-cuda-nvrtc>=13,<13.5|nvidia-cublas>=13,<14|nvidia-cudnn-cu13>=9.14,<10|nvidia-nccl-cu13>=2.27"
 RUN if [ -n "$LIBRARIES" ]; then echo "$LIBRARIES" | tr '|' '\n' > /tmp/wanted && pip install --no-cache-dir -r /tmp/wanted && rm /tmp/wanted; fi
 COPY --from=build /source/target/ship/flatout /usr/local/bin/flatout
 # Compiled kernels, timings and downloads are in a volume, so that the next container starts with a warm cache.

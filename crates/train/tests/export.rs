@@ -177,6 +177,14 @@ fn the_fields_that_other_tools_read() {
     let reference =
         safetensors::SafeTensors::read_metadata(&whole).expect("the reference library reads it").1;
     assert_eq!(reference.metadata().as_ref().expect("metadata")["format"], "pt");
+    // Settings of a source that names no special token leave as they are, and no file beside them names one.
+    let settings = r#"{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": null}"#;
+    fs::write(out.join("tokenizer_config.json"), settings).expect("a file");
+    fs::remove_file(out.join("special_tokens_map.json")).expect("a file");
+    let again = scratch.path().join("again");
+    exported(&out, &again, |_| {}).expect("a folder");
+    assert_eq!(fs::read_to_string(again.join("tokenizer_config.json")).expect("a file"), settings);
+    assert!(!again.join("special_tokens_map.json").exists());
 }
 
 #[test]

@@ -66,7 +66,7 @@ impl LibraryKind {
             (LibraryKind::CublasLt, Some(12)) => "pip install nvidia-cublas-cu12",
             (LibraryKind::Cudnn, Some(12)) => "pip install nvidia-cudnn-cu12",
             (LibraryKind::Nccl, Some(12)) => "pip install nvidia-nccl-cu12",
-            (LibraryKind::Nvrtc, _) => "pip install \"nvidia-cuda-nvrtc>=13,<14\"",
+            (LibraryKind::Nvrtc, _) => "pip install \"nvidia-cuda-nvrtc>=13,<13.5\"",
             (LibraryKind::CublasLt, _) => "pip install \"nvidia-cublas>=13,<14\"",
             (LibraryKind::Cudnn, _) => "pip install nvidia-cudnn-cu13",
             (LibraryKind::Nccl, _) => "pip install nvidia-nccl-cu13",

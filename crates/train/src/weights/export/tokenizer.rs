@@ -63,12 +63,13 @@ impl Tokenizer {
             "model_max_length": positions,
             "clean_up_tokenization_spaces": false,
         });
-        let settings = match self.kept(SETTINGS) {
-            Some(kept) => self.with_added(kept, add_to_decoder),
-            None => text(&settings),
+        // Stored settings may leave special tokens out on purpose, so no map of them is added to those.
+        let (settings, special) = match self.kept(SETTINGS) {
+            Some(kept) => (self.with_added(kept, add_to_decoder), self.kept(SPECIAL)),
+            None => (text(&settings), Some(self.kept(SPECIAL).unwrap_or_else(|| text(&special)))),
         };
         files.push((SETTINGS, settings));
-        files.push((SPECIAL, self.kept(SPECIAL).unwrap_or_else(|| text(&special))));
+        files.extend(special.map(|special| (SPECIAL, special)));
         files
     }
 
