@@ -181,8 +181,11 @@ fn the_fields_that_other_tools_read() {
     let settings = r#"{"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": null}"#;
     fs::write(out.join("tokenizer_config.json"), settings).expect("a file");
     fs::remove_file(out.join("special_tokens_map.json")).expect("a file");
-    let again = scratch.path().join("again");
-    exported(&out, &again, |_| {}).expect("a folder");
+    let (next, again) = (scratch.path().join("next"), scratch.path().join("again"));
+    let words = ["train.steps=1", "train.batch=2", "warmup_steps=0", "eval.rows=0"].map(String::from);
+    let words = [&words[..], &[format!("model.from={}", out.display())]].concat();
+    train_in(&next, &recipes::resolve("tiny", &[], &words).expect("a config"), |_| {});
+    exported(&next, &again, |_| {}).expect("a folder");
     assert_eq!(fs::read_to_string(again.join("tokenizer_config.json")).expect("a file"), settings);
     assert!(!again.join("special_tokens_map.json").exists());
 }
