@@ -28,18 +28,21 @@ impl Waited {
     pub(crate) fn new(total: Duration, spent: Spent, packing: Duration) -> Self {
         let cost = spent.reading + spent.tokenising + spent.decoding + packing;
         let working = total.min(cost);
-        let share = |part: Duration| {
+        let mut left = working;
+        let mut share = |part: Duration| {
             if cost.is_zero() {
-                Duration::ZERO
-            } else {
-                working.mul_f64(part.as_secs_f64() / cost.as_secs_f64())
+                return Duration::ZERO;
             }
+            // Shares are rounded, so the last one may be a nanosecond more than is left.
+            let part = working.mul_f64(part.as_secs_f64() / cost.as_secs_f64()).min(left);
+            left -= part;
+            part
         };
         let (reading, tokenising, decoding) =
             (share(spent.reading), share(spent.tokenising), share(spent.decoding));
-        // Packing takes the remainder, so that rounding does not make the parts differ from the total.
-        let packing = working.saturating_sub(reading + tokenising + decoding);
-        let scheduling = total.saturating_sub(reading + tokenising + decoding + packing);
+        // Packing takes the remainder, so the parts sum to the total.
+        let packing = left;
+        let scheduling = total - working;
         Self { total, reading, tokenising, decoding, packing, scheduling }
     }
 
