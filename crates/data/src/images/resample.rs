@@ -1,9 +1,10 @@
 //! Resizes a part of an image, mirrored where asked, in one pass from bytes to bytes.
 //!
-//! Pixel x of W is the weighted mean of the pixels i of a part of w pixels around c = (x + 1/2) w / W, with weights f(|i + 1/2
-//! - c| / s), where s = max(1, w / W) and f is the filter; the same holds vertically. With the bilinear filter f(d) = max(0, 1
-//! - d), this is bilinear interpolation when enlarging; when shrinking every pixel counts, which other tools call antialiasing.
-//! Pixels outside the part have no weight, unless the part was cut out of an image that was scaled as a whole.
+//! Pixel x of W is the weighted mean of the pixels i of a part of w pixels around c = (x + 1/2) w / W, with weights
+//! f(|i + 1/2 - c| / s), where s = max(1, w / W) and f is the filter; the same holds vertically. With the bilinear filter
+//! f(d) = max(0, 1 - d), this is bilinear interpolation when enlarging; when shrinking every pixel counts, which other tools
+//! call antialiasing. Pixels outside the part have no weight, unless the part was cut out of an image that was scaled as a
+//! whole.
 //!
 //! Sums are f32 and rounded once at the end: a byte differs from the definition only where its value is within 1e-4 of the
 //! middle between two bytes.
