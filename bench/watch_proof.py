@@ -358,7 +358,7 @@ def sweep_alone(proof, program):
 def crowded(proof, page, url):
     """The oldest of too many pages says why it was disconnected."""
     others = [urllib.request.urlopen(url.rstrip("/") + "/api/live") for _ in range(16)]
-    wait(lambda: "rests" in page.run("document.getElementById('status').textContent"), "the sentence about many pages")
+    wait(lambda: "disconnected" in page.run("document.getElementById('status').textContent"), "the sentence about many pages")
     proof.say(True, "the oldest of too many pages says why it was disconnected", page.run("document.getElementById('status').textContent"))
     for other in others:
         other.close()
