@@ -70,7 +70,7 @@ fn index(model: &Path, change: impl Fn(&mut Value)) {
 const Q: &str = "model.layers.0.self_attn.q_proj.weight";
 const NORM: &str = "model.norm.weight";
 const FIRST: &str = "model-00001-of-00009.safetensors";
-/// What a clone without its large files has in their place.
+/// A Git LFS pointer, as a clone without its large files has in their place.
 const POINTER: &str = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
 
 /// The damage done to a model, and words of the error.

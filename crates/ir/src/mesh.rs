@@ -8,7 +8,7 @@ use std::fmt;
 use crate::attr::named;
 
 named! {
-    /// What the ranks along an axis divide among themselves.
+    /// An axis of the mesh of ranks, named after what its ranks divide.
     pub enum Axis {
         /// Rows; each rank holds all that its shard group holds.
         Replica = "replica",

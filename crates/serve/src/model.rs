@@ -21,7 +21,7 @@ pub struct Model {
     pub created: u64,
     /// The most tokens of a prompt and its continuation.
     pub capacity: usize,
-    /// The most bytes of a text with so many tokens.
+    /// The maximum number of bytes of a text with this number of tokens.
     pub most_bytes: usize,
     pub vocabulary: Vocabulary,
     pub pieces: Arc<Pieces>,

@@ -26,7 +26,7 @@ pub(super) struct World<'a> {
     here: Option<Link>,
 }
 
-/// What is reported about several ranks: placement, links, sharding and predictions.
+/// The report about several ranks: placement, links, sharding and predictions.
 pub struct RanksReport {
     pub ranks: usize,
     pub nodes: usize,

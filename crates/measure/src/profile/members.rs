@@ -36,7 +36,7 @@ pub struct Member {
     pub host: Vec<(String, f64, f64)>,
 }
 
-/// What a rank sends to the others.
+/// The message that a rank sends to the others.
 #[derive(Serialize, Deserialize)]
 struct RankMessage {
     step_seconds: f64,

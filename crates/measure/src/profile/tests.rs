@@ -120,8 +120,7 @@ fn kernels_make_up_the_update() {
     let stage = Stage::open(&config).expect("a stage");
     let mut bench = stage.bench(&config).expect("a bench");
     let mut seen = vec![];
-    // Other tests that run now may slow some rounds down.
-    for _ in 0..8 {
+    for _ in 0..3 {
         let mut ratios = vec![];
         for _ in 0..25 {
             let round = budget::round(&mut bench, 1).expect("a round");

@@ -88,7 +88,7 @@ pub enum Path {
     Unknown,
 }
 
-/// What PCIe traffic passes through.
+/// The component that PCIe traffic passes through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// Only switches: GPUs reach each other directly.

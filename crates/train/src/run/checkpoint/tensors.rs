@@ -93,7 +93,7 @@ struct HeaderEntry {
 const METADATA: &str = "__metadata__";
 /// The format's limit on the header.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// What is looked at of a file that may be a pointer to another one.
+/// Bytes that are read of a file to find out whether it is a Git LFS pointer.
 const MAX_POINTER_BYTES: u64 = 1024;
 
 /// The beginning of a file: the length of the header and the header. The bytes of the tensors must follow in this order and

@@ -29,7 +29,7 @@ struct RankReport {
 
 /// Reports of ranks, sent and received by this rank.
 pub(super) struct Sharing {
-    /// What this rank has not sent yet.
+    /// Values that this rank has not sent yet.
     unsent: RankReport,
     reported_at: Option<Instant>,
     /// Used on rank 0.

@@ -143,7 +143,7 @@ fn tree_sources(launch: &Launch, _: &Facts) -> Vec<Source> {
     }
 }
 
-/// What all collectives here need from a launch.
+/// The parts of a launch that every collective here needs.
 struct Operands<'a, 'b> {
     launch: &'a Launch,
     p: &'a Prepare<'b>,
