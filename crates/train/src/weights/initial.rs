@@ -39,7 +39,13 @@ fn write_drawn(session: &mut Session, seed: u64, wanted: impl Fn(&str) -> bool) 
     let wait = waits::begin("drawing first weights", Unit::Bytes, Some(bytes as u64));
     let mut writer = quantized::Writer::default();
     for piece in pieces.into_iter().filter(|piece| piece.init != Init::RowNorms && wanted(&piece.path)) {
-        writer.write(session, &piece, &drawn_for(&piece, seed))?;
+        match piece.codes() {
+            Some(_) => {
+                let values = drawn(&piece.path, &piece.init, seed, piece.range.clone());
+                writer.write_codes(session, &piece, values)?;
+            }
+            None => session.write_range(&piece.slot, piece.at, &drawn_for(&piece, seed))?,
+        }
         wait.add(piece.bytes() as u64);
     }
     writer.finish();
@@ -154,7 +160,10 @@ fn as_f32(dtype: DType, bytes: &[u8]) -> Vec<f32> {
 }
 
 fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+    let mut bytes = vec![0; 4 * values.len()];
+    let words = bytes.as_chunks_mut::<4>().0.par_iter_mut();
+    words.zip(values).for_each(|(word, value)| *word = value.to_le_bytes());
+    bytes
 }
 
 /// The values of a slot from an element on. They are drawn in pairs.

@@ -114,10 +114,22 @@ impl Writer {
         piece: &TensorRange,
         bytes: &[u8],
     ) -> Result<(), RuntimeError> {
-        let Some(codes) = piece.codes() else { return session.write_range(&piece.slot, piece.at, bytes) };
+        if piece.codes().is_none() {
+            return session.write_range(&piece.slot, piece.at, bytes);
+        }
+        let words = bytes.as_chunks::<4>().0.par_iter();
+        self.write_codes(session, piece, words.map(|word| f32::from_le_bytes(*word)).collect())
+    }
+
+    /// Writes a weight that the session stores as codes from its values.
+    pub fn write_codes(
+        &mut self,
+        session: &mut Session,
+        piece: &TensorRange,
+        values: Vec<f32>,
+    ) -> Result<(), RuntimeError> {
+        let codes = piece.codes().expect("the session stores this weight as codes");
         assert!(piece.is_whole(), "ranks divide no weight that is stored as codes");
-        let values: Vec<f32> =
-            bytes.as_chunks::<4>().0.iter().map(|word| f32::from_le_bytes(*word)).collect();
         if !values.par_iter().all(|x| x.is_finite()) {
             let (path, codes) = (&piece.path, if codes == Codes::Nf4 { "nf4" } else { "fp8" });
             return Err(RuntimeError::Name(format!(
