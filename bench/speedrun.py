@@ -5,6 +5,7 @@
     cargo build --profile ship
     python bench/speedrun.py target/ship/flatout docs.jsonl.zst
     python bench/speedrun.py target/ship/flatout docs.jsonl.zst --llmc ../llm.c/train_gpt2cu
+    python bench/speedrun.py target/ship/flatout docs.jsonl.zst --results done.json --runs 3
     python bench/speedrun.py target/ship/flatout docs.jsonl.zst backend=cpu model.layers=4 model.width=64 model.heads=4 model.ffn=256 \\
         model.context=128 model.vocab=4096 train.batch=16 --speedrun 'schedule.windows=[32,64,128]' --vocab 4096 --steps 200 \\
         --lengths 80 120 160 --seeds 1
@@ -14,7 +15,8 @@ once for each of `--rates`. The rate with the lowest final held-out loss is run 
 seed. `gpt2-speedrun` is run with each of `--lengths`, as the number of updates of its schedule, until one reaches the goal of the first
 seed; that length is run with the other seeds. Time counts updates only: the sum of a run's steps. Losses between two evaluations are
 interpolated linearly. Every run is a new process, and the runs of the seeds are interleaved. Overrides apply to both recipes, and those of
-`--speedrun` after them to `gpt2-speedrun` only.
+`--speedrun` after them to `gpt2-speedrun` only. `--results` keeps the evaluations of finished runs in a file, and a later call with the same
+arguments continues after them; `--runs` ends a call after so many runs. GPUs of one kind differ by some 2%, so let the runs of a seed share one.
 
 `--llmc` names llm.c's program, built with nvcc from its public source: it trains the same model on the same tokens with the best rate
 and the same batch, schedule and weight decay. Its losses are of its own held-out shard, which has our held-out tokens in its format.
@@ -48,6 +50,8 @@ def arguments():
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--every", type=int, help="updates between evaluations; by default a fortieth of the baseline's")
     p.add_argument("--most", type=float, default=0.45)
+    p.add_argument("--results", type=Path, help="a JSON file of finished runs, which are not run again")
+    p.add_argument("--runs", type=int, help="runs of this call")
     p.add_argument("--llmc", type=Path, help="llm.c's train_gpt2cu")
     a = p.parse_intermixed_args()
     a.flatout = a.flatout.resolve()
@@ -64,7 +68,15 @@ def finish(typed):
 
 def run(a, folder, name, recipe, words, own=()):
     """The evaluations of a run as (seconds of updates, updates, held-out loss); `own` are overrides of its recipe only."""
-    typed = [a.flatout, "train", recipe, f"data.path={a.shards}", *words, f"eval.every={a.every}", "checkpoint.every=0", "log.every=1", *a.override, *own]
+    words = [*words, f"eval.every={a.every}", "checkpoint.every=0", "log.every=1", *a.override, *own]
+    done = json.loads(a.results.read_text()) if a.results and a.results.exists() else {}
+    key = " ".join([recipe, *words])
+    if key in done:
+        return done[key]
+    if a.runs == 0:
+        sys.exit(f"{name} is for a later call, as --runs asks")
+    a.runs = a.runs and a.runs - 1
+    typed = [a.flatout, "train", recipe, f"data.path={a.shards}", *words]
     seconds, steps, points = 0.0, 0, []
     for line in finish([*typed, "--run", folder / name, "--json"]).splitlines():
         event = json.loads(line)
@@ -73,6 +85,8 @@ def run(a, folder, name, recipe, words, own=()):
         if event["event"] == "eval":
             points.append((seconds, steps, event["loss"]))
     print(f"{name:32} {steps:5} updates {seconds:8.1f} s  held out {points[-1][2]:.4f}", flush=True)
+    if a.results:
+        a.results.write_text(json.dumps(done | {key: points}, indent=1))
     return points
 
 

@@ -20,6 +20,8 @@ pub const KERNELS: &[Kernel] = &[staged!(ROW, |l, _| stages(l))];
 
 /// Most values per thread: 16 bytes of bf16.
 const MOST: usize = 8;
+/// Packs of values per thread.
+const PACKS: usize = 4;
 /// The widest access.
 const ACCESS_BYTES: usize = 16;
 
@@ -46,6 +48,7 @@ fn stages(launch: &Launch) -> Stages {
             .flag("NESTED", *nested)
             .dtype("T_Y", out.dtype)
             .define("VEC", vec)
+            .define("PACKS", PACKS)
             .flag("TOGETHER", together.is_some())
             .define("INDEX", index)
             .define("COLUMNS", columns)
@@ -59,7 +62,7 @@ fn stages(launch: &Launch) -> Stages {
         stages.push(Stage {
             source,
             entry: "dequantize",
-            grid: [blocks(count, 256 * vec)?, 1],
+            grid: [blocks(count, 256 * PACKS * vec)?, 1],
             block: 256,
             args,
         });
