@@ -16,7 +16,7 @@ use crate::passes::types::fp8_base::{self, Waiting};
 use crate::passes::types::nf4::{MAP, magnitude_paths};
 use crate::pieces::TensorRange;
 use crate::plan::{Launch, PlanSet, Queue, Role, View};
-use crate::types::{DType, TensorType, bf16_from_f32, bf16_to_f32};
+use crate::types::{DType, TensorType, amax, bf16_from_f32, bf16_to_f32};
 
 /// The plans, and an arena of bytes for every rank of their mesh. Ranks run in lockstep: all finish a launch before any begins
 /// the next.
@@ -125,7 +125,7 @@ impl Interpreter {
     fn set_fp8(&mut self, rank: usize, piece: TensorRange, values: &[f64]) {
         let values: Vec<f32> = values.iter().map(|x| *x as f32).collect();
         let Some((path, group)) = self.waiting[rank].add(&self.plans, piece, values) else { return };
-        let scale = fp8_base::scale(group.iter().map(|(_, values)| &values[..]));
+        let scale = fp8_base::scale(group.iter().map(|(_, values)| amax(values)));
         self.set_at(rank, &path, &[f64::from(scale)]);
         for (piece, values) in group {
             let quotients: Vec<f64> = values.into_iter().map(|x| f64::from(x / scale)).collect();

@@ -11,6 +11,8 @@
 //! bitsandbytes' kernel for CPUs. With several threads or on a GPU the last bits of the mean differ, and a magnitude midway
 //! between two values may get the other code; weights that were quantised there keep their codes.
 
+use crate::types::amax;
+
 /// Values that share a magnitude.
 pub const BLOCK: usize = 64;
 
@@ -48,9 +50,6 @@ const BOUNDS: [f32; 15] = {
     bounds
 };
 
-/// The code of 0, for blocks of zeros and the padding of the last byte.
-const ZERO: u8 = 7;
-
 /// Number of blocks for a number of values.
 pub fn blocks(values: usize) -> usize {
     values.div_ceil(BLOCK)
@@ -63,7 +62,8 @@ pub fn quantize(values: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
     for ((block, codes), absmax) in values.chunks(BLOCK).zip(codes.chunks_mut(BLOCK / 2)).zip(absmax) {
         // Divisor of a block of zeros, and the least magnitude of an incomplete last block.
         const LEAST: f32 = 1e-38;
-        let largest = block.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+        let largest = amax(block);
+        // Zeros fill the last byte.
         let mut scaled = [0.0; BLOCK];
         if let Ok(block) = <&[f32; BLOCK]>::try_from(block) {
             *absmax = largest;
@@ -73,14 +73,25 @@ pub fn quantize(values: &[f32], codes: &mut [u8], absmax: &mut [f32]) {
             *absmax = largest.max(LEAST);
             scaled.iter_mut().zip(block).for_each(|(to, x)| *to = x / *absmax);
         }
-        let mut single = [ZERO; BLOCK];
-        for (code, x) in single.iter_mut().zip(scaled) {
-            *code = BOUNDS.iter().map(|bound| (*bound < x) as u8).sum();
+        let mut single = [0; BLOCK];
+        for (codes, values) in single.as_chunks_mut().0.iter_mut().zip(scaled.as_chunks().0) {
+            *codes = nearest_codes(values);
         }
         for (byte, pair) in codes.iter_mut().zip(single.as_chunks::<2>().0) {
-            *byte = pair[0] << 4 | pair[1];
+            *byte = (pair[0] << 4 | pair[1]) as u8;
         }
     }
+}
+
+/// The codes of scaled values. As many as a compiler keeps in vector registers.
+fn nearest_codes(values: &[f32; 8]) -> [u32; 8] {
+    let mut codes = [0; 8];
+    for bound in BOUNDS {
+        for (code, x) in codes.iter_mut().zip(values) {
+            *code += (bound < *x) as u32;
+        }
+    }
+    codes
 }
 
 /// The magnitudes of a tensor's blocks in eight bits.
@@ -95,22 +106,31 @@ pub struct Magnitudes {
 
 impl Magnitudes {
     pub fn of(absmax: &[f32]) -> Magnitudes {
-        let (map, offset) = (dynamic_map(), mean(absmax));
-        let mut codes = Vec::with_capacity(absmax.len());
-        let mut nested = Vec::with_capacity(absmax.len().div_ceil(NESTED));
-        for block in absmax.chunks(NESTED) {
-            let rest: Vec<f32> = block.iter().map(|x| x - offset).collect();
-            let largest = rest.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
-            nested.push(largest);
-            let inverse = 1.0 / largest;
-            let code = |x: &f32| if largest == 0.0 { 0 } else { nearest(&map, x * inverse) };
-            codes.extend(rest.iter().map(code));
-        }
-        Magnitudes { codes, nested, offset }
+        let mut magnitudes = Magnitudes::empty(absmax);
+        let Magnitudes { codes, nested, offset } = &mut magnitudes;
+        code_magnitudes(&dynamic_map(), *offset, absmax, codes, nested);
+        magnitudes
+    }
+
+    /// The mean, and room for codes that `code_magnitudes` fills.
+    pub fn empty(absmax: &[f32]) -> Magnitudes {
+        let nested = vec![0.0; absmax.len().div_ceil(NESTED)];
+        Magnitudes { codes: vec![0; absmax.len()], nested, offset: mean(absmax) }
     }
 
     pub fn get(&self, map: &[f32; 256], block: usize) -> f32 {
         magnitude(map[self.codes[block] as usize], self.nested[block / NESTED], self.offset)
+    }
+}
+
+/// Codes magnitudes: all of a tensor, or a part that starts at a multiple of `NESTED`.
+pub fn code_magnitudes(map: &[f32; 256], offset: f32, absmax: &[f32], codes: &mut [u8], nested: &mut [f32]) {
+    for ((block, codes), nested) in absmax.chunks(NESTED).zip(codes.chunks_mut(NESTED)).zip(nested) {
+        *nested = block.iter().fold(0.0, |most: f32, x| most.max((x - offset).abs()));
+        let inverse = 1.0 / *nested;
+        for (code, x) in codes.iter_mut().zip(block) {
+            *code = if *nested == 0.0 { 0 } else { nearest(map, (x - offset) * inverse) };
+        }
     }
 }
 

@@ -76,6 +76,17 @@ impl DType {
     }
 }
 
+/// The largest magnitude of finite values, 0 of none.
+pub fn amax(values: &[f32]) -> f32 {
+    // Lanes without a common running maximum, so that the compiler can use vectors.
+    let (vectors, rest) = values.as_chunks::<16>();
+    let mut most = [0.0_f32; 16];
+    for vector in vectors {
+        most.iter_mut().zip(vector).for_each(|(most, x)| *most = most.max(x.abs()));
+    }
+    rest.iter().chain(&most).fold(0.0, |most, x| most.max(x.abs()))
+}
+
 /// Rounds to the nearest bf16, ties to even; a NaN stays a NaN.
 pub fn bf16_from_f32(x: f32) -> u16 {
     let bits = x.to_bits();

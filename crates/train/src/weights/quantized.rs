@@ -8,12 +8,12 @@ use flatout_ir::fp8::{e4m3_from_f32, e4m3_to_f32};
 use flatout_ir::nf4::{self, BLOCK, Magnitudes, NESTED};
 use flatout_ir::passes::fp8_base::{self, Waiting, scale_of};
 use flatout_ir::passes::nf4::{MAP, magnitude_paths};
-use flatout_ir::types::{bf16_from_f32, bf16_to_f32};
+use flatout_ir::types::{self, bf16_from_f32, bf16_to_f32};
 use flatout_ir::{Codes, DType, Init, Op, PlanSet, TensorRange, TensorType};
 use flatout_runtime::{RuntimeError, Session};
 use rayon::prelude::*;
 
-/// Values per parallel task: whole blocks.
+/// Values, or magnitudes, per parallel task: whole blocks of either.
 const CHUNK: usize = 1 << 16;
 
 /// A weight in NF4.
@@ -32,7 +32,14 @@ impl Quantized {
             .zip(codes.par_chunks_mut(CHUNK / 2))
             .zip(absmax.par_chunks_mut(CHUNK / BLOCK))
             .for_each(|((values, codes), absmax)| nf4::quantize(values, codes, absmax));
-        Quantized { codes, magnitudes: Magnitudes::of(&absmax) }
+        let mut magnitudes = Magnitudes::empty(&absmax);
+        let (map, offset) = (nf4::dynamic_map(), magnitudes.offset);
+        absmax
+            .par_chunks(CHUNK)
+            .zip(magnitudes.codes.par_chunks_mut(CHUNK))
+            .zip(magnitudes.nested.par_chunks_mut(CHUNK / NESTED))
+            .for_each(|((absmax, codes), nested)| nf4::code_magnitudes(&map, offset, absmax, codes, nested));
+        Quantized { codes, magnitudes }
     }
 
     /// A range of its values, as products in f32 or bf16 read them.
@@ -59,6 +66,11 @@ pub fn dequantized(
 /// The values that a weight has in NF4, as products in f32 or bf16 read them.
 pub fn rounded_to_nf4(values: &[f32], narrow: bool) -> Vec<f32> {
     Quantized::of(values).values(&nf4::dynamic_map(), 0..values.len(), narrow)
+}
+
+/// The largest magnitude of a weight.
+pub fn amax(values: &[f32]) -> f32 {
+    values.par_chunks(CHUNK).map(types::amax).reduce(|| 0.0, f32::max)
 }
 
 /// The values that a weight has in E4M3 with a scale. They are exact in bf16.
@@ -165,7 +177,7 @@ fn write_e4m3(
     scale_slot: &str,
     group: &[(TensorRange, Vec<f32>)],
 ) -> Result<(), RuntimeError> {
-    let scale = fp8_base::scale(group.iter().map(|(_, values)| &values[..]));
+    let scale = fp8_base::scale(group.iter().map(|(_, values)| amax(values)));
     session.write_f32(scale_slot, &[scale])?;
     for (piece, values) in group {
         let codes: Vec<u8> = values.par_iter().map(|x| e4m3_from_f32(x / scale)).collect();

@@ -57,10 +57,9 @@ pub fn groups(model: &Graph, weights: &BTreeSet<String>) -> Vec<BTreeSet<String>
     groups.into_iter().map(|(_, weights)| weights).collect()
 }
 
-/// The least scale that fits all values of a group.
-pub fn scale<'a>(group: impl IntoIterator<Item = &'a [f32]>) -> f32 {
-    let values = group.into_iter().flatten();
-    fp8::scale(DType::E4M3, values.fold(0.0, |amax: f32, x| amax.max(x.abs())))
+/// The least scale that fits all values of a group, given the largest magnitude of each weight.
+pub fn scale(amaxes: impl IntoIterator<Item = f32>) -> f32 {
+    fp8::scale(DType::E4M3, amaxes.into_iter().fold(0.0, f32::max))
 }
 
 /// The graph with E4M3 codes for the weights in these slots, also where 8-bit products read them.

@@ -454,11 +454,12 @@ impl Weights {
                     return Ok((wide, hash));
                 };
                 let others = group.iter().filter(|(other, _)| *other != name);
-                let others =
-                    others.map(|(other, (ty, init))| Ok(f32s(&self.read_stored(other, ty, init)?.0)));
+                let others = others.map(|(other, (ty, init))| {
+                    Ok(quantized::amax(&f32s(&self.read_stored(other, ty, init)?.0)))
+                });
                 let others = others.collect::<Result<Vec<_>, Failure>>()?;
                 let values = f32s(&wide);
-                let scale = fp8_base::scale(others.iter().chain([&values]).map(Vec::as_slice));
+                let scale = fp8_base::scale(others.into_iter().chain([quantized::amax(&values)]));
                 quantized::rounded_to_e4m3(&values, scale)
             }
             _ => return Ok((wide, hash)),
