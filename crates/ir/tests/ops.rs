@@ -200,7 +200,7 @@ fn thin_products_are_of_what_is_kept() {
     let (outs, values) = evaluate(|t| {
         let p = 0.4;
         let (x, a, du) = (t.x(&[M, K]), t.x(&[R, K]), t.x(&[M, R]));
-        let (wide, small) = (t.x(&[M, K]), t.x(&[R, K]));
+        let (wide, small, b) = (t.x(&[M, K]), t.x(&[R, K]), t.x(&[K, R]));
         let rng = t.index(&[3], &[7, -5, 11]);
         let rows: Vec<i32> = (0..M as i32).flat_map(|i| [i / 2, i % 2]).collect();
         let rows = t.index(&[M, 2], &rows);
@@ -209,6 +209,8 @@ fn thin_products_are_of_what_is_kept() {
             ins.extend([rng, rows]);
             t.b.op_keyed(op, &ins, 42)
         };
+        let undropped =
+            |form, ins: [_; 3]| t.b.op(Op::ThinProduct { form, p: 0.0, out: x.dtype(), base: true }, &ins);
         let ones = x * x.recip();
         let mask = t.b.op_keyed(Op::Dropout { p }, &[ones, rng, rows], 42);
         vec![
@@ -218,9 +220,11 @@ fn thin_products_are_of_what_is_kept() {
             thin(Thin::Up, vec![du, a, wide]),
             thin(Thin::Weight, vec![du, x]),
             thin(Thin::Weight, vec![du, x, small]),
+            undropped(Thin::Up, [du, a, wide]),
+            undropped(Thin::Out, [du, b, wide]),
         ]
     });
-    let [x, a, du, wide, small] = ["x0", "x1", "x2", "x3", "x4"].map(|name| &values[name]);
+    let [x, a, du, wide, small, b] = ["x0", "x1", "x2", "x3", "x4", "x5"].map(|name| &values[name]);
     let mask = |i: usize, c: usize| outs[0][i * K + c];
     assert!(outs[0].contains(&0.0) && outs[0].iter().any(|x| *x > 1.0), "{:?}", outs[0]);
     let pairs = |rows: usize, columns: usize| (0..rows).flat_map(move |i| (0..columns).map(move |j| (i, j)));
@@ -230,7 +234,12 @@ fn thin_products_are_of_what_is_kept() {
     let weight = pairs(R, K).map(|(j, c)| sum(M, &|i| du[i * R + j] * mask(i, c) * x[i * K + c]));
     let (up, weight): (Vec<f64>, Vec<f64>) = (up.collect(), weight.collect());
     let plus = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a + b).collect::<Vec<f64>>();
-    let wanted = [down.collect(), up.clone(), plus(&up, wide), weight.clone(), plus(&weight, small)];
+    let plain = |w: &dyn Fn(usize, usize) -> f64| -> Vec<f64> {
+        pairs(M, K).map(|(i, c)| wide[i * K + c] + sum(R, &|j| du[i * R + j] * w(j, c))).collect()
+    };
+    let onto = [plain(&|j, c| a[j * K + c]), plain(&|j, c| b[c * R + j])];
+    let dropped = [down.collect(), up.clone(), plus(&up, wide), weight.clone(), plus(&weight, small)];
+    let wanted: Vec<Vec<f64>> = dropped.into_iter().chain(onto).collect();
     for (got, want) in outs[1..].iter().zip(&wanted) {
         within(1e-12, got, want).expect("sums of what is kept");
     }

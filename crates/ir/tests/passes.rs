@@ -554,6 +554,34 @@ fn thin_products_fuse_dropout() {
 }
 
 #[test]
+fn thin_products_add_to_large_tensors_themselves() {
+    let sums = |rows: usize, rank: usize, weight: &str, tb: bool| {
+        let text = format!(
+            "slot $0 u bf16[{rows},{rank}] input zeros
+             slot $1 b bf16{weight} weight zeros
+             slot $2 y bf16[{rows},4096] input zeros
+             %0 = read{{slot=$0}} -> bf16[{rows},{rank}]
+             %1 = read{{slot=$1}} -> bf16{weight}
+             %2 = read{{slot=$2}} -> bf16[{rows},4096]
+             %3 = product{{ta=false, tb={tb}, out=bf16, base=true}} %0 %1 %2 -> bf16[{rows},4096]
+             result y %3"
+        );
+        let (g, replaced) = thin_products::thin_sums(&graph(&text), &paper());
+        (
+            nodes(&g).contains("thin_product{form=out") as usize
+                + 2 * nodes(&g).contains("{form=up") as usize,
+            replaced,
+        )
+    };
+    assert_eq!(sums(4096, 16, "[4096,16]", true), (1, 1));
+    assert_eq!(sums(4096, 16, "[16,4096]", false), (2, 1));
+    // In the cache, or of a rank without a kernel, products stay.
+    assert_eq!(sums(2048, 16, "[4096,16]", true), (0, 0));
+    assert_eq!(sums(4096, 72, "[4096,72]", true), (0, 0));
+    assert_eq!(sums(4096, 12, "[4096,12]", true), (0, 0));
+}
+
+#[test]
 fn recompute_copies_next_to_the_use() {
     let t = trained();
     let count = |how: Recompute, op: &str| {

@@ -145,6 +145,13 @@ fn real() -> Vec<TypedOp> {
             forms.push((Op::ThinProduct { form, p: 0.05, out, base }, [tensors, drawn.to_vec()].concat()));
         }
     }
+    for (rank, width) in [(16, 4096), (32, 24576), (48, 6144), (64, 1152)] {
+        let (wide, thin) = (ty(bf16, &[16384, width]), ty(bf16, &[16384, rank]));
+        for (form, factor) in [(Thin::Up, [rank, width]), (Thin::Out, [width, rank])] {
+            let op = Op::ThinProduct { form, p: 0.0, out: bf16, base: true };
+            forms.push((op, vec![thin.clone(), ty(bf16, &factor), wide.clone()]));
+        }
+    }
     let gate = ty(bf16, &[65536, 2048]);
     for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
         forms.push((Op::Gated { act, p: 0.0 }, vec![gate.clone(); 2]));

@@ -631,7 +631,7 @@ impl Op {
             Op::Sample {} => 4 * ins[0].elements(),
             Op::Reduce { .. } | Op::Quantize { .. } => ins[0].elements(),
             Op::Product { ta, .. } => 2 * product::inner(*ta, ins[0]) * node.outs[0].elements(),
-            Op::ThinProduct { form, .. } => thin_product::flops(*form, &ins, &node.outs[0]),
+            Op::ThinProduct { form, p, .. } => thin_product::flops(*form, *p, &ins, &node.outs[0]),
             Op::RmsNorm { .. } => 4 * ins[0].elements(),
             Op::RmsNormGrad { .. } => 8 * ins[0].elements(),
             Op::DoubleNorm { .. } => 8 * ins[0].elements(),

@@ -551,6 +551,16 @@ const JOINED: &[Pass] = &[
             Ok(())
         },
     },
+    // Adapters' products that add to a large tensor move its bytes once, at the rate of a copy.
+    Pass {
+        name: "thin_sums",
+        enabled: |o, role| role.is_grad() && o.fuse_elementwise,
+        run: |s, _, target| {
+            s.rewrite(thin_products::thin_sums(&s.graph, target), |thin| {
+                format!("{thin} adapters' products add to a large tensor in a kernel of their own")
+            })
+        },
+    },
     // Products apply gated activations, and their gradients, as they write.
     Pass {
         name: "gated_products",

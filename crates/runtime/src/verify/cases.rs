@@ -298,12 +298,16 @@ fn dequantizing_region(table: &mut Table, codes: DType, wide: DType) {
 }
 
 /// Ranks that do and do not fill a product of 16 terms, rows and columns that do and do not fill a tile, drop probabilities on
-/// both sides of a half, and shapes for the slow kernel. The oracle rounds kept elements, which the kernels do not.
+/// both sides of a half, no dropout, and shapes for the slow kernel. The oracle rounds kept elements, which the kernels do not.
 fn thin_products(table: &mut Table) {
     let (bf16, out) = (DType::BF16, |form| if form == Thin::Weight { DType::F32 } else { DType::BF16 });
-    for (m, rank, width, p) in
-        [(37, 12, 20, 0.25), (333, 24, 200, 0.6), (1100, 48, 136, 0.05), (70, 64, 192, 0.1)]
-    {
+    for (m, rank, width, p) in [
+        (37, 12, 20, 0.25),
+        (333, 24, 200, 0.6),
+        (1100, 48, 136, 0.05),
+        (70, 64, 192, 0.1),
+        (517, 32, 640, 0.5),
+    ] {
         let (wide, thin, a) = (x(bf16, &[m, width]), x(bf16, &[m, rank]), x(bf16, &[rank, width]));
         let rng = tensor(I32, &[3], Data::Values(vec![12_345.0, -7.0, 99.0]));
         let rows = tensor(I32, &[m, 2], Data::Between(0.0, 1000.0));
@@ -316,6 +320,11 @@ fn thin_products(table: &mut Table) {
         ] {
             let op = Op::ThinProduct { form, p, out: out(form), base };
             table.add(op, [tensors, vec![rng.clone(), rows.clone()]].concat());
+        }
+        let (wide, thin) = (x(bf16, &[m, width]), x(bf16, &[m, rank]));
+        for (form, factor) in [(Thin::Up, [rank, width]), (Thin::Out, [width, rank])] {
+            let op = Op::ThinProduct { form, p: 0.0, out: bf16, base: true };
+            table.add(op, vec![thin.clone(), x(bf16, &factor), wide.clone()]);
         }
     }
 }

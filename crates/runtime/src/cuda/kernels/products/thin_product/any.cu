@@ -2,7 +2,7 @@
 //
 // A thread computes one element of the result, summed in order: deterministic, but slow. out [R, C]; element (i, j) is the sum
 // over k < INNER of left(i, k) right(k, j), stored transposed if TA or TB. Dropout applies to the left factor, the result or
-// the right factor: DROPPED 0, 1 or 2.
+// the right factor: DROPPED 0, 1 or 2, or to none of them.
 
 __device__ __forceinline__ bool is_kept(const int* rng, const int* rows, int i, int c, int key_low, int key_high) {
     const int* row = rows + (i64)i * ROWS_ROW;

@@ -1,4 +1,4 @@
-//! An adapter's products with dropout inside.
+//! An adapter's products, with dropout inside or added to a base.
 //!
 //! The kernels are `down.cu`, `up.cu` and `weight.cu`; `any.cu` handles the shapes that these do not support.
 
@@ -73,8 +73,8 @@ struct Call<'a> {
     left: &'a View,
     right: &'a View,
     base: Option<&'a View>,
-    rng: &'a View,
-    rows: &'a View,
+    /// The numbers that a dropout draws by, and the rows that it draws for.
+    drawn: Option<[&'a View; 2]>,
     out: &'a View,
     /// Rows of the wide tensor.
     m: usize,
@@ -88,19 +88,21 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
     };
     let Some(out) = launch.outs[0].as_ref().filter(|out| out.elements() > 0) else { return Ok(vec![]) };
     let (left, right) = (&launch.ins[0], &launch.ins[1]);
-    let [rng, rows] = &launch.ins[launch.ins.len() - 2..] else {
-        unreachable!("what is drawn by comes last")
+    let drawn = match &launch.ins[2 + base as usize..] {
+        [rng, rows] => Some([rng, rows]),
+        _ => None,
     };
-    let (m, rank) = match form {
-        Thin::Down => (left.dims[0], right.dims[0]),
-        Thin::Up | Thin::Weight => (left.dims[0], left.dims[1]),
+    let (rank, width) = match form {
+        Thin::Down => (right.dims[0], right.dims[1]),
+        Thin::Up | Thin::Weight => (left.dims[1], right.dims[1]),
+        Thin::Out => (left.dims[1], right.dims[0]),
     };
-    let (base, width) = (base.then(|| &launch.ins[2]), right.dims[1]);
-    let call = Call { launch, form, p, left, right, base, rng, rows, out, m, rank, width };
+    let base = base.then(|| &launch.ins[2]);
+    let call = Call { launch, form, p, left, right, base, drawn, out, m: left.dims[0], rank, width };
     match form {
         _ if !call.is_regular() => call.any(),
         Thin::Down => call.down(facts),
-        Thin::Up => call.up(facts),
+        Thin::Up | Thin::Out => call.up(facts),
         Thin::Weight => call.weight(),
     }
 }
@@ -114,13 +116,14 @@ impl Call<'_> {
         };
         let wide = [self.left, self.right, self.out].into_iter().chain(self.base);
         let has_rows = self.m > 0 && self.rank > 0 && self.rank <= MOST_RANK;
-        steps && has_rows && wide.into_iter().all(|view| aligned(view, 16)) && aligned(self.rows, 8)
+        let are_drawn_together = self.drawn.is_none_or(|[_, rows]| aligned(rows, 8));
+        steps && has_rows && wide.into_iter().all(|view| aligned(view, 16)) && are_drawn_together
     }
 
     fn draft(&self, name: &'static str, strides: &[(&str, &View)]) -> Draft {
         let draft = Draft::new(name)
             .define("BELOW", format!("{}u", drop_below(self.p)))
-            .define("ROWS_ROW", row(self.rows))
+            .define("ROWS_ROW", self.drawn.map_or(0, |[_, rows]| row(rows)))
             .flag("HAS_BASE", self.base.is_some());
         let strides = strides.iter().copied().chain(self.base.map(|base| ("BASE_ROW", base)));
         strides.fold(draft, |draft, (name, view)| draft.define(name, row(view))).text(PHILOX)
@@ -137,6 +140,11 @@ impl Call<'_> {
         [low, high]
     }
 
+    /// The numbers and rows of the dropout, or nothing.
+    fn drawn_by(&self) -> [Value; 2] {
+        [0, 1].map(|i| at_or_nothing(self.drawn.map(|drawn| drawn[i])))
+    }
+
     fn keep(&self) -> Value {
         drawing(self.p, self.launch.key)[3]
     }
@@ -150,8 +158,9 @@ impl Call<'_> {
         let strides = [("X_ROW", self.left), ("A_ROW", self.right), ("U_ROW", self.out)];
         let source =
             self.fast("thin_product/down.cu", WARPS, blocks_each, &strides).source(include_str!("down.cu"));
-        let mut args = [self.left, self.right, self.rng, self.rows, self.out].map(at).to_vec();
-        args.push(count32("rows", self.m)?);
+        let mut args = [self.left, self.right].map(at).to_vec();
+        args.extend(self.drawn_by());
+        args.extend([at(self.out), count32("rows", self.m)?]);
         args.extend(self.key());
         args.push(self.keep());
         let grid = [blocks(self.m, ROWS)?, 1];
@@ -160,18 +169,24 @@ impl Call<'_> {
 
     fn up(&self, facts: &Facts) -> Stages {
         let (slabs, tiles) = (self.width.div_ceil(SLAB), self.m.div_ceil(TILE));
-        let warps = [6, 4, 5].into_iter().find(|n| slabs.is_multiple_of(*n)).unwrap_or(slabs.min(4));
+        // Without a dropout the loads in flight decide, and four blocks of four warps have more than two of six.
+        let sizes = if self.drawn.is_some() { [6, 4, 5] } else { [4, 5, 6] };
+        let warps = sizes.into_iter().find(|n| slabs.is_multiple_of(*n)).unwrap_or(slabs.min(4));
         // The part of `a` that a warp keeps fills its registers.
         let blocks_each = if self.rank <= 32 { 16 / warps } else { 12 / warps };
         let across = slabs.div_ceil(warps);
         // One wave: a block that starts later would read its columns of a again.
         let each = tiles.div_ceil((facts.sms as usize * blocks_each / across).max(1));
         let strides = [("DU_ROW", self.left), ("A_ROW", self.right), ("DX_ROW", self.out)];
-        let source =
-            self.fast("thin_product/up.cu", warps, blocks_each, &strides).source(include_str!("up.cu"));
+        let source = self
+            .fast("thin_product/up.cu", warps, blocks_each, &strides)
+            .flag("DROPS", self.drawn.is_some())
+            .flag("OUT", self.form == Thin::Out)
+            .flag("AHEAD", self.drawn.is_none() && self.rank <= 48)
+            .source(include_str!("up.cu"));
         let mut args = vec![at(self.left), at(self.right), at_or_nothing(self.base)];
-        args.extend([self.rng, self.rows, self.out].map(at));
-        args.extend([count32("rows", self.m)?, count32("tiles", each)?]);
+        args.extend(self.drawn_by());
+        args.extend([at(self.out), count32("rows", self.m)?, count32("tiles", each)?]);
         args.extend(self.key());
         args.push(self.keep());
         let grid = [across as u32, tiles.div_ceil(each) as u32];
@@ -186,7 +201,8 @@ impl Call<'_> {
             .define("TOGETHER", cut::TOGETHER)
             .source(concat!(include_str!("../../matrices.cuh"), include_str!("weight.cu")));
         let scratch = Value::At(self.launch.workspace.as_ref().map_or(0, |view| view.offset));
-        let mut args = [self.left, self.right, self.rng, self.rows].map(at).to_vec();
+        let mut args = [self.left, self.right].map(at).to_vec();
+        args.extend(self.drawn_by());
         args.extend([scratch, count32("rows", self.m)?, count32("tiles", each)?]);
         args.extend(self.key());
         let slabs = self.width.div_ceil(SLAB) as u32;
@@ -202,8 +218,9 @@ impl Call<'_> {
     fn any(&self) -> Stages {
         let [ta, tb] = self.form.turned();
         let dropped = match self.form {
+            _ if self.drawn.is_none() => -1,
             Thin::Down => 0,
-            Thin::Up => 1,
+            Thin::Up | Thin::Out => 1,
             Thin::Weight => 2,
         };
         let strides = [("LEFT_ROW", self.left), ("RIGHT_ROW", self.right), ("OUT_ROW", self.out)];
@@ -217,7 +234,8 @@ impl Call<'_> {
         let (count, columns) = (self.out.elements(), self.out.dims[1]);
         let inner = self.left.dims[if ta { 0 } else { 1 }];
         let mut args = vec![at(self.left), at(self.right), at_or_nothing(self.base)];
-        args.extend([self.rng, self.rows, self.out].map(at));
+        args.extend(self.drawn_by());
+        args.push(at(self.out));
         args.extend([Value::I64(count as i64), count32("columns", columns)?, count32("terms", inner)?]);
         args.extend(self.key());
         args.push(self.keep());
