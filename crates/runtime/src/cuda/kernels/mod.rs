@@ -1,6 +1,7 @@
 //! The kernels of the CUDA backend, in a folder per group of operations, and the table of all kernels.
 
 mod address;
+pub mod ahead;
 pub mod attention;
 pub mod collective;
 pub mod linear_attention;

@@ -62,7 +62,7 @@ __device__ __forceinline__ void clear_outside(const Call& call) {
 
 // Grid: as described at `Share`, and planes along z past the segments that clear.
 extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
-decode_forward(const __grid_constant__ Call call, const Splits splits) {
+decode_forward(const __grid_constant__ Call call, const Splits splits, NEXT_WEIGHT) {
     __shared__ float tops[WARPS][ROWS], totals[WARPS][ROWS];
     __shared__ float2 sums[WARPS][ROWS][PITCH];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
@@ -227,6 +227,9 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
                 }
         }
     }
+
+    // Blocks that finish first leave memory to the others and to the product after this.
+    fetch_ahead(next_weight, next_rows, next_pitch, next_bytes);
 
     // Reduction over the warps.
 #pragma unroll

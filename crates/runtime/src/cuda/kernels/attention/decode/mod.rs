@@ -154,6 +154,7 @@ fn source(p: &Problem) -> Source {
     } else {
         concat!(
             include_str!("../../prelude.cuh"),
+            include_str!("../../ahead.cuh"),
             include_str!("../call.cuh"),
             include_str!("fragments.cuh"),
             include_str!("forward.cu")
@@ -194,6 +195,8 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
     let mut args = of_merge.clone();
     if p.grad {
         args.extend(call::d_lse(p, launch, at));
+    } else {
+        args.extend(at.next_weight().args().map(Block::from));
     }
     let grid = [p.kv_heads, splits.count * splits.tiles, p.segments() + clearing(p)];
     works.push(launch_blocks(function, grid, THREADS, 0, args)?);
