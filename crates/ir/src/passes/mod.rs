@@ -24,6 +24,7 @@ pub mod fuse {
 
     pub mod activated_products;
     pub mod bundles;
+    pub mod cached_heads;
     pub mod column_sums;
     pub mod double_norms;
     pub mod epilogues;
@@ -87,8 +88,8 @@ use crate::target::Target;
 use crate::verify::verify;
 use forward::{folded_scales, joint_heads, merge, patterns, rope_table, rotated_scores};
 use fuse::{
-    activated_products, bundles, column_sums, double_norms, epilogues, fused_products, gated_products,
-    joined_products, regions, thin_products,
+    activated_products, bundles, cached_heads, column_sums, double_norms, epilogues, fused_products,
+    gated_products, joined_products, regions, thin_products,
 };
 use gradient::shards::{self, Divided};
 use gradient::{frozen, gathers, held_ratios, one_pass_loss, rejoin, score_gradients};
@@ -549,6 +550,16 @@ const JOINED: &[Pass] = &[
             let of_gradients = if s.role.is_grad() { folded } else { 0 };
             s.report(of_gradients, || format!("{folded} additions are done by the product before them"));
             Ok(())
+        },
+    },
+    // Keys and values of few tokens are cached by the operation that rotates queries and keys.
+    Pass {
+        name: "cached_heads",
+        enabled: |o, role| !role.is_grad() && o.fuse_norm,
+        run: |s, _, target| {
+            s.rewrite(cached_heads::cached_heads(&s.graph, target), |layers| {
+                format!("{layers} norms and rotations of q and k write to the caches")
+            })
         },
     },
     // Products apply gated activations, and their gradients, as they write.

@@ -187,6 +187,25 @@ pub(super) fn rotations(table: &mut Table) {
                             table: has_table,
                         };
                         table.add(op, forward().into_iter().flatten().chain([x(dtype, &dims)]).collect());
+                        if first == 0 {
+                            continue;
+                        }
+                        // Some tokens are not cached, and of many some have the same row, which the last keeps.
+                        let rows = (0..tokens).map(|i| (i * 5 % 37) as f64 - 1.0).collect();
+                        let rows = tensor(I32, &[tokens], Data::Values(rows));
+                        let heads = |rows: usize| x(dtype, &[rows, dims[1] - first, dims[2]]);
+                        let cached = [heads(tokens), heads(40), heads(40), rows];
+                        let axes = axis_of_freq.clone();
+                        let op = Op::CachedQkNormRope {
+                            eps,
+                            weight,
+                            first,
+                            freq,
+                            axis_of_freq: axes,
+                            pairs,
+                            table: has_table,
+                        };
+                        table.add(op, forward().into_iter().flatten().chain(cached).collect());
                     }
                 }
             }

@@ -31,6 +31,7 @@ pub mod movement {
 pub mod norms {
     //! Norms and rotary positions on the GPU, alone and fused.
 
+    pub mod cached_qk_norm_rope;
     pub mod double_norm;
     pub mod low_rank_norm;
     pub mod norm;
@@ -77,6 +78,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     elementwise::bundle::KERNELS,
     collective::KERNELS,
     movement::copy::KERNELS,
+    norms::cached_qk_norm_rope::KERNELS,
     norms::double_norm::KERNELS,
     elementwise::dequantize::KERNELS,
     elementwise::dropout::KERNELS,
