@@ -3,6 +3,7 @@
 mod activations;
 mod applied_twice;
 mod autodiff;
+mod cached_heads;
 mod collectives;
 mod double_norms;
 mod fewer_passes;

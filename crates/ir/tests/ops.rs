@@ -17,7 +17,7 @@ use flatout_ir::oracle::{self, in_f64};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Builder, Tensor, bundle, nf4};
 
-use crate::{activations, collectives};
+use crate::{activations, cached_heads, collectives};
 
 #[test]
 fn every_case_passes() {
@@ -36,6 +36,7 @@ const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::Quantize, quantize_is_division_and_rounding),
     (OpKind::Dequantize, dequantize_is_a_table_of_sixteen_times_magnitudes),
     (OpKind::RowScatter, row_scatter_replaces_rows),
+    (OpKind::CachedQkNormRope, cached_heads::a_fused_rotation_writes_to_the_caches),
     (OpKind::Resample, resample_is_a_weighted_mean),
     (OpKind::Sample, samples_are_as_frequent_as_they_are_likely),
     (OpKind::HeadLossTrain, head_loss_train_is_both_passes),

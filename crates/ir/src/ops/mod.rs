@@ -11,6 +11,7 @@ pub mod activated_product;
 pub mod adamw;
 pub mod adamw8;
 pub mod attention;
+pub mod cached_qk_norm_rope;
 pub mod cap;
 pub mod collective;
 pub mod dequantize;
@@ -163,6 +164,9 @@ ops! {
     QkNormRope = "qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (x, w, positions, table?, dy) -> dx, dw.
     QkNormRopeGrad = "qk_norm_rope_grad" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
+    /// (the inputs of `qk_norm_rope` with `first`, v [T, HK, K], cached keys and values [R, HK, K], index i32 [T]) -> the first
+    /// `first` heads of its output, which are queries, and the caches with the rows of `index` replaced by the other heads and v.
+    CachedQkNormRope = "cached_qk_norm_rope" { eps: f32, weight: NormWeight, first: usize, freq: Frequencies, axis_of_freq: Vec<u8>, pairs: Pairs, table: bool }
     /// (gate, up) -> act(gate) * up, with dropout where `p` > 0, whose rng and rows are then the last inputs.
     Gated = "gated" { act: Act, p: f32 }
     /// (gate, up, dy, rng?, rows?) -> d gate, d up; with `again` also the output of `gated`.
@@ -240,6 +244,7 @@ impl OpKind {
                 | OpKind::GatedProductGrad
                 | OpKind::ActivatedProduct
                 | OpKind::ActivatedProductGrad
+                | OpKind::CachedQkNormRope
         )
     }
 
@@ -267,6 +272,7 @@ impl OpKind {
             | OpKind::DoubleNormGrad
             | OpKind::QkNormRope
             | OpKind::QkNormRopeGrad
+            | OpKind::CachedQkNormRope
             | OpKind::LowRankNorm => Work::Norm,
             OpKind::Rope => Work::Rope,
             OpKind::Gated | OpKind::GatedGrad => Work::Gated,
@@ -357,6 +363,7 @@ impl Op {
             Op::QkNormRopeGrad { weight, first, axis_of_freq, table, .. } => {
                 qk_norm_rope::infer_grad(*weight, *first, axis_of_freq, *table, &ins)
             }
+            Op::CachedQkNormRope { .. } => cached_qk_norm_rope::infer(self, &ins),
             Op::Gated { p, .. } => gated::infer(*p, &ins),
             Op::GatedGrad { again, p, .. } => gated::infer_grad(*again, *p, &ins),
             Op::GatedProduct { .. } => gated_product::infer(&ins),
@@ -431,6 +438,7 @@ impl Op {
             | Op::DoubleNorm { .. }
             | Op::DoubleNormGrad { .. }
             | Op::QkNormRopeGrad { .. }
+            | Op::CachedQkNormRope { .. }
             | Op::GatedGrad { .. }
             | Op::GatedProduct { .. }
             | Op::GatedProductGrad { .. }
@@ -496,6 +504,7 @@ impl Op {
             }
             Op::QkNormRope { .. } => vec![qk_norm_rope::expand(b, self, ins)],
             Op::QkNormRopeGrad { .. } => qk_norm_rope::expand_grad(b, self, ins),
+            Op::CachedQkNormRope { .. } => cached_qk_norm_rope::expand(b, self, ins),
             Op::Gated { act, p } => vec![gated::expand(*act, *p, key, ins)],
             Op::GatedGrad { act, again, p } => gated::expand_grad(b, *act, *again, *p, key, ins),
             Op::GatedProduct { act } => gated_product::expand(b, *act, ins),
@@ -553,6 +562,7 @@ impl Op {
             Op::RmsNormGrad { .. } => &[(0, 0), (2, 0), (3, 0)],
             Op::DoubleNormGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (4, 0), (4, 1), (5, 0), (5, 1)],
             Op::QkNormRopeGrad { .. } => &[(0, 0), (3, 0), (4, 0)],
+            Op::CachedQkNormRope { .. } => return cached_qk_norm_rope::in_place(self),
             Op::Gated { .. } => &[(0, 0), (1, 0)],
             Op::GatedGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
             Op::GatedProduct { .. } => &[],
@@ -639,6 +649,7 @@ impl Op {
             Op::Rope { .. } => 3 * ins[0].elements(),
             Op::QkNormRope { .. } => 7 * ins[0].elements(),
             Op::QkNormRopeGrad { .. } => 14 * ins[0].elements(),
+            Op::CachedQkNormRope { .. } => 7 * ins[0].elements(),
             Op::Gated { .. } => 5 * node.outs[0].elements(),
             Op::GatedGrad { .. } => 10 * node.outs[0].elements(),
             Op::GatedProduct { .. } => {

@@ -24,6 +24,7 @@ pub mod fuse {
 
     pub mod activated_products;
     pub mod bundles;
+    pub mod cached_heads;
     pub mod column_sums;
     pub mod double_norms;
     pub mod epilogues;
@@ -87,8 +88,8 @@ use crate::target::Target;
 use crate::verify::verify;
 use forward::{folded_scales, joint_heads, merge, patterns, rope_table, rotated_scores};
 use fuse::{
-    activated_products, bundles, column_sums, double_norms, epilogues, fused_products, gated_products,
-    joined_products, regions, thin_products,
+    activated_products, bundles, cached_heads, column_sums, double_norms, epilogues, fused_products,
+    gated_products, joined_products, regions, thin_products,
 };
 use gradient::shards::{self, Divided};
 use gradient::{frozen, gathers, held_ratios, one_pass_loss, rejoin, score_gradients};
@@ -558,6 +559,16 @@ const JOINED: &[Pass] = &[
         run: |s, _, target| {
             s.rewrite(thin_products::thin_sums(&s.graph, target), |thin| {
                 format!("{thin} adapters' products add to a large tensor in a kernel of their own")
+            })
+        },
+    },
+    // Keys and values of few tokens are cached by the operation that rotates queries and keys.
+    Pass {
+        name: "cached_heads",
+        enabled: |o, role| !role.is_grad() && o.fuse_norm,
+        run: |s, _, target| {
+            s.rewrite(cached_heads::cached_heads(&s.graph, target), |layers| {
+                format!("{layers} norms and rotations of q and k write to the caches")
             })
         },
     },

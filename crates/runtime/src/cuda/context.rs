@@ -16,6 +16,7 @@ use flatout_ir::{Axis, Launch, View};
 use super::argument::Block;
 use super::driver::nccl::{Communicator, Communicators};
 use super::driver::{Driver, Modules};
+use super::kernels::ahead::NextWeight;
 use super::kernels::attention::choice::{AttentionKernel, Chosen};
 use super::kernels::attention::cudnn::Cudnn;
 use super::kernels::products::choice::ProductKernel;
@@ -139,6 +140,7 @@ impl fmt::Display for Source {
 }
 
 /// The context of `prepare`. The arena is allocated, so addresses are final and may be baked into arguments.
+#[derive(Clone, Copy)]
 pub struct Prepare<'a> {
     pub(super) arena: u64,
     pub(super) facts: &'a Facts,
@@ -152,6 +154,8 @@ pub struct Prepare<'a> {
     pub(super) chosen: &'a RefCell<Vec<Chosen>>,
     pub(super) products: &'a RefCell<BTreeMap<&'static str, usize>>,
     pub(super) communicators: Option<&'a Communicators>,
+    /// The launch after the one that is prepared.
+    pub(super) next: Option<&'a Launch>,
 }
 
 impl<'a> Prepare<'a> {
@@ -167,6 +171,11 @@ impl<'a> Prepare<'a> {
 
     pub fn facts(&self) -> &'a Facts {
         self.facts
+    }
+
+    /// What the next launch multiplies by, for kernels that request it ahead.
+    pub fn next_weight(&self) -> NextWeight {
+        NextWeight::of(self.next, self.facts, |view| self.address(view))
     }
 
     /// cuBLASLt; works keep a clone.

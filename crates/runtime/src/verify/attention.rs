@@ -473,6 +473,15 @@ fn few_queries(all: &mut Vec<Problem>) {
             all.push(Problem { heads, kv_heads, size, ..Problem::new(what, mask, q, Some(k)) });
         }
     }
+    // Most rows of queries lie in no segment.
+    for mask in [Mask::Causal, window(50, 0)] {
+        let q = ragged(150, &[(149, 1), (31, 2), (0, 0), (64, 5)]);
+        all.push(Problem {
+            heads: 8,
+            kv_heads: 2,
+            ..Problem::new("few of many rows", mask, q, Some(filled()))
+        });
+    }
     // More query heads per key head than one, and than two, sets of columns of a product hold; odd sizes.
     for (heads, kv_heads, size, mask) in [
         (12, 1, 128, Mask::Causal),

@@ -187,6 +187,25 @@ pub(super) fn rotations(table: &mut Table) {
                             table: has_table,
                         };
                         table.add(op, forward().into_iter().flatten().chain([x(dtype, &dims)]).collect());
+                        if first == 0 {
+                            continue;
+                        }
+                        // Some tokens are not cached, and of many some have the same row, which the last keeps.
+                        let rows = (0..tokens).map(|i| (i * 5 % 37) as f64 - 1.0).collect();
+                        let rows = tensor(I32, &[tokens], Data::Values(rows));
+                        let heads = |rows: usize| x(dtype, &[rows, dims[1] - first, dims[2]]);
+                        let cached = [heads(tokens), heads(40), heads(40), rows];
+                        let axes = axis_of_freq.clone();
+                        let op = Op::CachedQkNormRope {
+                            eps,
+                            weight,
+                            first,
+                            freq,
+                            axis_of_freq: axes,
+                            pairs,
+                            table: has_table,
+                        };
+                        table.add(op, forward().into_iter().flatten().chain(cached).collect());
                     }
                 }
             }
@@ -231,35 +250,44 @@ pub(super) fn activations(table: &mut Table) {
 /// Tokens that must equal the oracle's, for every sampling mode, with vocabularies of one and of many iterations per block.
 pub(super) fn samples(table: &mut Table) {
     for (vocab, spread) in [(5, 3.0), (1000, 4.0), (50_257, 8.0), (151_936, 12.0)] {
-        let ways = [
-            (0, 1.0, 1.0),
-            (0, 0.0, 1.0),
-            (40, 0.8, 1.0),
-            (0, 1.0, 0.9),
-            (50, 1.3, 0.95),
-            (1, 1.0, 1.0),
-            (3, 5.0, 0.5),
-        ];
-        let rows = 3 * ways.len();
-        let numbers = |s: usize| {
-            // One row draws from a subset of the tokens, one from none.
-            let size = if s == 1 {
-                vocab / 2
-            } else if s == 9 {
-                0
-            } else {
-                vocab
-            };
-            [size, ways[s % ways.len()].0, 77, 5, s, 11 * s].map(|n| n as f64)
-        };
-        let shares = |s: usize| [ways[s % ways.len()].1, ways[s % ways.len()].2];
-        let ins = vec![
-            tensor(DType::F32, &[rows, vocab], Data::Between(-spread, spread)),
-            tensor(I32, &[rows, 6], Data::Values((0..rows).flat_map(numbers).collect())),
-            tensor(DType::F32, &[rows, 2], Data::Values((0..rows).flat_map(shares).collect())),
-        ];
-        table.add_within(Op::Sample {}, ins, 1e-6);
+        sample_rows(table, vocab, |_| Data::Between(-spread, spread));
     }
+    // Many equally likely tokens: rows of one, three and five different logits, of which the last have no mass.
+    let (vocab, logits) = (30_011, [0.5, 0.0, -1.5, 3.0, f64::NEG_INFINITY]);
+    let logit = |i: usize| logits[i % vocab * 7919 % (1 + i / vocab % 3 * 2)];
+    sample_rows(table, vocab, |elements| Data::Values((0..elements).map(logit).collect()));
+}
+
+/// Draws from rows of logits in every way.
+fn sample_rows(table: &mut Table, vocab: usize, logits: impl Fn(usize) -> Data) {
+    let ways = [
+        (0, 1.0, 1.0),
+        (0, 0.0, 1.0),
+        (40, 0.8, 1.0),
+        (0, 1.0, 0.9),
+        (50, 1.3, 0.95),
+        (1, 1.0, 1.0),
+        (3, 5.0, 0.5),
+    ];
+    let rows = 3 * ways.len();
+    let numbers = |s: usize| {
+        // One row draws from a subset of the tokens, one from none.
+        let size = if s == 1 {
+            vocab / 2
+        } else if s == 9 {
+            0
+        } else {
+            vocab
+        };
+        [size, ways[s % ways.len()].0, 77, 5, s, 11 * s].map(|n| n as f64)
+    };
+    let shares = |s: usize| [ways[s % ways.len()].1, ways[s % ways.len()].2];
+    let ins = vec![
+        tensor(DType::F32, &[rows, vocab], logits(rows * vocab)),
+        tensor(I32, &[rows, 6], Data::Values((0..rows).flat_map(numbers).collect())),
+        tensor(DType::F32, &[rows, 2], Data::Values((0..rows).flat_map(shares).collect())),
+    ];
+    table.add_within(Op::Sample {}, ins, 1e-6);
 }
 
 pub(super) fn norms_of_sums(table: &mut Table) {

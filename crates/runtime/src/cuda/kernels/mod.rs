@@ -1,6 +1,7 @@
 //! The kernels of the CUDA backend, in a folder per group of operations, and the table of all kernels.
 
 mod address;
+pub mod ahead;
 pub mod attention;
 pub mod collective;
 pub mod linear_attention;
@@ -30,6 +31,7 @@ pub mod movement {
 pub mod norms {
     //! Norms and rotary positions on the GPU, alone and fused.
 
+    pub mod cached_qk_norm_rope;
     pub mod double_norm;
     pub mod low_rank_norm;
     pub mod norm;
@@ -76,6 +78,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     elementwise::bundle::KERNELS,
     collective::KERNELS,
     movement::copy::KERNELS,
+    norms::cached_qk_norm_rope::KERNELS,
     norms::double_norm::KERNELS,
     elementwise::dequantize::KERNELS,
     elementwise::dropout::KERNELS,

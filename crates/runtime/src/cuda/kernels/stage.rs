@@ -46,6 +46,8 @@ pub enum Value {
     I64(i64),
     F32(f32),
     F64(f64),
+    /// The parameters `NEXT_WEIGHT` of ahead.cuh.
+    NextWeight,
 }
 
 pub type Stages = Result<Vec<Stage>, CudaError>;
@@ -68,14 +70,15 @@ pub fn prepare(stages: Stages, prepare: &Prepare<'_>) -> Result<Box<dyn Work>, C
     let start = View { offset: 0, dtype: DType::F32, dims: vec![], strides: vec![] };
     let arena = prepare.address(&start);
     let resolve = |stage: Stage| {
-        let args = stage.args.iter().map(|value| match *value {
-            Value::At(offset) => Arg::Ptr(arena + offset as u64),
-            Value::Nothing => Arg::Ptr(0),
-            Value::I32(x) => Arg::I32(x),
-            Value::I64(x) => Arg::I64(x),
-            Value::F32(x) => Arg::F32(x),
+        let args = stage.args.iter().flat_map(|value| match *value {
+            Value::At(offset) => vec![Arg::Ptr(arena + offset as u64)],
+            Value::Nothing => vec![Arg::Ptr(0)],
+            Value::I32(x) => vec![Arg::I32(x)],
+            Value::I64(x) => vec![Arg::I64(x)],
+            Value::F32(x) => vec![Arg::F32(x)],
             // Only the eight bytes matter.
-            Value::F64(x) => Arg::I64(x.to_bits() as i64),
+            Value::F64(x) => vec![Arg::I64(x.to_bits() as i64)],
+            Value::NextWeight => prepare.next_weight().args().to_vec(),
         });
         let function = prepare.function(&stage.source, stage.entry)?;
         Ok(launch(function, [stage.grid[0], stage.grid[1], 1], stage.block, 0, args.collect()))

@@ -235,12 +235,14 @@ impl Session {
             chosen: &chosen,
             products: &products,
             communicators: communicators.as_deref(),
+            next: None,
         };
         let launches: usize = plans.plans.iter().map(|plan| plan.launches.len()).sum();
         let wait = waits::begin("timing and preparing", Unit::Things("launches"), Some(launches as u64));
         let mut works: Vec<Vec<Box<dyn Work>>> = Vec::with_capacity(plans.plans.len());
         for (plan, kernels) in plans.plans.iter().zip(&kernels) {
-            let resolved = plan.launches.iter().zip(kernels).map(|(l, k)| {
+            let resolved = plan.launches.iter().zip(kernels).enumerate().map(|(i, (l, k))| {
+                let prepare = Prepare { next: plan.launches.get(i + 1), ..prepare };
                 let work = match stand_in {
                     Some(times) if l.queue == Queue::Wire => stand_in::prepare(l, times(l), &prepare),
                     _ => (k.prepare)(l, &prepare),

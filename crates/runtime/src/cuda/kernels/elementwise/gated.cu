@@ -7,6 +7,13 @@
 // row, and so are their gradients. Moves each tensor once. A thread takes VEC neighbouring elements of every tensor, 16 bytes
 // each, of a single token of WIDTH elements if DROP is 1; 256 threads per block. `activation` is in activation.cuh.
 // Deterministic.
+// With FEW tokens, the weight of the product after it is requested ahead (ahead.cuh).
+
+#if FEW
+#define AHEAD , NEXT_WEIGHT
+#else
+#define AHEAD
+#endif
 
 #if DROP
 #define DRAWS , const int* rng, const int* rows, int key_low, int key_high, int below, float keep
@@ -27,12 +34,15 @@ __device__ __forceinline__ u32 kept_of(INDEX e DRAWS) {
 
 #if !GRAD
 
-extern "C" __global__ void __launch_bounds__(256) gated(const T_X* gate, const T_X* up, T_X* y, INDEX count DRAWS) {
+extern "C" __global__ void __launch_bounds__(256) gated(const T_X* gate, const T_X* up, T_X* y, INDEX count DRAWS AHEAD) {
     INDEX e = ((INDEX)blockIdx.x * 256 + threadIdx.x) * VEC;
     if (e >= count) return;
     Pack<T_X, VEC> g, u;
     g.load(gate + at_gate(e));
     u.load(up + at_up(e));
+#if FEW
+    fetch_ahead(next_weight, next_rows, next_pitch, next_bytes);
+#endif
     DRAW;
     float v[VEC];
 #pragma unroll

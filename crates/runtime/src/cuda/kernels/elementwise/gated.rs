@@ -7,6 +7,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::dropout;
 use crate::cuda::context::Kernel;
 use crate::cuda::kernels::address::{Walk, index_type, most, width, widths};
+use crate::cuda::kernels::ahead::{AHEAD, FEW_ROWS};
 use crate::cuda::kernels::stage::{
     self, Draft, PHILOX, Stage, Stages, Value, at, at_or_nothing, blocks, staged,
 };
@@ -43,8 +44,11 @@ pub(in crate::cuda::kernels) fn stages(launch: &Launch) -> Stages {
     let (index, a_token) = (index_type(count), count / views[0].dims[0].max(1));
     let in_token = |vec: &usize| drawn.is_empty() || a_token.is_multiple_of(*vec);
     let vec = widths(width(&views, most(&views))).find(in_token).unwrap_or(1);
+    let is_few = !is_grad && views[0].dims[0] <= FEW_ROWS;
     let mut draft = Draft::new("gated.cu")
         .flag("GRAD", is_grad)
+        .flag("FEW", is_few)
+        .text(if is_few { AHEAD } else { "" })
         .define("ACT", code(act))
         .text(ACTIVATION)
         .define("VEC", vec)
@@ -79,6 +83,7 @@ pub(in crate::cuda::kernels) fn stages(launch: &Launch) -> Stages {
         args.extend(drawn.iter().map(at));
         args.extend(dropout::drawing(p, launch.key));
     }
+    args.extend(is_few.then_some(Value::NextWeight));
     Ok(vec![Stage {
         source: draft.source(include_str!("gated.cu")),
         entry: if is_grad { "gated_grad" } else { "gated" },

@@ -26,7 +26,7 @@ fn stages(launch: &Launch) -> Stages {
 const UNROLL: usize = 4;
 
 /// Copies elements in row-major order of both views.
-pub(super) fn copy(from: &View, to: &View) -> Stages {
+pub(in crate::cuda::kernels) fn copy(from: &View, to: &View) -> Stages {
     let count = from.elements();
     if count == 0 {
         return Ok(vec![]);

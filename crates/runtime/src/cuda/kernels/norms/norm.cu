@@ -15,6 +15,8 @@
 // t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread reads four
 // columns of sixteen rows, transposes them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm then moves
 // 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
+// With FEW rows the time of a forward norm is latency: gains are loaded with the row, not after its sum, and the weight of the
+// product after it is requested ahead (ahead.cuh).
 // Deterministic. Sums over rows: a block takes rows blockIdx, + gridDim, ... (grid-stride) and leaves one partial row of each
 // in the workspace; `partial_sums` adds partial rows in order. Spills: up to 20 bytes for quantised rows that must be read one
 // element at a time (VEC = 1), up to 12 with three sums (HAS_SUM), and up to 4 on a B200 if the largest magnitude is also
@@ -112,10 +114,22 @@ __device__ __forceinline__ Pack<T_X, VEC> normed(const Pack<T_X, VEC>& h, float 
 
 #if !GRAD
 
+#if FEW
+#define NEXT , NEXT_WEIGHT
+#else
+#define NEXT
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS)
     rms_norm(const T_X* x, const T_X* residual, const T_W* w, const T_B* bias, T_X* y, T_X* h, int rows,
-             float eps CODES) {
+             float eps CODES NEXT) {
     int lane = threadIdx.x % LANES, turn = 0;
+#if FEW
+    float early[VECS][VEC];
+#pragma unroll
+    for (int i = 0; i < VECS; i++)
+        if (inside((i * LANES + lane) * VEC)) gains(w, (i * LANES + lane) * VEC, early[i]);
+#endif
 #if QUANTIZE
     float by = 1.0f / *given, top = 0.0f;
 #endif
@@ -167,8 +181,12 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             p[i].store(h + row_h(row) + column);
 #endif
 #if HAS_Y
+#if FEW
+            const float (&g)[VEC] = early[i];
+#else
             float g[VEC];
             gains(w, column, g);
+#endif
             Pack<T_X, VEC> out = normed(p[i], mean, rstd, g, bias, column);
 #if QUANTIZE
             quantized(out, by, r, column, q + row * q_pitch, top);
@@ -184,6 +202,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 #if HAS_THIRD
     raise<THREADS / 32>(top, third);
 #endif
+#endif
+#if FEW
+    fetch_ahead(next_weight, next_rows, next_pitch, next_bytes);
 #endif
 }
 

@@ -7,6 +7,7 @@ use flatout_ir::{Launch, OpKind, View};
 
 use crate::cuda::context::{CudaError, Facts, Kernel};
 use crate::cuda::kernels::address::{Walk, row_width};
+use crate::cuda::kernels::ahead::{AHEAD, FEW_ROWS};
 use crate::cuda::kernels::elementwise::quantize::Codes;
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
 use crate::cuda::kernels::stage::{Draft, Stage, Stages, Value, at, at_or_nothing, blocks, count32, staged};
@@ -213,8 +214,11 @@ pub(crate) fn forward(
     }
     let tile = if codes.is_some() { QUANTIZED_TILE } else { cover.rows };
     let rows = x.elements().checked_div(d).unwrap_or(0);
+    let is_few = codes.is_none() && rows <= FEW_ROWS;
     let mut draft = cover
         .draft("norm.cu", d)
+        .text(if is_few { AHEAD } else { "" })
+        .flag("FEW", is_few)
         .define("TILE", tile)
         .dtype("T_X", x.dtype)
         .dtype("T_W", w.map_or(DType::F32, |w| w.dtype))
@@ -247,6 +251,7 @@ pub(crate) fn forward(
             Value::F32(spec.eps),
         ];
         args.extend(codes.iter().flat_map(Codes::args));
+        args.extend(is_few.then_some(Value::NextWeight));
         let grid = [blocks(rows, tile)?, 1];
         stages.push(Stage { source, entry: "rms_norm", grid, block: cover.threads() as u32, args });
     }

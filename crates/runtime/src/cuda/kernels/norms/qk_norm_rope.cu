@@ -15,29 +15,11 @@
 
 static const int HEADS_A_BLOCK = 256 / LANES * CHUNK;
 
-__device__ __forceinline__ bool inside(int f) { return HALF % (LANES * VEC) == 0 || f < HALF; }
-
 // Whether a head uses the second weight.
 __device__ __forceinline__ int nth(u32 head) { return FIRST > 0 && head % HEADS >= FIRST; }
 static const int WEIGHTS = FIRST > 0 ? 2 : 1;
 // Whether a thread's heads are all heads of a token, and so use both weights.
 static const bool BOTH = FIRST > 0 && CHUNK == HEADS;
-
-// g of VEC pairs.
-__device__ __forceinline__ void gains(const T_W* w, int f, float (&low)[VEC], float (&high)[VEC]) {
-#if WEIGHT
-    Pairs<T_W> p;
-    p.load(w, f);
-#pragma unroll
-    for (int k = 0; k < VEC; k++) {
-        low[k] = p.low(k) + (WEIGHT == 2 ? 1.0f : 0.0f);
-        high[k] = p.high(k) + (WEIGHT == 2 ? 1.0f : 0.0f);
-    }
-#else
-#pragma unroll
-    for (int k = 0; k < VEC; k++) low[k] = high[k] = 1.0f;
-#endif
-}
 
 #if !GRAD
 

@@ -86,7 +86,8 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-const CODE: &str = concat!(include_str!("rotation.cuh"), include_str!("qk_norm_rope.cu"));
+const CODE: &str =
+    concat!(include_str!("rotation.cuh"), include_str!("head_gains.cuh"), include_str!("qk_norm_rope.cu"));
 
 fn backward(launch: &Launch, facts: &Facts) -> Stages {
     let Op::QkNormRopeGrad { eps, weight, first, freq, ref axis_of_freq, pairs, table } = launch.op else {

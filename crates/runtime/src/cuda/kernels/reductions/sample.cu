@@ -7,17 +7,20 @@
 // of the tokens, and they combine results through distributed shared memory. Tokens are never sorted by likelihood: what top_k
 // and top_p keep is a prefix of that order, and so are the tokens before the drawn one, so each of the three is a search for
 // the first prefix with a given number of tokens or a given mass. A search descends three levels of a histogram over (largest -
-// logit) / temperature, with BINS bins each that hold tokens and masses; one pass over the row fills a level, and all searches
-// share the first. Bins reach to the smallest logit, so that tokens spread over them and atomic additions seldom collide.
-// Masses are integers, in units of 2^-40 of the largest, so sums do not depend on an order: deterministic, equal numbers give
-// equal tokens. Tokens below e^-SPAN of the largest have no mass. Tokens that differ by less than SPAN 2^-30 count as equally
-// likely and are ordered by their numbers. Moves the logits from memory, and again from cache for each pass: 5 passes if only
-// the temperature is given, 10 at most.
+// logit) / temperature, with BINS bins each that hold tokens and masses. One pass over the row fills the first level, which all
+// searches share; a second one lists the tokens of the bin that a search found, and the deeper levels read this list. Only if the
+// bin has more than LIST tokens in a block, as in rows of equal logits, does each level read the row again. Bins reach to the
+// smallest logit, so that tokens spread over them and atomic additions seldom collide. Masses are integers, in units of 2^-40 of
+// the largest, so sums do not depend on an order: deterministic, equal numbers give equal tokens. Tokens below e^-SPAN of the
+// largest have no mass. Tokens that differ by less than SPAN 2^-30 count as equally likely and are ordered by their numbers.
+// Moves the logits from memory, and again from cache for each pass: 3 passes if only the temperature is given, 5 with top_k and
+// top_p.
 //
 // Defines: VOCAB, RANKS (1 before sm_90, which has no clusters).
 
 #define THREADS 1024
 #define BINS 1024
+#define LIST 2048
 #define SPAN 28.0f
 #define LOG2E 1.4426950408889634f
 #define UNIT 1099511627776.0f
@@ -34,9 +37,14 @@ struct Found {
     u32 key, of_key;
 };
 
+// Masses are two words with a carry, as shared memory adds 32 bits at once but 64 only in a loop of compare-and-swap.
 struct Histogram {
-    u64 mass[BINS];
-    u32 count[BINS];
+    u32 low[BINS], high[BINS], count[BINS];
+};
+
+// Tokens of one bin of the first level, of those that this block takes.
+struct List {
+    u32 keys[LIST], tokens[LIST], count;
 };
 
 #if RANKS > 1
@@ -84,51 +92,92 @@ struct Row {
     int size, rank;
     float top, cold;  // the largest logit; 1 / temperature
     float bins;       // bins per unit
+    float fine;       // the exponent of 2 per unit of a key
 
-    __device__ float below(int i) const { return (top - logits[i]) * cold; }
-    // A 30-bit key that grows as tokens become less likely; larger for tokens without mass.
-    __device__ u32 key(float below) const {
-        float y = below * bins;
-        if (!(y < (float)BINS)) return NO_KEY;
-        u32 key = 0;
-#pragma unroll
-        for (int level = 0; level < 3; level++) {
-            u32 bin = (u32)y;
-            key = key * BINS + bin;
-            y = (y - (float)bin) * (float)BINS;
-        }
-        return key;
+    // A 30-bit key that grows as tokens become less likely; larger for tokens without mass. Scaling by 2^20 is exact.
+    __device__ __forceinline__ u32 key(float logit) const {
+        const float y = (top - logit) * cold * bins;
+        return y < (float)BINS ? (u32)(y * (float)(BINS * BINS)) : NO_KEY;
     }
     // Mass of each token with this key.
-    __device__ u64 mass(u32 key) const { return (u64)(exp2f(-LOG2E * ((float)key / (bins * (BINS * BINS)))) * UNIT); }
+    __device__ __forceinline__ u64 mass(u32 key) const { return (u64)(exp2f(-fine * (float)key) * UNIT); }
 };
 
-// Fills a level's histogram with the tokens whose key has the prefix of `key`; returns this thread's bin.
-__device__ Bin fill(Histogram& h, const Row& row, int level, u32 key) {
-    join();
-    h.mass[threadIdx.x] = 0;
-    h.count[threadIdx.x] = 0;
-    __syncthreads();
-    const int low = 20 - 10 * level;
-#pragma unroll 2
-    for (int i = row.rank * THREADS + threadIdx.x; i < row.size; i += RANKS * THREADS) {
-        const u32 of = row.key(row.below(i));
-        if (of == NO_KEY || (level > 0 && of >> (low + 10) != key >> (low + 10))) continue;
-        // Lanes with equal keys combine their additions: logits rounded to few values would otherwise contend.
-        const u32 same = __match_any_sync(__activemask(), of);
-        if ((int)threadIdx.x % 32 != __ffs(same) - 1) continue;
-        const u32 bin = of >> low & (BINS - 1), count = (u32)__popc(same);
-        atomicAdd(&h.count[bin], count);
-        atomicAdd(&h.mass[bin], row.mass(of) * count);
+// Calls `use` with number and logit of the tokens that this block takes. The loads of BATCH tokens are in flight together.
+template <int BATCH, class Use> __device__ __forceinline__ void each_token(const Row& row, Use use) {
+    const int step = RANKS * THREADS;
+    for (int from = row.rank * THREADS + threadIdx.x; from < row.size; from += BATCH * step) {
+        float x[BATCH];
+#pragma unroll
+        for (int u = 0; u < BATCH; u++) x[u] = u * step < row.size - from ? row.logits[from + u * step] : 0.0f;
+#pragma unroll
+        for (int u = 0; u < BATCH; u++)
+            if (u * step < row.size - from) use(from + u * step, x[u]);
     }
+}
+
+// Empties the histogram, after other blocks have read it.
+__device__ __forceinline__ void clear(Histogram& h) {
+    join();
+    h.low[threadIdx.x] = h.high[threadIdx.x] = h.count[threadIdx.x] = 0;
+    __syncthreads();
+}
+
+__device__ __forceinline__ void add(Histogram& h, u32 bin, u64 mass, bool counts) {
+    const u32 low = (u32)mass, old = atomicAdd(&h.low[bin], low);
+    const u32 high = (u32)(mass >> 32) + (old + low < low);
+    if (high > 0) atomicAdd(&h.high[bin], high);
+    if (counts) atomicAdd(&h.count[bin], 1u);
+}
+
+// This thread's bin of the whole cluster.
+__device__ __forceinline__ Bin collect(const Histogram& h) {
     join();
     Bin own = {0, 0};
-#pragma unroll
+#pragma unroll 4
     for (int r = 0; r < RANKS; r++) {
-        own.mass += of_rank(&h.mass[threadIdx.x], r);
+        own.mass += (u64)of_rank(&h.high[threadIdx.x], r) << 32;
+        own.mass += of_rank(&h.low[threadIdx.x], r);
         own.count += of_rank(&h.count[threadIdx.x], r);
     }
     return own;
+}
+
+// The bin whose tokens are listed, and whether every block's list holds all of its tokens. Equal in all threads of a cluster.
+struct Listed {
+    u32 bin;
+    bool fits;
+};
+
+__device__ void list_bin(List& list, Listed& listed, const Row& row, u32 bin) {
+    if (listed.bin == bin) return;
+    __syncthreads();
+    if (threadIdx.x == 0) list.count = 0;
+    __syncthreads();
+    each_token<8>(row, [&](int token, float logit) {
+        const u32 key = row.key(logit);
+        if (key >> 20 != bin) return;
+        const u32 at = atomicAdd(&list.count, 1u);
+        if (at < LIST) list.keys[at] = key, list.tokens[at] = (u32)token;
+    });
+    join();
+    listed = {bin, true};
+#pragma unroll
+    for (int r = 0; r < RANKS; r++) listed.fits &= of_rank(&list.count, r) <= LIST;
+}
+
+// Fills a level's histogram, below the first, with the tokens whose key has the prefix of `key`; returns this thread's bin.
+__device__ Bin fill(Histogram& h, const List& list, bool fits, const Row& row, int level, u32 key) {
+    clear(h);
+    const int low = 20 - 10 * level;
+    auto put = [&](u32 of) {
+        if (of != NO_KEY && of >> (low + 10) == key >> (low + 10)) add(h, of >> low & (BINS - 1), row.mass(of), true);
+    };
+    if (fits)
+        for (u32 i = threadIdx.x; i < list.count; i += THREADS) put(list.keys[i]);
+    else
+        each_token<4>(row, [&](int, float logit) { put(row.key(logit)); });
+    return collect(h);
 }
 
 // The first bin at which the running total from `before` reaches `wanted`: its index, the total before it, and its content.
@@ -180,12 +229,13 @@ __device__ Bin whole(Bin own) {
 }
 
 // The first prefix with at least `wanted` tokens or mass, given that there is as much.
-__device__ Found search(Bin first, Histogram& h, const Row& row, bool by_mass, u64 wanted) {
+__device__ Found search(Bin first, Histogram& h, List& list, Listed& listed, const Row& row, bool by_mass, u64 wanted) {
     Step at = step(first, {0, 0}, by_mass, wanted);
     u32 key = at.bin << 20;
+    list_bin(list, listed, row, at.bin);
 #pragma unroll
     for (int level = 1; level < 3; level++) {
-        Bin own = fill(h, row, level, key);
+        Bin own = fill(h, list, listed.fits, row, level, key);
         at = step(own, at.before, by_mass, wanted);
         key |= at.bin << (20 - 10 * level);
     }
@@ -196,39 +246,47 @@ __device__ Found search(Bin first, Histogram& h, const Row& row, bool by_mass, u
     return {mass, key, (u32)of_key};
 }
 
-// The `nth` token with a key, counted from 1 by token number. Few tokens share a key: they are listed as found, and the one
-// with `nth` - 1 smaller numbers is taken. If there are more than the list holds, stretches are counted in order.
-__device__ int token_of(Histogram& h, const Row& row, u32 key, u32 nth) {
+// The `nth` token with a key, counted from 1 by token number; called by the first block of a cluster. Few tokens share a key:
+// they are collected in any order, and the one with `nth` - 1 smaller numbers is taken. If there are more than BINS, stretches
+// of the row are counted in order.
+__device__ int token_of(Histogram& h, const List& list, bool fits, const Row& row, u32 key, u32 nth) {
     __shared__ int token;
     __shared__ u32 found;
-    u32* list = h.count;
+    u32* alike = h.count;
     if (threadIdx.x == 0) token = row.size - 1, found = 0;
     __syncthreads();
-#pragma unroll 8
-    for (int i = threadIdx.x; i < row.size; i += THREADS)
-        if (row.key(row.below(i)) == key) {
-            u32 at = atomicAdd(&found, 1u);
-            if (at < BINS) list[at] = (u32)i;
+    auto put = [&](u32 of, u32 token) {
+        if (of != key) return;
+        const u32 at = atomicAdd(&found, 1u);
+        if (at < BINS) alike[at] = token;
+    };
+    if (fits) {
+        for (int r = 0; r < RANKS; r++) {
+            const u32 count = of_rank(&list.count, r);
+            for (u32 i = threadIdx.x; i < count; i += THREADS) put(of_rank(&list.keys[i], r), of_rank(&list.tokens[i], r));
         }
+    } else {
+        for (int i = threadIdx.x; i < row.size; i += THREADS) put(row.key(row.logits[i]), (u32)i);
+    }
     __syncthreads();
     if (found <= BINS) {
         u32 smaller = 0;
         if (threadIdx.x < found)
-            for (u32 i = 0; i < found; i++) smaller += list[i] < list[threadIdx.x];
-        if (threadIdx.x < found && smaller + 1 == nth) token = (int)list[threadIdx.x];
+            for (u32 i = 0; i < found; i++) smaller += alike[i] < alike[threadIdx.x];
+        if (threadIdx.x < found && smaller + 1 == nth) token = (int)alike[threadIdx.x];
     } else {
         u32 before = 0;
         for (int from = 0; from < row.size; from += THREADS) {
             int i = from + threadIdx.x;
-            bool is_one = i < row.size && row.key(row.below(i)) == key;
+            bool is_one = i < row.size && row.key(row.logits[i]) == key;
             u32 here = (u32)__syncthreads_count(is_one);
             if (before + here >= nth) {
                 // The nth token lies in this stretch: count those of earlier threads.
-                h.mass[threadIdx.x] = is_one;
+                h.low[threadIdx.x] = is_one;
                 __syncthreads();
                 u32 place = before + 1;
                 if (is_one)
-                    for (int j = 0; j < (int)threadIdx.x; j++) place += (u32)h.mass[j];
+                    for (int j = 0; j < (int)threadIdx.x; j++) place += h.low[j];
                 if (is_one && place == nth) token = i;
                 break;
             }
@@ -242,6 +300,7 @@ __device__ int token_of(Histogram& h, const Row& row, u32 key, u32 nth) {
 extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     sample(const float* logits, const int* numbers, const float* shares, float* out) {
     __shared__ Histogram h;
+    __shared__ List list;
     __shared__ u64 bests[THREADS / 32], best_here;
     __shared__ float sums[THREADS / 32], leasts[THREADS / 32], least_here, sum_here;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, s = blockIdx.x / RANKS, rank = blockIdx.x % RANKS;
@@ -255,16 +314,15 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
         }
         return;
     }
-    Row row = {logits + (i64)s * VOCAB, size, rank, 0.0f, 1.0f, 0.0f};
+    Row row = {logits + (i64)s * VOCAB, size, rank, 0.0f, 1.0f, 1.0f, 0.0f};
 
     // The largest logit, the first among equals, and the smallest.
     u64 best = 0;
     float least = infinity();
-#pragma unroll 8
-    for (int i = rank * THREADS + threadIdx.x; i < size; i += RANKS * THREADS) {
-        best = more(best, (u64)ordered(row.logits[i]) << 32 | (u32)~i);
-        least = fminf(least, row.logits[i]);
-    }
+    each_token<8>(row, [&](int i, float logit) {
+        best = more(best, (u64)ordered(logit) << 32 | (u32)~i);
+        least = fminf(least, logit);
+    });
 #pragma unroll
     for (int o = 16; o > 0; o /= 2) {
         best = more(best, __shfl_xor_sync(ALL_LANES, best, o));
@@ -291,10 +349,24 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     int token = (int)~(u32)best;
     row.top = row.logits[token];
 
-    // Sum of probabilities relative to that of the largest.
+    // The sum of probabilities relative to that of the largest; in the same pass the first level of the histogram, if a token is
+    // drawn. It counts tokens only for top_k.
+    const bool draws = temperature > 0.0f;
+    if (draws) {
+        row.cold = 1.0f / temperature;
+        // Slightly larger than the actual span, so that the smallest logit is in the last bin.
+        const float span = fminf(SPAN, (row.top - least) * row.cold * 1.001f);
+        row.bins = span > 0.0f ? (float)BINS / span : 1.0f;
+        row.fine = LOG2E / (row.bins * (float)(BINS * BINS));
+        clear(h);
+    }
     float sum = 0.0f;
-#pragma unroll 8
-    for (int i = rank * THREADS + threadIdx.x; i < size; i += RANKS * THREADS) sum += exp2f(LOG2E * (row.logits[i] - row.top));
+    each_token<8>(row, [&](int, float logit) {
+        sum += exp2f(LOG2E * (logit - row.top));
+        if (!draws) return;
+        const u32 key = row.key(logit);
+        if (key != NO_KEY) add(h, key >> 20, row.mass(key), top_k > 0);
+    });
     sum = lanes_sum<32>(sum);
     if (lane == 0) sums[warp] = sum;
     __syncthreads();
@@ -307,26 +379,23 @@ extern "C" __global__ void CLUSTER __launch_bounds__(THREADS, 1)
     sum = 0.0f;
     for (int r = 0; r < RANKS; r++) sum += of_rank(&sum_here, r);
 
-    if (temperature > 0.0f) {
-        row.cold = 1.0f / temperature;
-        // Slightly larger than the actual span, so that the smallest logit is in the last bin.
-        const float span = fminf(SPAN, (row.top - least) * row.cold * 1.001f);
-        row.bins = span > 0.0f ? (float)BINS / span : 1.0f;
-        const Bin first = fill(h, row, 0, 0);
+    if (draws) {
+        const Bin first = collect(h);
+        Listed listed = {NO_KEY, false};
         Bin all = whole(first);
         u64 mass = all.mass;
-        if (top_k > 0 && (u32)top_k < all.count) mass = search(first, h, row, false, (u64)top_k).mass;
+        if (top_k > 0 && (u32)top_k < all.count) mass = search(first, h, list, listed, row, false, (u64)top_k).mass;
         if (top_p < 1.0f) {
             u64 wanted = (u64)ceil((double)top_p * (double)mass);
             if (wanted < 1) wanted = 1;
-            if (wanted < mass) mass = search(first, h, row, true, wanted).mass;
+            if (wanted < mass) mass = search(first, h, list, listed, row, true, wanted).mass;
         }
         uint4 words = philox(make_uint4((u32)number[5], 0u, (u32)number[4], 0u), (u32)number[2], (u32)number[3]);
         u64 unit = (u64)words.x << 21 | (u64)(words.y >> 11);
-        Found found = search(first, h, row, true, __umul64hi(unit << 11, mass) + 1);
+        Found found = search(first, h, list, listed, row, true, __umul64hi(unit << 11, mass) + 1);
         // The other blocks have finished reading this block's bins.
         join();
-        if (rank == 0) token = token_of(h, row, found.key, found.of_key);
+        if (rank == 0) token = token_of(h, list, listed.fits, row, found.key, found.of_key);
     }
     if (threadIdx.x == 0 && rank == 0) {
         out[2 * s] = (float)token;

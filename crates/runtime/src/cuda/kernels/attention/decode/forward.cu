@@ -12,13 +12,14 @@
 //   scratch: o [segments, row tiles, key heads, splits, rows, SIZE], then lse, in units of log 2, [.., rows]
 //
 // and `decode_merge` combines them. Blocks of splits past the segment's last key exit at once, so the grid may cover a
-// capacity.
+// capacity. Rows of o outside every segment of queries are cleared by further blocks of the same launch.
 //
 // Both products are mma.sync with keys or head elements as the 16 rows (M) and query rows as the 8 columns (N). Keys go from
 // global memory straight into fragments, 16 bytes per lane. Values are loaded with 8 lanes per row, and byte permutes pair the
 // elements of two keys. movmatrix passes the weights from the first product to the second. The main loop uses no shared memory:
-// a warp has all loads of STEP keys in flight, 8 KB at size 128. Query rows stay in registers up to that size and in shared
-// memory above.
+// loads in flight take registers, of which 4 blocks a multiprocessor leave 128 a thread. That is enough for 8 rows of sizes up to
+// 128, and then 64 sequences of 8 key heads run as one round of blocks on 132 multiprocessors. Query rows stay in registers up to
+// that size and in shared memory above.
 // Registers: no spills. Static shared memory: 16 ROWS (SIZE + 3) bytes, plus 16 SIZE above 128; 37 KB at most. Sums have a
 // fixed order: deterministic.
 
@@ -27,12 +28,51 @@
 // Pitch of a row of sums in pairs of elements, padded by one: rows of neighbouring lanes start at different banks.
 #define PITCH (SIZE / 2 + 1)
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2)
-decode_forward(const __grid_constant__ Call call, const Splits splits) {
+// Blocks per multiprocessor for which the registers suffice.
+#define RESIDENT (NQ == 1 && SIZE <= 128 && MASK <= 1 ? 4 : 2)
+
+// Clears o, and lse, of the tokens in no segment, 32 at a time. Grid: as below, in the planes past the segments.
+__device__ __forceinline__ void clear_outside(const Call& call) {
+    __shared__ u32 found[WARPS];
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, first_head = (int)blockIdx.x * GROUP;
+    const int plane = (int)blockIdx.z - call.segments, planes = (int)gridDim.z - call.segments;
+    for (i64 base = 32 * (i64)plane; base < call.tq; base += 32 * (i64)planes) {
+        u32 inside = 0;
+        for (int s = threadIdx.x; s < call.segments; s += THREADS) {
+            const Segment g = segment(call, s);
+            const i64 from = max((i64)g.q0 - base, (i64)0), to = min((i64)g.q1 - base, (i64)32);
+            if (from < to) inside |= ALL_LANES >> (32 - (to - from)) << from;
+        }
+        inside = __reduce_or_sync(ALL_LANES, inside);
+        __syncthreads();
+        if (lane == 0) found[warp] = inside;
+        __syncthreads();
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) inside |= found[w];
+        for (int t = warp; t < 32 && base + t < call.tq; t += WARPS) {
+            if (inside >> t & 1) continue;
+            bf16* o = call.o.at + (base + t) * call.o.token + first_head * call.o.head;
+            for (int i = lane; call.o.at && i < GROUP * PIECES; i += 32)
+                *reinterpret_cast<uint4*>(o + i / PIECES * call.o.head + i % PIECES * 8) = make_uint4(0, 0, 0, 0);
+            for (int h = lane; call.lse && h < GROUP; h += 32)
+                call.lse[(base + t) * call.lse_row + first_head + h] = -infinity();
+        }
+    }
+}
+
+// Grid: as described at `Share`, and planes along z past the segments that clear.
+extern "C" __global__ void __launch_bounds__(THREADS, RESIDENT)
+decode_forward(const __grid_constant__ Call call, const Splits splits, NEXT_WEIGHT) {
     __shared__ float tops[WARPS][ROWS], totals[WARPS][ROWS];
     __shared__ float2 sums[WARPS][ROWS][PITCH];
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, c = lane % 4;
     const Share at = share(splits);
+#if Q_RAGGED
+    if (at.segment >= call.segments) {
+        if (blockIdx.y == 0) clear_outside(call);
+        return;
+    }
+#endif
     const Segment seg = segment(call, at.segment);
     const int rows = min(ROWS, GROUP * (seg.q1 - seg.q0) - at.tile * ROWS);
     const int first = seg.k0 + at.split * splits.keys;
@@ -187,6 +227,9 @@ decode_forward(const __grid_constant__ Call call, const Splits splits) {
                 }
         }
     }
+
+    // Blocks that finish first leave memory to the others and to the product after this.
+    fetch_ahead(next_weight, next_rows, next_pitch, next_bytes);
 
     // Reduction over the warps.
 #pragma unroll

@@ -19,7 +19,7 @@ use flatout_ir::Launch;
 use flatout_ir::types::DType;
 
 use super::Problem;
-use super::call::{self, Call};
+use super::call::{self, Call, is_ragged};
 use super::scratch::{ALIGN, Scratch};
 use super::tiles::{self, Heights};
 use crate::cuda::argument::{Block, launch_blocks};
@@ -35,6 +35,10 @@ const COLUMNS: usize = 8;
 const MOST_SIZE_OF_TWO: usize = 128;
 /// The limit of a grid along its second and third axis.
 const MOST_IN_GRID: usize = 65535;
+/// Maximum planes of a grid that clear rows outside every segment.
+const MOST_CLEARING: usize = 1024;
+/// Rows that a block checks at a time.
+const CLEARED: usize = 32;
 
 /// Number of (query, head) pairs that read a key head.
 fn rows(p: &Problem) -> usize {
@@ -114,6 +118,11 @@ impl Splits {
     }
 }
 
+/// Planes of the grid that clear rows of o outside every segment of queries.
+fn clearing(p: &Problem) -> usize {
+    if !p.grad && is_ragged(p.q) { p.tq.div_ceil(CLEARED).min(MOST_CLEARING) } else { 0 }
+}
+
 pub(super) fn serves(p: &Problem, _: &Facts) -> bool {
     // The backward pass needs all rows of a key head in one block, which sums dk and dv over them.
     let is_whole = !p.grad || row_tiles(p) == 1;
@@ -122,7 +131,7 @@ pub(super) fn serves(p: &Problem, _: &Facts) -> bool {
         && (16..=256).contains(&p.size)
         && p.q_longest() <= MOST_QUERIES
         && is_whole
-        && p.segments() <= MOST_IN_GRID
+        && p.segments() + MOST_CLEARING <= MOST_IN_GRID
         && p.k_longest().div_ceil(LEAST_KEYS) * row_tiles(p) <= MOST_IN_GRID
 }
 
@@ -145,6 +154,7 @@ fn source(p: &Problem) -> Source {
     } else {
         concat!(
             include_str!("../../prelude.cuh"),
+            include_str!("../../ahead.cuh"),
             include_str!("../call.cuh"),
             include_str!("fragments.cuh"),
             include_str!("forward.cu")
@@ -176,16 +186,19 @@ pub(super) fn prepare(p: &Problem, launch: &Launch, at: &Prepare<'_>) -> Result<
 
     let mut scratch = Scratch::of(launch, at);
     let mut call = Call::of(p, launch, at);
-    // These kernels use no tile lists; this call only clears rows outside the segments.
-    let cleared = tiles::prepare(p, &mut call, Heights { q: None, k: None }, &mut scratch, at)?;
+    // These kernels use no tile lists; this call only clears rows outside the segments, which the forward kernel does itself.
+    let heights = Heights { q: None, k: None };
+    let cleared = if p.grad { tiles::prepare(p, &mut call, heights, &mut scratch, at)? } else { None };
     call.scratch = scratch.take(splits.bytes(p))?;
     let mut works: Vec<Box<dyn Work>> = cleared.into_iter().collect();
     let of_merge = vec![call.block(), splits.block()];
     let mut args = of_merge.clone();
     if p.grad {
         args.extend(call::d_lse(p, launch, at));
+    } else {
+        args.extend(at.next_weight().args().map(Block::from));
     }
-    let grid = [p.kv_heads, splits.count * splits.tiles, p.segments()];
+    let grid = [p.kv_heads, splits.count * splits.tiles, p.segments() + clearing(p)];
     works.push(launch_blocks(function, grid, THREADS, 0, args)?);
     if splits.count > 1 && (!p.grad || call.dq.at != 0) {
         let grid = [p.heads, p.q_longest(), p.segments()];
