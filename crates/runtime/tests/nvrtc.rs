@@ -174,9 +174,11 @@ fn real() -> Vec<TypedOp> {
         (DType::E4M3, quantize::Source::Given),
         (DType::E5M2, quantize::Source::Given),
         (DType::E4M3, quantize::Source::Gated(Act::Silu)),
-        (DType::E5M2, quantize::Source::GatedGrad(Act::Silu)),
+        (DType::E5M2, quantize::Source::GatedGrad { act: Act::Silu, again: false }),
+        (DType::E5M2, quantize::Source::GatedGrad { act: Act::Silu, again: true }),
     ] {
-        let ins = [vec![gate.clone(); of.inputs()], scaling.to_vec()].concat();
+        let again = vec![ty(f32s, &[1]); of.makes_again() as usize];
+        let ins = [vec![gate.clone(); of.tensors()], again, scaling.to_vec()].concat();
         forms.push((Op::Quantize { to, current: false, of }, ins));
     }
     for width in [256, 768, 1024] {

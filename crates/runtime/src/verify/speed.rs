@@ -249,12 +249,14 @@ pub fn cases() -> Vec<Case> {
         quantize(DType::E4M3, false, of),
         vec![gate(), gate(), one(), one()],
     );
-    let of = Source::GatedGrad(Act::Silu);
-    add(
-        "quantize gated grad 65536x2048 bf16",
-        quantize(DType::E5M2, false, of),
-        vec![gate(), gate(), gate(), one(), one()],
-    );
+    for again in [false, true] {
+        let of = Source::GatedGrad { act: Act::Silu, again };
+        let name =
+            format!("quantize gated grad{} 65536x2048 bf16", if again { " and gated again" } else { "" });
+        let scales = (0..2 + again as usize).map(|_| one());
+        let ins = (0..3).map(|_| gate()).chain(scales).collect();
+        add(&name, quantize(DType::E5M2, false, of), ins);
+    }
     let spec = NormSpec::rms(1e-6, NormWeight::Plain);
     let (row, w) = (|| x(BF16, &[65536, 768]), || x(F32, &[768]));
     add(

@@ -78,7 +78,7 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     if matches!(of, Source::Norm(..) | Source::NormGrad(..)) {
         return run_norm(launch, cx, of);
     }
-    let x = X { of, ins: (0..of.inputs()).map(|i| cx.input(i).rows()).collect() };
+    let x = X { of, ins: (0..of.tensors()).map(|i| cx.input(i).rows()).collect() };
     let (count, width) = (x.ins[0].count, x.width());
     let (codes, transposed, third) = (cx.output(0), cx.output(1), cx.output(2));
     let (scale, amax) = if current {
@@ -88,6 +88,9 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         unsafe { (cx.input(of.inputs()).scalar(), cx.input(of.inputs() + 1).scalar()) }
     };
     let by = 1.0 / scale;
+    let again = of.makes_again().then(|| cx.output(3)).flatten();
+    // SAFETY: one element.
+    let by_again = again.as_ref().map_or(0.0, |_| 1.0 / unsafe { cx.input(of.tensors()).scalar() });
     let top = Top::new(amax);
     let bytes = ROWS_A_TASK * width * (x.ins[0].tensor.dtype.bytes() + 2);
     cx.parallel(count.div_ceil(ROWS_A_TASK), bytes, |task| {
@@ -107,6 +110,15 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         }
         if let Some(transposed) = &transposed {
             transpose(&tile, width, rows.start, transposed);
+        }
+        if let Some(again) = &again {
+            let width = x.ins[0].width;
+            let tile = &mut tile[..rows.len() * width];
+            for (row, tile) in rows.clone().zip(tile.chunks_mut(width.max(1))) {
+                x.load_again(row, tile, &mut spare[..width]);
+                tile.iter_mut().for_each(|x| *x *= by_again);
+            }
+            transpose(tile, width, rows.start, again);
         }
     });
     if let Some(third) = third {
@@ -135,7 +147,7 @@ struct X<'a> {
 
 impl X<'_> {
     fn width(&self) -> usize {
-        if matches!(self.of, Source::GatedGrad(_)) { 2 * self.ins[0].width } else { self.ins[0].width }
+        if matches!(self.of, Source::GatedGrad { .. }) { 2 * self.ins[0].width } else { self.ins[0].width }
     }
 
     /// Computes a row of x, rounded to the type of x.
@@ -150,7 +162,7 @@ impl X<'_> {
                     self.ins[1].load(row, 0, spare);
                     gated::forward(act, to, spare);
                 }
-                Source::GatedGrad(act) => {
+                Source::GatedGrad { act, .. } => {
                     let (gate, up) = to.split_at_mut(n);
                     self.ins[0].load(row, 0, gate);
                     self.ins[1].load(row, 0, up);
@@ -160,8 +172,25 @@ impl X<'_> {
                 Source::Norm(..) | Source::NormGrad(..) => unreachable!("a norm is made before"),
             }
         }
+        self.round(to);
+    }
+
+    /// Computes a row of the value whose codes a gradient makes again.
+    fn load_again(&self, row: usize, to: &mut [f32], spare: &mut [f32]) {
+        let Source::GatedGrad { act, .. } = self.of else { unreachable!("called for a gradient") };
+        // SAFETY: inputs are only read, and no output overlaps them.
+        unsafe {
+            self.ins[0].load(row, 0, to);
+            self.ins[1].load(row, 0, spare);
+        }
+        gated::forward(act, to, spare);
+        self.round(to);
+    }
+
+    /// Rounds values to the type of x.
+    fn round(&self, values: &mut [f32]) {
         if self.ins[0].tensor.dtype == DType::BF16 {
-            to.iter_mut().for_each(|x| *x = bf16_to_f32(round_bf16(*x)));
+            values.iter_mut().for_each(|x| *x = bf16_to_f32(round_bf16(*x)));
         }
     }
 }

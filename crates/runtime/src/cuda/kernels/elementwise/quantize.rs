@@ -77,7 +77,7 @@ const COLUMNS: usize = 64;
 /// width (3.9 TB/s; a copy reaches 4.2), and 215 as an activation. A gradient, whose threads hold twice as much, took 398 with
 /// 256 threads and 360 with 128.
 fn threads(of: Of) -> usize {
-    if matches!(of, Of::GatedGrad(_)) { 128 } else { 256 }
+    if matches!(of, Of::GatedGrad { .. }) { 128 } else { 256 }
 }
 
 /// Holds the largest magnitude until the scale is known; for a norm's gradient, the partial sums.
@@ -125,17 +125,19 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
                 norm::ExtraOutput::Codes(codes),
             );
         }
-        Of::Given | Of::Gated(_) | Of::GatedGrad(_) => {}
+        Of::Given | Of::Gated(_) | Of::GatedGrad { .. } => {}
     }
-    let x = &made_of[0];
-    let [q, t, third] = [0, 1, 2].map(|i| launch.outs[i].as_ref());
+    // The scale of codes that are made again follows the tensors.
+    let (tensors, scale_again) = made_of.split_at(of.tensors());
+    let x = &tensors[0];
+    let [q, t, third, again] = [0, 1, 2, 3].map(|i| launch.outs.get(i).and_then(Option::as_ref));
     let (m, n) = (x.dims[0], x.dims[1]);
-    if [q, t, third].iter().all(Option::is_none) {
+    if [q, t, third, again].iter().all(Option::is_none) {
         return Ok(vec![]);
     }
     let threads = threads(of);
     // The second half of q begins after the first, at any column.
-    let has_halves = matches!(of, Of::GatedGrad(_));
+    let has_halves = matches!(of, Of::GatedGrad { .. });
     let vector = |view: Option<&View>, elements: usize, is_cut: bool| {
         let takes = view.is_some_and(|view| takes(view, elements));
         if takes && (!is_cut || n.is_multiple_of(elements)) { elements } else { 1 }
@@ -145,14 +147,16 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         .dtype("T_X", x.dtype)
         .define("THREADS", threads)
         .define("COLUMNS", COLUMNS)
-        .define("SOURCE", of.inputs() - 1)
+        .define("SOURCE", tensors.len() - 1)
+        .flag("AGAIN", again.is_some())
         .flag("CURRENT", current)
         .flag("HAS_Q", q.is_some())
         .flag("HAS_T", t.is_some())
         .flag("HAS_THIRD", third.is_some())
-        .define("VEC_X", if made_of.iter().all(|view| takes(view, 8)) { 8 } else { 1 })
+        .define("VEC_X", if tensors.iter().all(|view| takes(view, 8)) { 8 } else { 1 })
         .define("VEC_Q", vector(q, 8, has_halves))
         .define("VEC_T", vector(t, 16, false))
+        .define("VEC_AGAIN", vector(again, 16, false))
         .text(CODES);
     if let Some(act) = of.act() {
         draft = draft.define("ACT", gated::code(act)).text(gated::ACTIVATION);
@@ -185,9 +189,9 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         stages.push(stage("largest", tiles, threads, args));
     }
     let given = if current { found } else { scaling.first() };
-    let tensors = [Some(x), made_of.get(1), made_of.get(2), q, t];
-    let args = tensors.into_iter().chain([given, third]).map(at_or_nothing);
-    let args = args.chain(extents).chain(tensors.map(pitch)).collect();
+    let matrices = [Some(x), tensors.get(1), tensors.get(2), q, t, again];
+    let args = matrices.into_iter().chain([given, scale_again.first(), third]).map(at_or_nothing);
+    let args = args.chain(extents).chain(matrices.map(pitch)).collect();
     stages.push(stage("quantize", tiles.max(1), threads, args));
     Ok(stages)
 }

@@ -65,12 +65,10 @@ __device__ __forceinline__ void turned(T_Q* t, i64 t_pitch, int first, int rows)
             u32 w[4];
 #pragma unroll
             for (int r = 0; r < 4; r++) w[r] = *reinterpret_cast<u32*>(tile_at(part * 16 + j * 4 + r, column));
-            u32 low = __byte_perm(w[0], w[1], 0x5140), high = __byte_perm(w[0], w[1], 0x7362);
-            u32 low2 = __byte_perm(w[2], w[3], 0x5140), high2 = __byte_perm(w[2], w[3], 0x7362);
-            columns[0][j] = __byte_perm(low, low2, 0x5410);
-            columns[1][j] = __byte_perm(low, low2, 0x7632);
-            columns[2][j] = __byte_perm(high, high2, 0x5410);
-            columns[3][j] = __byte_perm(high, high2, 0x7632);
+            u32 turned_words[4];
+            transpose_codes(w, turned_words);
+#pragma unroll
+            for (int k = 0; k < 4; k++) columns[k][j] = turned_words[k];
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
