@@ -39,6 +39,19 @@ fn the_curve_is_that_of_bf16() {
     }
 }
 
+/// Codes that the backward pass makes again are those that the forward pass would have kept.
+#[test]
+fn codes_made_again_change_no_bit() {
+    for scaling in ["delayed", "current"] {
+        let scaling = format!("fp8.scaling={scaling}");
+        let of = |level: &str| losses(&["precision=fp8", &scaling, level]);
+        let kept = of("recompute=none");
+        for level in ["recompute=cheap", "recompute=wide", "recompute=full"] {
+            assert_eq!(of(level), kept, "{level}, {scaling}");
+        }
+    }
+}
+
 /// Any split of a step yields the same largest magnitudes, so the scales are the same.
 #[test]
 fn magnitudes_are_those_of_the_whole_step() {

@@ -131,7 +131,12 @@ impl Recomputation<'_> {
             self.count += 1;
             return copy.out(0);
         }
-        let ins: Vec<Value> = node.ins.iter().map(|v| self.value(replay, *v)).collect();
+        let mut ins: Vec<Value> = node.ins.iter().map(|v| self.value(replay, *v)).collect();
+        // The largest magnitude was recorded in the forward pass. The copy's is not read, and in its place stands the scale, so
+        // that the one recorded may be overwritten.
+        if let (Op::Quantize { current: false, .. }, [.., scale, amax]) = (&node.op, &mut ins[..]) {
+            *amax = *scale;
+        }
         let copy = replay.new.push_keyed(node.op.clone(), ins, &node.path, node.key);
         for out in 0..node.outs.len() as u8 {
             self.made.insert(v.node.out(out), copy.out(out));
@@ -159,12 +164,19 @@ impl Recomputation<'_> {
                 }
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::DoubleNorm { .. } => v.out == 1 && self.read.contains(&v),
+                Op::Quantize { current: false, .. } => !self.makes_codes_again(node.ins[0]),
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
                 Op::Map { f } => Act::of(f).is_none() && !self.is_of_weight(node),
                 _ => true,
             },
             Recompute::Full => layer_of(&node.path).is_none() || self.boundary.contains(&v),
         }
+    }
+
+    /// Whether the codes of a value are made again: of gated activations, whose gradient reads the same and writes them along
+    /// columns, one byte for one that the forward pass does not write.
+    fn makes_codes_again(&self, x: Value) -> bool {
+        matches!(self.g.node(x.node).op, Op::Gated { p: 0.0, .. })
     }
 
     /// Whether a node scales or casts a frozen or gathered weight: keeping all such results would keep the model twice.
