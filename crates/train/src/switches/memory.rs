@@ -327,9 +327,10 @@ fn recompute(view: &CompiledView<'_>) -> &'static str {
     let is_narrow =
         |kind: OpKind| view.has(OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
     let may_run_again = |kind: OpKind| match kind {
-        OpKind::Quantize => view
-            .launches(kind)
-            .any(|l| matches!(l.op, Op::Quantize { of: Source::Gated(_), .. }) && l.outs[1].is_some()),
+        OpKind::Quantize => view.launches(kind).any(|l| {
+            let is_made_here = matches!(l.op, Op::Quantize { of: Source::Gated(_) | Source::Norm(..), .. });
+            is_made_here && l.outs[1].is_some()
+        }),
         _ => view.has(kind) && !is_narrow(kind),
     };
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);

@@ -9,6 +9,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;
 use crate::ops::product;
+use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::passes::forward::adapters;
 use crate::passes::options::Recompute;
@@ -164,7 +165,7 @@ impl Recomputation<'_> {
                 }
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::DoubleNorm { .. } => v.out == 1 && self.read.contains(&v),
-                Op::Quantize { current: false, .. } => !self.makes_codes_again(node.ins[0]),
+                Op::Quantize { current: false, .. } => !self.makes_codes_again(node.ins[0], mode),
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
                 Op::Map { f } => Act::of(f).is_none() && !self.is_of_weight(node),
                 _ => true,
@@ -173,10 +174,17 @@ impl Recomputation<'_> {
         }
     }
 
-    /// Whether the codes of a value are made again: of gated activations, whose gradient reads the same and writes them along
-    /// columns, one byte for one that the forward pass does not write.
-    fn makes_codes_again(&self, x: Value) -> bool {
-        matches!(self.g.node(x.node).op, Op::Gated { p: 0.0, .. })
+    /// Whether the codes of a value are made again. Those of gated activations and of norms are, because an operation that reads
+    /// the same writes them, except for norms of wide rows, which take two passes.
+    fn makes_codes_again(&self, x: Value, mode: Recompute) -> bool {
+        match &self.g.node(x.node).op {
+            Op::Gated { p, .. } => *p == 0.0,
+            op @ Op::RmsNorm { .. } => {
+                let (spec, _) = NormSpec::of(op).expect("a norm");
+                mode == Recompute::Wide || Source::Norm(spec, false).takes(self.g.ty(x).last())
+            }
+            _ => false,
+        }
     }
 
     /// Whether a node scales or casts a frozen or gathered weight: keeping all such results would keep the model twice.

@@ -6,6 +6,8 @@ use std::collections::{HashMap, HashSet};
 use crate::graph::{Graph, Node, NodeId, Value};
 use crate::ops::Op;
 use crate::ops::norm::{self, NormSpec};
+use crate::ops::quantize::Source;
+use crate::passes::readers::Readers;
 use crate::replay::Replay;
 
 /// Rewrites the backward pass; returns the number of operations recomputed inside a gradient.
@@ -49,8 +51,10 @@ struct Joint {
 fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     let mut known = HashSet::new();
     let mut recomputed: HashMap<Value, Vec<NodeId>> = HashMap::new();
+    let readers = Readers::new(g);
     for (id, node) in g.ids().zip(&g.nodes) {
-        if matches!(node.op, Op::Gated { .. } | Op::RmsNorm { .. }) && !known.insert(node.key) {
+        let may_join = matches!(node.op, Op::Gated { .. } | Op::RmsNorm { .. });
+        if may_join && !known.insert(node.key) && !is_quantised(&readers, id) {
             recomputed.entry(node.ins[0]).or_default().push(id);
         }
     }
@@ -70,6 +74,17 @@ fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
         }
     }
     pairs
+}
+
+/// Whether a norm is only read in 8 bits, and quantises its rows itself: then it stores none that a gradient could.
+fn is_quantised(readers: &Readers<'_>, id: NodeId) -> bool {
+    let g = readers.g;
+    let op = |reader: NodeId| &g.node(reader).op;
+    let is_sole = readers
+        .sole(id.out(0))
+        .is_some_and(|reader| matches!(op(reader), Op::Quantize { current: false, .. }));
+    let takes = |(spec, adds)| Source::Norm(spec, adds).takes(g.ty(id.out(0)).last());
+    is_sole && matches!(op(id), Op::RmsNorm { .. }) && NormSpec::of(op(id)).is_some_and(takes)
 }
 
 /// The gradient `node` with the value of `again`, if it has the same inputs.
