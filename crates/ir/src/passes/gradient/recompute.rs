@@ -174,8 +174,8 @@ impl Recomputation<'_> {
         }
     }
 
-    /// Whether the codes of a value are made again. Those of gated activations and of norms are, because an operation that reads
-    /// the same writes them, except for norms of wide rows, which take two passes.
+    /// Whether the codes of a value are made again: of gated activations and of norms, because an operation that reads the same
+    /// writes them, except for norms of wide rows, which take two passes; and of values that are kept for another reader.
     fn makes_codes_again(&self, x: Value, mode: Recompute) -> bool {
         match &self.g.node(x.node).op {
             Op::Gated { p, .. } => *p == 0.0,
@@ -183,8 +183,17 @@ impl Recomputation<'_> {
                 let (spec, _) = NormSpec::of(op).expect("a norm");
                 mode == Recompute::Wide || Source::Norm(spec, false).takes(self.g.ty(x).last())
             }
-            _ => false,
+            _ => {
+                let source = self.source(x);
+                self.read.contains(&source) && self.is_kept(source)
+            }
         }
+    }
+
+    /// The value that a view shows.
+    fn source(&self, v: Value) -> Value {
+        let node = self.g.node(v.node);
+        if is_view(&node.op) { self.source(node.ins[0]) } else { v }
     }
 
     /// Whether a node scales or casts a frozen or gathered weight: keeping all such results would keep the model twice.
