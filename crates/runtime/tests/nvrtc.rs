@@ -187,10 +187,14 @@ fn real() -> Vec<TypedOp> {
         let of = quantize::Source::Norm(spec, true);
         let ins = [vec![rows.clone(), rows.clone(), w.clone()], scaling.to_vec()].concat();
         forms.push((Op::Quantize { to: DType::E4M3, current: false, of }, ins));
-        let of = quantize::Source::NormGrad(spec, true);
-        let ins = [vec![rows.clone(), w, rows.clone(), rows], scaling.to_vec()].concat();
-        if of.takes(width) {
-            forms.push((Op::Quantize { to: DType::E5M2, current: false, of }, ins));
+        for again in [false, true] {
+            let of = quantize::Source::NormGrad { spec, add: true, again };
+            let scale = again.then(|| ty(f32s, &[1]));
+            let ins = [rows.clone(), w.clone(), rows.clone(), rows.clone()].into_iter().chain(scale);
+            if of.takes(width) {
+                let ins = ins.chain(scaling.clone()).collect();
+                forms.push((Op::Quantize { to: DType::E5M2, current: false, of }, ins));
+            }
         }
     }
     let by_itself = Op::Quantize { to: DType::E4M3, current: true, of: quantize::Source::Given };

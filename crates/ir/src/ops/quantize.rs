@@ -34,8 +34,9 @@ pub enum Source {
     GatedGrad { act: Act, again: bool },
     /// (x, residual?, w?, bias?): the output of the norm; h = x + residual is a fourth output.
     Norm(NormSpec, bool),
-    /// (h, w?, dy, dh?): dx + dh, which is also the fourth output; then dw? and d bias?.
-    NormGrad(NormSpec, bool),
+    /// (h, w?, dy, dh?, scale?): dx + dh, which is also the fourth output; then dw? and d bias?. With a scale, the codes of the
+    /// norm itself follow, as those of the activation do.
+    NormGrad { spec: NormSpec, add: bool, again: bool },
 }
 
 /// The type of codes of the forward pass, which a gradient makes again.
@@ -56,7 +57,7 @@ impl Source {
 
     /// Whether the last input is the scale of a value of the forward pass, whose codes along columns are the last output.
     pub fn makes_again(self) -> bool {
-        matches!(self, Source::GatedGrad { again: true, .. })
+        matches!(self, Source::GatedGrad { again: true, .. } | Source::NormGrad { again: true, .. })
     }
 
     /// Number of inputs without that scale.
@@ -68,14 +69,14 @@ impl Source {
             Source::Norm(spec, residual) => {
                 1 + residual as usize + spec.weight.is_some() as usize + spec.bias as usize
             }
-            Source::NormGrad(spec, add) => 2 + add as usize + spec.weight.is_some() as usize,
+            Source::NormGrad { spec, add, .. } => 2 + add as usize + spec.weight.is_some() as usize,
         }
     }
 
     pub fn act(self) -> Option<Act> {
         match self {
             Source::Gated(act) | Source::GatedGrad { act, .. } => Some(act),
-            Source::Given | Source::Norm(..) | Source::NormGrad(..) => None,
+            Source::Given | Source::Norm(..) | Source::NormGrad { .. } => None,
         }
     }
 
@@ -83,7 +84,9 @@ impl Source {
     pub fn takes(self, width: usize) -> bool {
         match self {
             Source::Norm(..) => width.is_multiple_of(NORM_MULTIPLE) && width <= NORM_WIDEST,
-            Source::NormGrad(..) => width.is_multiple_of(NORM_MULTIPLE) && width <= NORM_GRAD_WIDEST,
+            // More sums, and a bias, would leave too few registers for the norm as well.
+            Source::NormGrad { spec, again: true, .. } if spec.center || spec.bias => false,
+            Source::NormGrad { .. } => width.is_multiple_of(NORM_MULTIPLE) && width <= NORM_GRAD_WIDEST,
             Source::Given | Source::Gated(_) | Source::GatedGrad { .. } => true,
         }
     }
@@ -97,8 +100,11 @@ impl Source {
                 further = norm::infer(spec.weight, spec.bias, residual, ins)?;
                 further.remove(0)
             }
-            Source::NormGrad(spec, add) => {
-                further = norm::infer_grad(&spec.grad(add), ins)?;
+            Source::NormGrad { spec, add, again } => {
+                further = norm::infer_grad(&spec.grad(add), &ins[..self.tensors()])?;
+                if again {
+                    further.push(along_columns(&further[0])?);
+                }
                 further[0].clone()
             }
             Source::Gated(_) => gated::infer(0.0, ins)?.remove(0),
@@ -136,8 +142,13 @@ impl Source {
                 let mut outs = b.ops(spec.op(residual), ins);
                 (outs.remove(0), outs)
             }
-            Source::NormGrad(spec, add) => {
-                let outs = b.ops(spec.grad(add), ins);
+            Source::NormGrad { spec, add, again } => {
+                let mut outs = b.ops(spec.grad(add), &ins[..self.tensors()]);
+                if again {
+                    let shared = 1 + spec.weight.is_some() as usize;
+                    let norm = b.op(spec.op(false), &ins[..shared]);
+                    outs.push(codes(norm, FORWARD, ins[self.tensors()]).transpose(&[1, 0]));
+                }
                 (outs[0], outs)
             }
         }
@@ -152,7 +163,8 @@ impl Attr for Source {
             Source::GatedGrad { act, again: false } => format!("gated_grad:{}", act.show()),
             Source::GatedGrad { act, again: true } => format!("gated_grad_again:{}", act.show()),
             Source::Norm(spec, residual) => format!("norm:{}:{residual}", spec.show()),
-            Source::NormGrad(spec, add) => format!("norm_grad:{}:{add}", spec.show()),
+            Source::NormGrad { spec, add, again: false } => format!("norm_grad:{}:{add}", spec.show()),
+            Source::NormGrad { spec, add, again: true } => format!("norm_grad_again:{}:{add}", spec.show()),
         }
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -162,10 +174,13 @@ impl Attr for Source {
             Some((kind @ ("gated_grad" | "gated_grad_again"), act)) => {
                 Ok(Source::GatedGrad { act: Act::read(act)?, again: kind == "gated_grad_again" })
             }
-            Some((kind @ ("norm" | "norm_grad"), rest)) => {
+            Some((kind @ ("norm" | "norm_grad" | "norm_grad_again"), rest)) => {
                 let (spec, adds) = rest.rsplit_once(':').ok_or_else(|| format!("`{text}` is no norm"))?;
-                let (spec, adds) = (NormSpec::read(spec)?, bool::read(adds)?);
-                Ok(if kind == "norm" { Source::Norm(spec, adds) } else { Source::NormGrad(spec, adds) })
+                let (spec, add) = (NormSpec::read(spec)?, bool::read(adds)?);
+                Ok(match kind {
+                    "norm" => Source::Norm(spec, add),
+                    _ => Source::NormGrad { spec, add, again: kind == "norm_grad_again" },
+                })
             }
             _ => Err(format!("`{text}` is nothing to quantise")),
         }
@@ -180,10 +195,10 @@ impl Attr for Source {
 pub fn in_place(of: Source) -> Vec<(usize, usize)> {
     let makes_room = |input: &usize| match of {
         Source::Norm(_, residual) => residual && *input < 2,
-        Source::NormGrad(spec, _) => !(spec.weight.is_some() && *input == 1),
+        Source::NormGrad { spec, .. } => !(spec.weight.is_some() && *input == 1),
         Source::Given | Source::Gated(_) | Source::GatedGrad { .. } => false,
     };
-    let fourth = (0..of.inputs()).filter(makes_room).map(|input| (input, 3));
+    let fourth = (0..of.tensors()).filter(makes_room).map(|input| (input, 3));
     [(of.inputs() + 1, 2)].into_iter().chain(fourth).collect()
 }
 

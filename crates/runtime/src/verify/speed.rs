@@ -265,10 +265,17 @@ pub fn cases() -> Vec<Case> {
         vec![row(), row(), w(), one(), one()],
     );
     add(
-        "quantize add+norm grad 65536x768 bf16",
-        quantize(DType::E5M2, false, Source::NormGrad(spec, true)),
-        vec![row(), w(), row(), row(), one(), one()],
+        "quantize norm along columns 65536x768 bf16",
+        quantize(DType::E4M3, false, Source::Norm(spec, false)),
+        vec![row(), w(), one(), one()],
     );
+    for again in [false, true] {
+        let of = Source::NormGrad { spec, add: true, again };
+        let name =
+            format!("quantize add+norm grad{} 65536x768 bf16", if again { " and norm again" } else { "" });
+        let ins = [row(), w(), row(), row()].into_iter().chain((0..2 + again as usize).map(|_| one()));
+        add(&name, quantize(DType::E5M2, false, of), ins.collect());
+    }
     add(
         "product 4096x4096x4096 f32 in tf32",
         plain(false, true, F32, Compute::Tf32),

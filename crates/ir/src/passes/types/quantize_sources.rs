@@ -1,12 +1,12 @@
 //! Fuses quantisation with the operation that computes its input: gated activations and norms that are only read in 8 bits,
-//! which saves a write and a read of the tensor, and their gradients. A gradient that also computes the activation again
-//! writes only its codes along columns.
+//! which saves a write and a read of the tensor, and their gradients. A gradient that also computes the activation or the
+//! norm again writes only its codes along columns.
 
 use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Op;
-use crate::ops::norm::NormSpec;
+use crate::ops::norm::{self, NormSpec};
 use crate::ops::quantize::{FORWARD, Source};
 use crate::passes::readers::Readers;
 use crate::replay::Replay;
@@ -17,6 +17,8 @@ pub struct Joined {
     pub gated: usize,
     /// Norms and their gradients.
     pub norms: usize,
+    /// Gradients among them that also write codes of the activation or of the norm.
+    pub again: usize,
 }
 
 /// Fuses them. The nodes left over have no reader.
@@ -30,9 +32,10 @@ pub fn quantize_sources(g: &Graph) -> (Graph, Joined) {
         if let Some(pair) = pairs.get(&id) {
             pair.place(&mut replay);
             match pair.of {
-                Source::Norm(..) | Source::NormGrad(..) => joined.norms += 1,
+                Source::Norm(..) | Source::NormGrad { .. } => joined.norms += 1,
                 _ => joined.gated += 1,
             }
+            joined.again += pair.again.is_some() as usize;
         } else if !gone.contains(&id) {
             replay.copy(id);
         }
@@ -63,15 +66,19 @@ fn pair(readers: &Readers<'_>, quantize: NodeId) -> Option<Pair> {
     match *op {
         Op::Gated { act, p: 0.0 } if is_sole => Some(pair(Source::Gated(act))),
         Op::Concat { axis: 1 } if is_sole => gated_gradient(readers, x.node, quantize),
-        Op::RmsNorm { .. } | Op::RmsNormGrad { again: false, .. } if x.out == 0 => {
-            let (spec, adds) = NormSpec::of(op).expect("a norm or its gradient");
-            // Something else may read a gradient, which is then stored as well.
-            let of = match op {
-                Op::RmsNorm { .. } if is_sole => Source::Norm(spec, adds),
-                Op::RmsNorm { .. } => return None,
-                _ => Source::NormGrad(spec, adds),
-            };
+        Op::RmsNorm { residual, .. } if x.out == 0 && is_sole => {
+            let of = Source::Norm(NormSpec::of(op)?.0, residual);
             of.takes(g.ty(x).last()).then(|| pair(of))
+        }
+        // Something else may read a gradient, which is then stored as well.
+        Op::RmsNormGrad { add, .. } if x.out == 0 => {
+            let norm = norm::again_at(op).map(|at| x.node.out(at as u8));
+            let again = match norm {
+                Some(norm) => Some(sole_columns(readers, norm)?),
+                None => None,
+            };
+            let of = Source::NormGrad { spec: NormSpec::of(op)?.0, add, again: again.is_some() };
+            of.takes(g.ty(x).last()).then(|| Pair { again, ..pair(of) })
         }
         _ => None,
     }
@@ -115,19 +122,20 @@ impl Pair {
         let mut read = |v: Value| ins.push(replay.add(g.node(v.node).op.clone(), vec![], quantize));
         self.again.iter().for_each(|again| read(g.node(*again).ins[1]));
         g.node(quantize).ins[1..].iter().for_each(|v| read(*v));
-        let is_norm = matches!(of, Source::Norm(..) | Source::NormGrad(..));
+        let is_norm = matches!(of, Source::Norm(..) | Source::NormGrad { .. });
         let path = &g.node(if is_norm { at } else { quantize }).path;
         let op = Op::Quantize { to, current: false, of };
         let new = replay.new.push_keyed(op, ins, path, g.node(quantize).key);
         (0..3).for_each(|out| replay.set(quantize.out(out), new.out(out)));
+        let outs = replay.new.node(new).outs.len() as u8;
         if let Some(again) = self.again {
-            replay.set(again.out(1), new.out(3));
+            replay.set(again.out(1), new.out(outs - 1));
         }
         // The first output of a norm is dropped, that of a gradient becomes the fourth.
         if is_norm {
             let skipped = matches!(of, Source::Norm(..)) as u8;
-            for out in skipped..g.node(at).outs.len() as u8 {
-                replay.set(at.out(out), new.out(3 + out - skipped));
+            for out in 3..outs - self.again.is_some() as u8 {
+                replay.set(at.out(out - 3 + skipped), new.out(out));
             }
         }
     }

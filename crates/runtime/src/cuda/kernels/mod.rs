@@ -4,7 +4,7 @@ mod address;
 pub mod attention;
 pub mod collective;
 pub mod linear_attention;
-mod stage;
+pub(crate) mod stage;
 mod timing;
 
 pub mod elementwise {

@@ -36,13 +36,13 @@ __device__ __forceinline__ void transpose_codes(const u32 (&rows)[4], u32 (&colu
 }
 
 // Encodes adjacent elements.
-template <int Size> __device__ __forceinline__ void put_codes(Pack<T_Q, Size>& p, const float (&y)[Size]) {
+template <class To, int Size> __device__ __forceinline__ void put_codes(Pack<To, Size>& p, const float (&y)[Size]) {
     if (Size == 1) {
-        p.x[0].bits = (u8)codes_of<T_Q>(y[0], 0.0f);
+        p.x[0].bits = (u8)codes_of<To>(y[0], 0.0f);
     } else {
 #pragma unroll
         for (int i = 0; i + 1 < Size; i += 2) {
-            u32 pair = codes_of<T_Q>(y[i], y[i + 1]);
+            u32 pair = codes_of<To>(y[i], y[i + 1]);
             p.x[i].bits = (u8)pair;
             p.x[i + 1].bits = (u8)(pair >> 8);
         }

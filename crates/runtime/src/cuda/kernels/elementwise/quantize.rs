@@ -1,6 +1,6 @@
 //! Quantisation to 8-bit types, row-major and transposed; the kernel is `quantize.cu`.
 
-use flatout_ir::ops::quantize::Source as Of;
+use flatout_ir::ops::quantize::{FORWARD, Source as Of};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -38,6 +38,11 @@ impl<'a> Codes<'a> {
         Codes { to, q, t, scale: &scaling[0], amax, before: &scaling[1] }
     }
 
+    /// The codes along columns of a value whose largest magnitude is known.
+    fn along_columns(t: &'a View, scale: &'a View) -> Codes<'a> {
+        Codes { to: FORWARD, q: None, t: Some(t), scale, amax: None, before: scale }
+    }
+
     pub fn is_wanted(&self) -> bool {
         self.q.is_some() || self.t.is_some() || self.amax.is_some()
     }
@@ -48,8 +53,19 @@ impl<'a> Codes<'a> {
             .flag("HAS_Q", self.q.is_some())
             .flag("HAS_T", self.t.is_some())
             .flag("HAS_THIRD", self.amax.is_some())
-            .define("VEC_T", if self.t.is_some_and(|t| takes(t, 16)) { 16 } else { 1 })
+            .define("VEC_T", self.column_access())
             .text(CODES)
+    }
+
+    /// Codes of a column that are stored at once.
+    pub fn column_access(&self) -> usize {
+        if self.t.is_some_and(|t| takes(t, 16)) { 16 } else { 1 }
+    }
+
+    /// The arguments for codes along columns alone.
+    pub fn args_along_columns(&self) -> [Value; 3] {
+        let pitch = self.t.map_or(0, |view| view.strides[0] as i64);
+        [at_or_nothing(self.t), at(self.scale), Value::I64(pitch)]
     }
 
     /// Copies the largest magnitude so far into `amax`, unless they are the same memory.
@@ -83,8 +99,8 @@ fn threads(of: Of) -> usize {
 /// Holds the largest magnitude until the scale is known; for a norm's gradient, the partial sums.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op {
-        Op::Quantize { of: Of::NormGrad(..), .. } => {
-            norm::partial_bytes(shapes.outs.len() - 4, shapes.ins[0])
+        Op::Quantize { of: Of::NormGrad { again, .. }, .. } => {
+            norm::partial_bytes(shapes.outs.len() - 4 - again as usize, shapes.ins[0])
         }
         Op::Quantize { current: true, .. } => 256,
         _ => 0,
@@ -113,17 +129,14 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
                 Some(codes),
             );
         }
-        Of::NormGrad(spec, add) => {
-            let codes = Codes::of(launch, to, scaling);
-            return norm::backward(
-                spec,
-                add,
-                made_of,
-                &launch.outs[3..],
-                launch.workspace.as_ref(),
-                facts,
-                norm::ExtraOutput::Codes(codes),
-            );
+        Of::NormGrad { spec, add, again } => {
+            let (tensors, scale) = made_of.split_at(of.tensors());
+            let (outs, columns) = launch.outs[3..].split_at(launch.outs.len() - 3 - again as usize);
+            let extra = norm::ExtraOutput::Codes {
+                of_gradient: Codes::of(launch, to, scaling),
+                of_norm: columns.iter().flatten().next().map(|t| Codes::along_columns(t, &scale[0])),
+            };
+            return norm::backward(spec, add, tensors, outs, launch.workspace.as_ref(), facts, extra);
         }
         Of::Given | Of::Gated(_) | Of::GatedGrad { .. } => {}
     }
