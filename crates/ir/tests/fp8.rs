@@ -144,12 +144,54 @@ result dx %9.1
     assert_eq!(
         text_of,
         "%5 = quantize{to=e4m3, current=false, of=gated:silu} %0 %1 %3 %4 -> e4m3[32,16] e4m3[16,32] f32[1]
-%6 = quantize{to=e5m2, current=false, of=gated_grad:silu} %0 %1 %2 %3 %4 -> e5m2[32,32] e5m2[32,32] f32[1]
+%8 = quantize{to=e5m2, current=false, of=gated_grad:silu} %0 %1 %2 %6 %7 -> e5m2[32,32] e5m2[32,32] f32[1]
 result y %5
-result dx %6.1"
+result dx %8.1"
     );
     // Something else reads the activation, so it is stored as well.
     assert_eq!(joined(&format!("{text}result also %5\n")).1, Joined { gated: 1, ..Joined::default() });
+}
+
+/// A gradient that computes the activation again writes its codes along columns, if nothing else is wanted of it.
+#[test]
+fn activations_made_again_are_quantised_by_their_gradient() {
+    let text = "slot $0 gate bf16[32,16] input zeros
+slot $1 up bf16[32,16] input zeros
+slot $2 dy bf16[32,16] input zeros
+slot $3 scale f32[1] derived zeros
+slot $4 amax f32[1] carry zeros
+slot $5 before f32[1] derived zeros
+%0 = read{slot=$0} -> bf16[32,16] @p #0
+%1 = read{slot=$1} -> bf16[32,16] @p #1
+%2 = read{slot=$2} -> bf16[32,16] @p #2
+%3 = read{slot=$3} -> f32[1] @p #3
+%4 = read{slot=$4} -> f32[1] @p #4
+%5 = read{slot=$5} -> f32[1] @p #5
+%6 = gated_grad{act=silu, again=true, p=0} %0 %1 %2 -> bf16[32,16] bf16[32,16] bf16[32,16] @p #6
+%7 = quantize{to=e4m3, current=false} %6.2 %5 %5 -> e4m3[32,16] e4m3[16,32] f32[1] @p #7
+%8 = concat{axis=1} %6 %6.1 -> bf16[32,32] @p #8
+%9 = quantize{to=e5m2, current=false} %8 %3 %4 -> e5m2[32,32] e5m2[32,32] f32[1] @p #9
+result w %7.1
+result dx %9
+";
+    let joined = |text: &str| {
+        let (g, count) = quantize_sources::quantize_sources(&text.parse().expect("a graph"));
+        flatout_ir::verify::verify(&g).expect("a sound graph");
+        (flatout_ir::replay::without_dead(&g), count)
+    };
+    let (g, count) = joined(text);
+    assert_eq!(count, Joined { gated: 1, again: 1, ..Joined::default() });
+    assert_eq!(g.to_string().parse::<Graph>().expect("its text"), g);
+    assert_eq!(
+        nodes(&g),
+        "%6 = quantize{to=e5m2, current=false, of=gated_grad_again:silu} %0 %1 %2 %3 %4 %5 -> e5m2[32,32] e5m2[32,32] f32[1] e4m3[16,32]
+result w %6.3
+result dx %6"
+    );
+    // Its codes along rows, or the activation itself, would have to be stored as well.
+    for also in ["%7", "%6.2"] {
+        assert_eq!(joined(&format!("{text}result also {also}\n")).1, Joined::default(), "{also}");
+    }
 }
 
 /// A norm outputs codes and h; its gradient also outputs dx, which the previous layer reads.
@@ -196,4 +238,42 @@ result d %8.1"
     let read = format!("{text}result also %2\n").parse().expect("a graph");
     let (_, count) = quantize_sources::quantize_sources(&read);
     assert_eq!(count, Joined { norms: 1, ..Joined::default() });
+}
+
+/// The gradient of a norm that computes the norm again writes its codes along columns as the last output.
+#[test]
+fn norms_made_again_are_quantised_by_their_gradient() {
+    let text = "slot $0 h bf16[32,16] input zeros
+slot $1 w f32[16] weight zeros
+slot $2 dy bf16[32,16] input zeros
+slot $3 scale f32[1] derived zeros
+slot $4 amax f32[1] carry zeros
+slot $5 before f32[1] derived zeros
+%0 = read{slot=$0} -> bf16[32,16] @p #0
+%1 = read{slot=$1} -> f32[16] @p #1
+%2 = read{slot=$2} -> bf16[32,16] @p #2
+%3 = read{slot=$3} -> f32[1] @p #3
+%4 = read{slot=$4} -> f32[1] @p #4
+%5 = read{slot=$5} -> f32[1] @p #5
+%6 = rms_norm_grad{eps=0.5, center=false, weight=plain, bias=false, add=false, again=true, sum=false} %0 %1 %2 -> bf16[32,16] f32[16] bf16[32,16] @p #6
+%7 = quantize{to=e4m3, current=false} %6.2 %5 %5 -> e4m3[32,16] e4m3[16,32] f32[1] @p #7
+%8 = quantize{to=e5m2, current=false} %6 %3 %4 -> e5m2[32,16] e5m2[16,32] f32[1] @p #8
+result codes %7.1
+result dx %6
+result dw %6.1
+result d %8
+";
+    let (g, count) = quantize_sources::quantize_sources(&text.parse().expect("a graph"));
+    assert_eq!(count, Joined { norms: 1, again: 1, ..Joined::default() });
+    flatout_ir::verify::verify(&g).expect("a sound graph");
+    let g = flatout_ir::replay::without_dead(&g);
+    assert_eq!(g.to_string().parse::<Graph>().expect("its text"), g);
+    assert_eq!(
+        nodes(&g),
+        "%6 = quantize{to=e5m2, current=false, of=norm_grad_again:0.5:false:plain:false:false} %0 %1 %2 %3 %4 %5 -> e5m2[32,16] e5m2[16,32] f32[1] bf16[32,16] f32[16] e4m3[16,32]
+result codes %6.5
+result dx %6.3
+result dw %6.4
+result d %6"
+    );
 }

@@ -181,9 +181,11 @@ fn real() -> Vec<TypedOp> {
         (DType::E4M3, quantize::Source::Given),
         (DType::E5M2, quantize::Source::Given),
         (DType::E4M3, quantize::Source::Gated(Act::Silu)),
-        (DType::E5M2, quantize::Source::GatedGrad(Act::Silu)),
+        (DType::E5M2, quantize::Source::GatedGrad { act: Act::Silu, again: false }),
+        (DType::E5M2, quantize::Source::GatedGrad { act: Act::Silu, again: true }),
     ] {
-        let ins = [vec![gate.clone(); of.inputs()], scaling.to_vec()].concat();
+        let again = vec![ty(f32s, &[1]); of.makes_again() as usize];
+        let ins = [vec![gate.clone(); of.tensors()], again, scaling.to_vec()].concat();
         forms.push((Op::Quantize { to, current: false, of }, ins));
     }
     for width in [256, 768, 1024] {
@@ -192,10 +194,14 @@ fn real() -> Vec<TypedOp> {
         let of = quantize::Source::Norm(spec, true);
         let ins = [vec![rows.clone(), rows.clone(), w.clone()], scaling.to_vec()].concat();
         forms.push((Op::Quantize { to: DType::E4M3, current: false, of }, ins));
-        let of = quantize::Source::NormGrad(spec, true);
-        let ins = [vec![rows.clone(), w, rows.clone(), rows], scaling.to_vec()].concat();
-        if of.takes(width) {
-            forms.push((Op::Quantize { to: DType::E5M2, current: false, of }, ins));
+        for again in [false, true] {
+            let of = quantize::Source::NormGrad { spec, add: true, again };
+            let scale = again.then(|| ty(f32s, &[1]));
+            let ins = [rows.clone(), w.clone(), rows.clone(), rows.clone()].into_iter().chain(scale);
+            if of.takes(width) {
+                let ins = ins.chain(scaling.clone()).collect();
+                forms.push((Op::Quantize { to: DType::E5M2, current: false, of }, ins));
+            }
         }
     }
     let by_itself = Op::Quantize { to: DType::E4M3, current: true, of: quantize::Source::Given };

@@ -39,6 +39,19 @@ fn the_curve_is_that_of_bf16() {
     }
 }
 
+/// Codes that the backward pass makes again are those that the forward pass would have kept.
+#[test]
+fn codes_made_again_change_no_bit() {
+    for scaling in ["delayed", "current"] {
+        let scaling = format!("fp8.scaling={scaling}");
+        let of = |level: &str| losses(&["precision=fp8", &scaling, level]);
+        let kept = of("recompute=none");
+        for level in ["recompute=cheap", "recompute=wide", "recompute=full"] {
+            assert_eq!(of(level), kept, "{level}, {scaling}");
+        }
+    }
+}
+
 /// Any split of a step yields the same largest magnitudes, so the scales are the same.
 #[test]
 fn magnitudes_are_those_of_the_whole_step() {
@@ -67,10 +80,11 @@ fn magnitudes_are_those_of_the_whole_step() {
     assert!(first[0] == first[1] && first[0] == first[2]);
 }
 
-/// Every product of the layers, forward and both gradients; each tensor is quantised once, each weight in `apply`.
+/// Every product of the layers, forward and both gradients; each tensor is quantised once if codes are kept, each weight in
+/// `apply`.
 #[test]
 fn every_product_of_a_layer_is_in_eight_bits() {
-    let config = config(&["precision=fp8"]);
+    let config = config(&["precision=fp8", "recompute=none"]);
     let plans = compile(&config, &compile::target()).expect("plans").plans;
     let count = |role: Role, kind: OpKind, is: fn(DType) -> bool| {
         let launches = &plans.plan(role).expect("a plan").launches;

@@ -60,8 +60,13 @@ impl NormSpec {
     }
 
     pub fn grad(self, add: bool) -> Op {
+        self.grad_with_norm(add, false)
+    }
+
+    /// The gradient, which with `again` also returns the norm.
+    pub fn grad_with_norm(self, add: bool, again: bool) -> Op {
         let NormSpec { eps, center, weight, bias } = self;
-        Op::RmsNormGrad { eps, center, weight, bias, add, again: false, sum: false }
+        Op::RmsNormGrad { eps, center, weight, bias, add, again, sum: false }
     }
 }
 

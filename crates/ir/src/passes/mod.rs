@@ -599,9 +599,13 @@ const JOINED: &[Pass] = &[
         name: "quantize_sources",
         enabled: |o, role| role.is_grad() && o.precision == Precision::FP8 && o.fuse_elementwise,
         run: |s, _, _| {
-            let (g, quantize_sources::Joined { gated, norms }) = quantize_sources::quantize_sources(&s.graph);
+            let (g, joined) = quantize_sources::quantize_sources(&s.graph);
+            let quantize_sources::Joined { gated, norms, again } = joined;
             s.rewrite((g, gated + norms), |_| {
-                format!("{gated} gated activations and {norms} norms, or their gradients, are made in 8 bits")
+                format!(
+                    "{gated} gated activations and {norms} norms, or their gradients, are made in 8 bits, and {again} of the \
+                     gradients make codes of the forward pass again"
+                )
             })
         },
     },

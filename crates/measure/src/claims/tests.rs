@@ -215,7 +215,7 @@ fn figures_of_plans_are_what_plan_prints() {
         (
             "fp8-memory",
             format!(
-                "the plan with 32 rows at once: {} GiB in FP8, {} in BF16, because codes along columns are kept for the \
+                "the plan with 32 rows at once: {} GiB in FP8, {} in BF16, as codes along columns are made again in the \
                  backward pass",
                 with_32("fp8"),
                 with_32("bf16")

@@ -356,17 +356,29 @@ fn quantized(table: &mut Table) {
             vec![tensor(dtype, &[3, 4], Data::Values(vec![0.0; 12]))],
         );
     }
-    let many = tensor(DType::BF16, &[700, 300], Data::Normal(2.0));
-    let of = Source::Given;
-    table.add(Op::Quantize { to: DType::E4M3, current: false, of }, vec![many, scalar(0.0625), scalar(0.5)]);
+    // Tiles inside the matrix, which are read without a test of each row, beside those at its edges.
+    for dims in [[700, 300], [256, 192]] {
+        let many = tensor(DType::BF16, &dims, Data::Normal(2.0));
+        let of = Source::Given;
+        table.add(
+            Op::Quantize { to: DType::E4M3, current: false, of },
+            vec![many, scalar(0.0625), scalar(0.5)],
+        );
+    }
     // An activation's last bits may fall on either side of a rounding boundary, and the oracle rounds before it.
     for (act, dtype) in
         [Act::Silu, Act::Gelu, Act::Relu, Act::GeluExact].into_iter().zip([FLOATS, FLOATS].concat())
     {
-        for dims in [[37, 29], [130, 136], [24, 64]] {
-            for (to, of) in [(DType::E4M3, Source::Gated(act)), (DType::E5M2, Source::GatedGrad(act))] {
-                let ins = (0..of.inputs()).map(|_| x(dtype, &dims)).chain([scalar(0.0078125), scalar(0.5)]);
-                table.add(Op::Quantize { to, current: false, of }, ins.collect());
+        for dims in [[37, 29], [130, 136], [24, 64], [256, 192]] {
+            for (to, of) in [
+                (DType::E4M3, Source::Gated(act)),
+                (DType::E5M2, Source::GatedGrad { act, again: false }),
+                (DType::E5M2, Source::GatedGrad { act, again: true }),
+            ] {
+                let ins = (0..of.tensors()).map(|_| x(dtype, &dims));
+                let ins = ins.chain(of.makes_again().then(|| scalar(0.015625)));
+                let ins = ins.chain([scalar(0.0078125), scalar(0.5)]).collect();
+                table.add(Op::Quantize { to, current: false, of }, ins);
                 table.0.last_mut().expect("just added").bound = 4e-2;
             }
         }

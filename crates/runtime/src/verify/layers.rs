@@ -104,14 +104,17 @@ fn quantized_norms(table: &mut Table, specs: &[NormSpec]) {
             let bias = spec.bias.then(|| x(DType::F32, &[dims[1]]));
             let norm = [Some(x(dtype, &dims)), adds.then(|| x(dtype, &dims)), w(), bias];
             let grad = [Some(x(dtype, &dims)), w(), Some(x(dtype, &dims)), adds.then(|| x(dtype, &dims))];
+            let norm_grad = |again: bool| Source::NormGrad { spec, add: adds, again };
             for (to, of, ins) in [
                 (DType::E4M3, Source::Norm(spec, adds), norm),
-                (DType::E5M2, Source::NormGrad(spec, adds), grad),
+                (DType::E5M2, norm_grad(false), grad.clone()),
+                (DType::E5M2, norm_grad(true), grad),
             ] {
                 if !of.takes(dims[1]) {
                     continue;
                 }
-                let ins = ins.into_iter().flatten().chain([scalar(0.0078125), scalar(0.5)]);
+                let ins = ins.into_iter().flatten().chain(of.makes_again().then(|| scalar(0.015625)));
+                let ins = ins.chain([scalar(0.0078125), scalar(0.5)]);
                 table.add(Op::Quantize { to, current: false, of }, ins.collect());
                 table.0.last_mut().expect("just added").bound = 4e-2;
             }

@@ -32,6 +32,7 @@ use crate::cpu;
 use crate::cuda::driver::nvrtc::{Nvrtc, Resources};
 use crate::cuda::kernels::attention::choice;
 use crate::cuda::kernels::products::{choice as product_choice, hopper};
+use crate::cuda::kernels::stage;
 use crate::cuda::{self, AttentionKernel, Facts, ProductKernel};
 use trial::{Outputs, Trial, TrialLayout};
 
@@ -279,9 +280,10 @@ fn may_change_kernel(case: &Case, form: TrialLayout, place: CaseDevice<'_>) -> b
         (Op::Product { base: true, out: DType::BF16, .. }, TrialLayout::InPlace { .. }) => {
             case.ins[0].0.dtype.is_fp8()
         }
-        (Op::Quantize { of: Source::Norm(..) | Source::NormGrad(..), .. }, TrialLayout::Without { .. }) => {
-            true
-        }
+        (
+            Op::Quantize { of: Source::Norm(..) | Source::NormGrad { .. }, .. },
+            TrialLayout::Without { .. },
+        ) => true,
         _ => false,
     };
     anew && matches!(place, CaseDevice::Cuda(_))
@@ -342,7 +344,7 @@ pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source,
         (kernel.sources)(launch, &facts).into_iter().map(move |source| {
             let shared = match is_attention {
                 true => choice::shared_bytes(launch, &facts, &source),
-                false => hopper::shared_bytes(&source),
+                false => hopper::shared_bytes(&source).max(stage::shared_bytes(&source)),
             };
             (source, shared)
         })

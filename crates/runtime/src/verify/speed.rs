@@ -249,12 +249,14 @@ pub fn cases() -> Vec<Case> {
         quantize(DType::E4M3, false, of),
         vec![gate(), gate(), one(), one()],
     );
-    let of = Source::GatedGrad(Act::Silu);
-    add(
-        "quantize gated grad 65536x2048 bf16",
-        quantize(DType::E5M2, false, of),
-        vec![gate(), gate(), gate(), one(), one()],
-    );
+    for again in [false, true] {
+        let of = Source::GatedGrad { act: Act::Silu, again };
+        let name =
+            format!("quantize gated grad{} 65536x2048 bf16", if again { " and gated again" } else { "" });
+        let scales = (0..2 + again as usize).map(|_| one());
+        let ins = (0..3).map(|_| gate()).chain(scales).collect();
+        add(&name, quantize(DType::E5M2, false, of), ins);
+    }
     let spec = NormSpec::rms(1e-6, NormWeight::Plain);
     let (row, w) = (|| x(BF16, &[65536, 768]), || x(F32, &[768]));
     add(
@@ -263,10 +265,17 @@ pub fn cases() -> Vec<Case> {
         vec![row(), row(), w(), one(), one()],
     );
     add(
-        "quantize add+norm grad 65536x768 bf16",
-        quantize(DType::E5M2, false, Source::NormGrad(spec, true)),
-        vec![row(), w(), row(), row(), one(), one()],
+        "quantize norm along columns 65536x768 bf16",
+        quantize(DType::E4M3, false, Source::Norm(spec, false)),
+        vec![row(), w(), one(), one()],
     );
+    for again in [false, true] {
+        let of = Source::NormGrad { spec, add: true, again };
+        let name =
+            format!("quantize add+norm grad{} 65536x768 bf16", if again { " and norm again" } else { "" });
+        let ins = [row(), w(), row(), row()].into_iter().chain((0..2 + again as usize).map(|_| one()));
+        add(&name, quantize(DType::E5M2, false, of), ins.collect());
+    }
     add(
         "product 4096x4096x4096 f32 in tf32",
         plain(false, true, F32, Compute::Tf32),

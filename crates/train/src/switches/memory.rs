@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use flatout_ir::ops::product;
+use flatout_ir::ops::quantize::Source;
 use flatout_ir::passes::adapter;
 use flatout_ir::passes::layout::{LEAST_BYTES, REGION};
 use flatout_ir::plan::PlacedSlot;
@@ -306,9 +307,11 @@ pub const RECOMPUTE: Switch = Switch {
     ..ROW
 };
 
-/// Launches that are recomputed share key and kind with another launch, or a gradient launch also returns the value again.
+/// Launches that are recomputed share key and kind with another launch, or a gradient launch also returns the value again, or its
+/// codes.
 fn recompute(view: &CompiledView<'_>) -> &'static str {
-    const CHEAP: [OpKind; 4] = [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated];
+    const CHEAP: [OpKind; 5] =
+        [OpKind::RmsNorm, OpKind::QkNormRope, OpKind::Rope, OpKind::Gated, OpKind::Quantize];
     let launches = &view.grad.launches;
     let mut seen: HashMap<(u64, OpKind), usize> = HashMap::new();
     for l in launches {
@@ -320,9 +323,16 @@ fn recompute(view: &CompiledView<'_>) -> &'static str {
         };
         *seen.entry((l.key, kind)).or_default() += 1;
     }
-    // Tensors that layers read in 8 bits are kept in 8 bits and not recomputed.
-    let is_quantised =
+    // Tensors that layers read in 8 bits are not recomputed themselves, but their codes along columns are, by given scales.
+    let is_narrow =
         |kind: OpKind| view.has(OpKind::Quantize) && [OpKind::RmsNorm, OpKind::Gated].contains(&kind);
+    let may_run_again = |kind: OpKind| match kind {
+        OpKind::Quantize => view.launches(kind).any(|l| {
+            let is_made_here = matches!(l.op, Op::Quantize { of: Source::Gated(_) | Source::Norm(..), .. });
+            is_made_here && l.outs[1].is_some()
+        }),
+        _ => view.has(kind) && !is_narrow(kind),
+    };
     let twice = |kind: OpKind| seen.iter().any(|((_, k), n)| *k == kind && *n > 1);
     let is_wide = |l: &Launch| match l.op {
         Op::Product { ta, .. } => {
@@ -339,6 +349,7 @@ fn recompute(view: &CompiledView<'_>) -> &'static str {
             Op::GatedGrad { again: true, .. }
                 | Op::GatedProductGrad { again: true, .. }
                 | Op::RmsNormGrad { again: true, .. }
+                | Op::Quantize { of: Source::GatedGrad { again: true, .. }, .. }
         )
     };
     // No gradient goes through frozen layers if only the head is trained.
@@ -360,7 +371,7 @@ fn recompute(view: &CompiledView<'_>) -> &'static str {
         Recompute::Wide
     } else if CHEAP.into_iter().any(twice) || launches.iter().any(gives_again) {
         Recompute::Cheap
-    } else if goes_back && CHEAP.into_iter().any(|kind| view.has(kind) && !is_quantised(kind)) {
+    } else if goes_back && CHEAP.into_iter().any(may_run_again) {
         Recompute::None
     } else {
         return "nothing cheap to recompute";

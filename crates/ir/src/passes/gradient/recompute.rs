@@ -9,6 +9,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::ops::gated::Act;
 use crate::ops::norm::NormSpec;
 use crate::ops::product;
+use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::passes::forward::adapters;
 use crate::passes::options::Recompute;
@@ -131,7 +132,12 @@ impl Recomputation<'_> {
             self.count += 1;
             return copy.out(0);
         }
-        let ins: Vec<Value> = node.ins.iter().map(|v| self.value(replay, *v)).collect();
+        let mut ins: Vec<Value> = node.ins.iter().map(|v| self.value(replay, *v)).collect();
+        // The largest magnitude was recorded in the forward pass. The copy's is not read, and in its place stands the scale, so
+        // that the one recorded may be overwritten.
+        if let (Op::Quantize { current: false, .. }, [.., scale, amax]) = (&node.op, &mut ins[..]) {
+            *amax = *scale;
+        }
         let copy = replay.new.push_keyed(node.op.clone(), ins, &node.path, node.key);
         for out in 0..node.outs.len() as u8 {
             self.made.insert(v.node.out(out), copy.out(out));
@@ -159,12 +165,35 @@ impl Recomputation<'_> {
                 }
                 Op::RmsNorm { residual, .. } => residual && v.out == 1,
                 Op::DoubleNorm { .. } => v.out == 1 && self.read.contains(&v),
+                Op::Quantize { current: false, .. } => !self.makes_codes_again(node.ins[0], mode),
                 Op::QkNormRope { .. } | Op::Rope { .. } | Op::Gated { .. } | Op::Dropout { .. } => false,
                 Op::Map { f } => Act::of(f).is_none() && !self.is_of_weight(node),
                 _ => true,
             },
             Recompute::Full => layer_of(&node.path).is_none() || self.boundary.contains(&v),
         }
+    }
+
+    /// Whether the codes of a value are made again: of gated activations and of norms, because an operation that reads the same
+    /// writes them, except for norms of wide rows, which take two passes; and of values that are kept for another reader.
+    fn makes_codes_again(&self, x: Value, mode: Recompute) -> bool {
+        match &self.g.node(x.node).op {
+            Op::Gated { p, .. } => *p == 0.0,
+            op @ Op::RmsNorm { .. } => {
+                let (spec, _) = NormSpec::of(op).expect("a norm");
+                mode == Recompute::Wide || Source::Norm(spec, false).takes(self.g.ty(x).last())
+            }
+            _ => {
+                let source = self.source(x);
+                self.read.contains(&source) && self.is_kept(source)
+            }
+        }
+    }
+
+    /// The value that a view shows.
+    fn source(&self, v: Value) -> Value {
+        let node = self.g.node(v.node);
+        if is_view(&node.op) { self.source(node.ins[0]) } else { v }
     }
 
     /// Whether a node scales or casts a frozen or gathered weight: keeping all such results would keep the model twice.

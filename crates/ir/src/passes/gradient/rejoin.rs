@@ -6,6 +6,8 @@ use std::collections::{HashMap, HashSet};
 use crate::graph::{Graph, Node, NodeId, Value};
 use crate::ops::Op;
 use crate::ops::norm::{self, NormSpec};
+use crate::ops::quantize::Source;
+use crate::passes::readers::Readers;
 use crate::replay::Replay;
 
 /// Rewrites the backward pass; returns the number of operations recomputed inside a gradient.
@@ -49,6 +51,7 @@ struct Joint {
 fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     let mut known = HashSet::new();
     let mut recomputed: HashMap<Value, Vec<NodeId>> = HashMap::new();
+    let readers = Readers::new(g);
     for (id, node) in g.ids().zip(&g.nodes) {
         if matches!(node.op, Op::Gated { .. } | Op::RmsNorm { .. }) && !known.insert(node.key) {
             recomputed.entry(node.ins[0]).or_default().push(id);
@@ -59,7 +62,9 @@ fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
     let mut made = Absorbed { first, at: HashMap::new() };
     for (id, node) in g.ids().zip(&g.nodes) {
         let Some(candidates) = node.ins.first().and_then(|v| recomputed.get_mut(v)) else { continue };
-        let joint = candidates.iter().enumerate().find_map(|(i, again)| Some((i, joint(g, node, *again)?)));
+        let joins =
+            |again: &NodeId| joint(g, node, *again).filter(|_| !is_better_apart(&readers, id, *again));
+        let joint = candidates.iter().enumerate().find_map(|(i, again)| Some((i, joins(again)?)));
         // A gradient that depends on the value it would compute would be a cycle.
         if let Some((i, joint)) = joint
             && !made.depends(g, id, joint.again)
@@ -70,6 +75,20 @@ fn pairs(g: &Graph) -> HashMap<NodeId, Joint> {
         }
     }
     pairs
+}
+
+/// Whether a norm that is only read in 8 bits is quantised in the same pass by itself, but not by its gradient, which would
+/// store its rows.
+fn is_better_apart(readers: &Readers<'_>, gradient: NodeId, again: NodeId) -> bool {
+    let g = readers.g;
+    let op = |id: NodeId| &g.node(id).op;
+    let is_narrowed = |id: &NodeId| matches!(op(*id), Op::Quantize { current: false, .. });
+    let is_only_narrowed = readers.sole(again.out(0)).is_some_and(|reader| is_narrowed(&reader));
+    let Some((spec, add)) = NormSpec::of(op(gradient)).filter(|_| is_only_narrowed) else { return false };
+    let takes = |of: Source| of.takes(g.ty(again.out(0)).last());
+    let has_gradient_narrowed = readers.of(gradient).iter().any(is_narrowed);
+    let joins = has_gradient_narrowed && takes(Source::NormGrad { spec, add, again: true });
+    takes(Source::Norm(spec, false)) && !joins
 }
 
 /// The gradient `node` with the value of `again`, if it has the same inputs.

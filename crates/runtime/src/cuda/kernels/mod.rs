@@ -5,7 +5,7 @@ pub mod ahead;
 pub mod attention;
 pub mod collective;
 pub mod linear_attention;
-mod stage;
+pub(crate) mod stage;
 mod timing;
 
 pub mod elementwise {

@@ -65,6 +65,15 @@ pub fn sources(stages: Stages) -> Vec<Source> {
     stages.unwrap_or_default().into_iter().map(|stage| stage.source).collect()
 }
 
+/// The define that says how much shared memory the launches of a source take beside what it declares.
+const SHARED_BYTES: &str = "SHARED_BYTES";
+
+/// The bytes of shared memory given to launches of a source.
+pub fn shared_bytes(source: &Source) -> usize {
+    let given = source.defines.iter().find(|(name, _)| name == SHARED_BYTES);
+    given.map_or(0, |(_, bytes)| bytes.parse().expect("a number of bytes"))
+}
+
 /// Resolves the stages to work, in order.
 pub fn prepare(stages: Stages, prepare: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
     let start = View { offset: 0, dtype: DType::F32, dims: vec![], strides: vec![] };
@@ -81,7 +90,8 @@ pub fn prepare(stages: Stages, prepare: &Prepare<'_>) -> Result<Box<dyn Work>, C
             Value::NextWeight => prepare.next_weight().args().to_vec(),
         });
         let function = prepare.function(&stage.source, stage.entry)?;
-        Ok(launch(function, [stage.grid[0], stage.grid[1], 1], stage.block, 0, args.collect()))
+        let shared = shared_bytes(&stage.source) as u32;
+        Ok(launch(function, [stage.grid[0], stage.grid[1], 1], stage.block, shared, args.collect()))
     };
     Ok(sequence(stages?.into_iter().map(resolve).collect::<Result<_, CudaError>>()?))
 }
@@ -106,6 +116,11 @@ impl Draft {
     /// A 0 or 1 that the source tests with `#if`.
     pub fn flag(self, name: &str, is: bool) -> Draft {
         self.define(name, is as u8)
+    }
+
+    /// Gives every launch this much shared memory.
+    pub fn shared(self, bytes: usize) -> Draft {
+        self.define(SHARED_BYTES, bytes)
     }
 
     /// An element type.

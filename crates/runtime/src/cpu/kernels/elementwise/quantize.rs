@@ -5,7 +5,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use flatout_ir::ops::quantize::Source;
+use flatout_ir::ops::quantize::{FORWARD, Source};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType, bf16_to_f32};
 use flatout_ir::{Launch, Op, OpKind, View, fp8};
@@ -25,13 +25,14 @@ pub const KERNELS: &[Kernel] = &[Kernel {
 /// Rows per task: columns of the transposed output are written this many elements at a time.
 const ROWS_A_TASK: usize = 16;
 
-/// Workspace for a norm's output and for the norm itself.
+/// Workspace for a norm's output, for that of a norm that its gradient makes again, and for the norm itself.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     let x = shapes.ins[0];
     match shapes.node.op {
         Op::Quantize { of: Source::Norm(..), .. } => x_bytes(x.elements(), x.dtype),
-        Op::Quantize { of: Source::NormGrad(..), .. } => {
-            x_bytes(x.elements(), x.dtype) + norm::partial_bytes(shapes.outs.len() - 4, x)
+        Op::Quantize { of: Source::NormGrad { again, .. }, .. } => {
+            let tensors = 1 + again as usize;
+            tensors * x_bytes(x.elements(), x.dtype) + norm::partial_bytes(shapes.outs.len() - 3 - tensors, x)
         }
         _ => 0,
     }
@@ -44,41 +45,59 @@ fn x_bytes(elements: usize, dtype: DType) -> usize {
 
 type Run = fn(&Launch, &Context<'_>) -> Result<(), String>;
 
-/// Lets the norm's own kernel write x to its output or to scratch, and quantises it from there.
+/// Lets the norm's own kernel write x to its output or to scratch, and quantises it from there; likewise a norm that its
+/// gradient makes again.
 fn run_norm(launch: &Launch, cx: &Context<'_>, of: Source) -> Result<(), String> {
+    let Op::Quantize { to, .. } = launch.op else { unreachable!("the row is for quantize") };
+    let scratch = launch.workspace.as_ref().expect("a norm is quantised through scratch");
+    let ty = TensorType::new(launch.ins[0].dtype, launch.ins[0].dims.clone());
+    let bytes = x_bytes(ty.elements(), ty.dtype);
+    let spare = |i: usize| View::dense(scratch.offset + i * bytes, &ty);
+    let (codes, further) = launch.outs.split_at(3);
+    let (mut outs, mut tensors) = (further.to_vec(), 1);
     let (op, kernel): (Op, Run) = match of {
-        Source::Norm(spec, residual) => (spec.op(residual), norm::run),
-        Source::NormGrad(spec, add) => (spec.grad(add), norm::run_grad),
+        Source::Norm(spec, residual) => {
+            outs.insert(0, None);
+            (spec.op(residual), norm::run)
+        }
+        Source::NormGrad { spec, add, again } => {
+            if again {
+                outs.pop();
+                outs.push(Some(spare(1)));
+                tensors += 1;
+            }
+            (spec.grad_with_norm(add, again), norm::run_grad)
+        }
         _ => unreachable!("called for norms"),
     };
-    let scratch = launch.workspace.as_ref().expect("a norm is quantised through scratch");
-    let (codes, mut further) = launch.outs.split_at(3);
-    let (dims, dtype) = (launch.ins[0].dims.clone(), launch.ins[0].dtype);
-    let mut x = View::dense(scratch.offset, &TensorType::new(dtype, dims));
-    let begins = scratch.offset + x_bytes(x.elements(), dtype);
+    let x = outs[0].get_or_insert_with(|| spare(0)).clone();
+    let begins = scratch.offset + tensors * bytes;
     let rest = (scratch.offset + scratch.elements() * scratch.dtype.bytes() - begins) / 4;
-    if let (Source::NormGrad(..), Some((dx, sums))) = (of, further.split_first()) {
-        further = sums;
-        x = dx.clone().unwrap_or(x);
-    }
-    let (made_of, scaling) = launch.ins.split_at(of.inputs());
-    let outs = [Some(x.clone())].into_iter().chain(further.iter().cloned()).collect();
     let workspace = Some(View::dense(begins, &TensorType::new(DType::F32, [rest])));
-    let inner = Launch { op, ins: made_of.to_vec(), outs, workspace, ..launch.clone() };
+    let inner = Launch { op, ins: launch.ins[..of.tensors()].to_vec(), outs, workspace, ..launch.clone() };
     kernel(&inner, &cx.part(&inner))?;
-    let Op::Quantize { to, current, .. } = launch.op else { unreachable!("the row is for quantize") };
-    let op = Op::Quantize { to, current, of: Source::Given };
-    let ins = [x].into_iter().chain(scaling.iter().cloned()).collect();
-    let given = Launch { op, ins, outs: codes.to_vec(), workspace: None, ..launch.clone() };
-    run(&given, &cx.part(&given))
+    let quantize = |to: DType, ins: Vec<View>, outs: Vec<Option<View>>| {
+        let op = Op::Quantize { to, current: false, of: Source::Given };
+        let given = Launch { op, ins, outs, workspace: None, ..launch.clone() };
+        run(&given, &cx.part(&given))
+    };
+    let scaling = &launch.ins[of.inputs()..];
+    quantize(to, [&[x], scaling].concat(), codes.to_vec())?;
+    match further.last().filter(|_| of.makes_again()) {
+        Some(columns @ Some(_)) => {
+            let scale = &launch.ins[of.tensors()];
+            quantize(FORWARD, vec![spare(1), scale.clone(), scale.clone()], vec![None, columns.clone(), None])
+        }
+        _ => Ok(()),
+    }
 }
 
 fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let Op::Quantize { to, current, of } = launch.op else { unreachable!("the row is for quantize") };
-    if matches!(of, Source::Norm(..) | Source::NormGrad(..)) {
+    if matches!(of, Source::Norm(..) | Source::NormGrad { .. }) {
         return run_norm(launch, cx, of);
     }
-    let x = X { of, ins: (0..of.inputs()).map(|i| cx.input(i).rows()).collect() };
+    let x = X { of, ins: (0..of.tensors()).map(|i| cx.input(i).rows()).collect() };
     let (count, width) = (x.ins[0].count, x.width());
     let (codes, transposed, third) = (cx.output(0), cx.output(1), cx.output(2));
     let (scale, amax) = if current {
@@ -88,6 +107,9 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         unsafe { (cx.input(of.inputs()).scalar(), cx.input(of.inputs() + 1).scalar()) }
     };
     let by = 1.0 / scale;
+    let again = of.makes_again().then(|| cx.output(3)).flatten();
+    // SAFETY: one element.
+    let by_again = again.as_ref().map_or(0.0, |_| 1.0 / unsafe { cx.input(of.tensors()).scalar() });
     let top = Top::new(amax);
     let bytes = ROWS_A_TASK * width * (x.ins[0].tensor.dtype.bytes() + 2);
     cx.parallel(count.div_ceil(ROWS_A_TASK), bytes, |task| {
@@ -107,6 +129,15 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         }
         if let Some(transposed) = &transposed {
             transpose(&tile, width, rows.start, transposed);
+        }
+        if let Some(again) = &again {
+            let width = x.ins[0].width;
+            let tile = &mut tile[..rows.len() * width];
+            for (row, tile) in rows.clone().zip(tile.chunks_mut(width.max(1))) {
+                x.load_again(row, tile, &mut spare[..width]);
+                tile.iter_mut().for_each(|x| *x *= by_again);
+            }
+            transpose(tile, width, rows.start, again);
         }
     });
     if let Some(third) = third {
@@ -135,7 +166,7 @@ struct X<'a> {
 
 impl X<'_> {
     fn width(&self) -> usize {
-        if matches!(self.of, Source::GatedGrad(_)) { 2 * self.ins[0].width } else { self.ins[0].width }
+        if matches!(self.of, Source::GatedGrad { .. }) { 2 * self.ins[0].width } else { self.ins[0].width }
     }
 
     /// Computes a row of x, rounded to the type of x.
@@ -150,18 +181,35 @@ impl X<'_> {
                     self.ins[1].load(row, 0, spare);
                     gated::forward(act, to, spare);
                 }
-                Source::GatedGrad(act) => {
+                Source::GatedGrad { act, .. } => {
                     let (gate, up) = to.split_at_mut(n);
                     self.ins[0].load(row, 0, gate);
                     self.ins[1].load(row, 0, up);
                     self.ins[2].load(row, 0, &mut spare[..n]);
                     gated::backward(act, gate, up, &spare[..n]);
                 }
-                Source::Norm(..) | Source::NormGrad(..) => unreachable!("a norm is made before"),
+                Source::Norm(..) | Source::NormGrad { .. } => unreachable!("a norm is made before"),
             }
         }
+        self.round(to);
+    }
+
+    /// Computes a row of the value whose codes a gradient makes again.
+    fn load_again(&self, row: usize, to: &mut [f32], spare: &mut [f32]) {
+        let Source::GatedGrad { act, .. } = self.of else { unreachable!("called for a gradient") };
+        // SAFETY: inputs are only read, and no output overlaps them.
+        unsafe {
+            self.ins[0].load(row, 0, to);
+            self.ins[1].load(row, 0, spare);
+        }
+        gated::forward(act, to, spare);
+        self.round(to);
+    }
+
+    /// Rounds values to the type of x.
+    fn round(&self, values: &mut [f32]) {
         if self.ins[0].tensor.dtype == DType::BF16 {
-            to.iter_mut().for_each(|x| *x = bf16_to_f32(round_bf16(*x)));
+            values.iter_mut().for_each(|x| *x = bf16_to_f32(round_bf16(*x)));
         }
     }
 }

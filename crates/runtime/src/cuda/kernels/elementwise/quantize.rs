@@ -1,6 +1,6 @@
 //! Quantisation to 8-bit types, row-major and transposed; the kernel is `quantize.cu`.
 
-use flatout_ir::ops::quantize::Source as Of;
+use flatout_ir::ops::quantize::{FORWARD, Source as Of};
 use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
@@ -38,6 +38,11 @@ impl<'a> Codes<'a> {
         Codes { to, q, t, scale: &scaling[0], amax, before: &scaling[1] }
     }
 
+    /// The codes along columns of a value whose largest magnitude is known.
+    fn along_columns(t: &'a View, scale: &'a View) -> Codes<'a> {
+        Codes { to: FORWARD, q: None, t: Some(t), scale, amax: None, before: scale }
+    }
+
     pub fn is_wanted(&self) -> bool {
         self.q.is_some() || self.t.is_some() || self.amax.is_some()
     }
@@ -48,8 +53,19 @@ impl<'a> Codes<'a> {
             .flag("HAS_Q", self.q.is_some())
             .flag("HAS_T", self.t.is_some())
             .flag("HAS_THIRD", self.amax.is_some())
-            .define("VEC_T", if self.t.is_some_and(|t| takes(t, 16)) { 16 } else { 1 })
+            .define("VEC_T", self.column_access())
             .text(CODES)
+    }
+
+    /// Codes of a column that are stored at once.
+    pub fn column_access(&self) -> usize {
+        if self.t.is_some_and(|t| takes(t, 16)) { 16 } else { 1 }
+    }
+
+    /// The arguments for codes along columns alone.
+    pub fn args_along_columns(&self) -> [Value; 3] {
+        let pitch = self.t.map_or(0, |view| view.strides[0] as i64);
+        [at_or_nothing(self.t), at(self.scale), Value::I64(pitch)]
     }
 
     /// Copies the largest magnitude so far into `amax`, unless they are the same memory.
@@ -77,14 +93,14 @@ const COLUMNS: usize = 64;
 /// width (3.9 TB/s; a copy reaches 4.2), and 215 as an activation. A gradient, whose threads hold twice as much, took 398 with
 /// 256 threads and 360 with 128.
 fn threads(of: Of) -> usize {
-    if matches!(of, Of::GatedGrad(_)) { 128 } else { 256 }
+    if matches!(of, Of::GatedGrad { .. }) { 128 } else { 256 }
 }
 
 /// Holds the largest magnitude until the scale is known; for a norm's gradient, the partial sums.
 fn workspace(shapes: &Shapes<'_>) -> usize {
     match shapes.node.op {
-        Op::Quantize { of: Of::NormGrad(..), .. } => {
-            norm::partial_bytes(shapes.outs.len() - 4, shapes.ins[0])
+        Op::Quantize { of: Of::NormGrad { again, .. }, .. } => {
+            norm::partial_bytes(shapes.outs.len() - 4 - again as usize, shapes.ins[0])
         }
         Op::Quantize { current: true, .. } => 256,
         _ => 0,
@@ -113,29 +129,28 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
                 Some(codes),
             );
         }
-        Of::NormGrad(spec, add) => {
-            let codes = Codes::of(launch, to, scaling);
-            return norm::backward(
-                spec,
-                add,
-                made_of,
-                &launch.outs[3..],
-                launch.workspace.as_ref(),
-                facts,
-                norm::ExtraOutput::Codes(codes),
-            );
+        Of::NormGrad { spec, add, again } => {
+            let (tensors, scale) = made_of.split_at(of.tensors());
+            let (outs, columns) = launch.outs[3..].split_at(launch.outs.len() - 3 - again as usize);
+            let extra = norm::ExtraOutput::Codes {
+                of_gradient: Codes::of(launch, to, scaling),
+                of_norm: columns.iter().flatten().next().map(|t| Codes::along_columns(t, &scale[0])),
+            };
+            return norm::backward(spec, add, tensors, outs, launch.workspace.as_ref(), facts, extra);
         }
-        Of::Given | Of::Gated(_) | Of::GatedGrad(_) => {}
+        Of::Given | Of::Gated(_) | Of::GatedGrad { .. } => {}
     }
-    let x = &made_of[0];
-    let [q, t, third] = [0, 1, 2].map(|i| launch.outs[i].as_ref());
+    // The scale of codes that are made again follows the tensors.
+    let (tensors, scale_again) = made_of.split_at(of.tensors());
+    let x = &tensors[0];
+    let [q, t, third, again] = [0, 1, 2, 3].map(|i| launch.outs.get(i).and_then(Option::as_ref));
     let (m, n) = (x.dims[0], x.dims[1]);
-    if [q, t, third].iter().all(Option::is_none) {
+    if [q, t, third, again].iter().all(Option::is_none) {
         return Ok(vec![]);
     }
     let threads = threads(of);
     // The second half of q begins after the first, at any column.
-    let has_halves = matches!(of, Of::GatedGrad(_));
+    let has_halves = matches!(of, Of::GatedGrad { .. });
     let vector = |view: Option<&View>, elements: usize, is_cut: bool| {
         let takes = view.is_some_and(|view| takes(view, elements));
         if takes && (!is_cut || n.is_multiple_of(elements)) { elements } else { 1 }
@@ -145,14 +160,16 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         .dtype("T_X", x.dtype)
         .define("THREADS", threads)
         .define("COLUMNS", COLUMNS)
-        .define("SOURCE", of.inputs() - 1)
+        .define("SOURCE", tensors.len() - 1)
+        .flag("AGAIN", again.is_some())
         .flag("CURRENT", current)
         .flag("HAS_Q", q.is_some())
         .flag("HAS_T", t.is_some())
         .flag("HAS_THIRD", third.is_some())
-        .define("VEC_X", if made_of.iter().all(|view| takes(view, 8)) { 8 } else { 1 })
+        .define("VEC_X", if tensors.iter().all(|view| takes(view, 8)) { 8 } else { 1 })
         .define("VEC_Q", vector(q, 8, has_halves))
         .define("VEC_T", vector(t, 16, false))
+        .define("VEC_AGAIN", vector(again, 16, false))
         .text(CODES);
     if let Some(act) = of.act() {
         draft = draft.define("ACT", gated::code(act)).text(gated::ACTIVATION);
@@ -185,9 +202,9 @@ fn stages(launch: &Launch, facts: &Facts) -> Stages {
         stages.push(stage("largest", tiles, threads, args));
     }
     let given = if current { found } else { scaling.first() };
-    let tensors = [Some(x), made_of.get(1), made_of.get(2), q, t];
-    let args = tensors.into_iter().chain([given, third]).map(at_or_nothing);
-    let args = args.chain(extents).chain(tensors.map(pitch)).collect();
+    let matrices = [Some(x), tensors.get(1), tensors.get(2), q, t, again];
+    let args = matrices.into_iter().chain([given, scale_again.first(), third]).map(at_or_nothing);
+    let args = args.chain(extents).chain(matrices.map(pitch)).collect();
     stages.push(stage("quantize", tiles.max(1), threads, args));
     Ok(stages)
 }

@@ -14,7 +14,9 @@
 // With QUANTIZE y (forward) or dx (backward), rounded to its type, is also written in 8 bits, as `quantize` does: q row-major,
 // t transposed, and the largest magnitude. A block takes TILE rows, whose codes go through shared memory: a thread reads four
 // columns of sixteen rows, transposes them in registers and stores 16 bytes of each column. A [65536, 768] bf16 norm then moves
-// 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward.
+// 403 MB forward, where y was 101 MB and its quantisation another 201, and 503 MB backward. With QUANTIZE_AGAIN the gradient also
+// writes y, rounded to its type, in E4M3 along columns: 554 MB, where y's codes along columns are not written forward. Its two
+// tiles are too large for shared memory of fixed size.
 // With FEW rows the time of a forward norm is latency: gains are loaded with the row, not after its sum, and the weight of the
 // product after it is requested ahead (ahead.cuh).
 // Deterministic. Sums over rows: a block takes rows blockIdx, + gridDim, ... (grid-stride) and leaves one partial row of each
@@ -24,15 +26,27 @@
 
 #if QUANTIZE
 
-#define CODES , T_Q *q, T_Q *t, const float *given, u32 *third, i64 q_pitch, i64 t_pitch
+#if QUANTIZE_AGAIN
+#define CODES_AGAIN , e4m3 *again, const float *given_again, i64 again_pitch
+#else
+#define CODES_AGAIN
+#endif
+#define CODES , T_Q *q, T_Q *t, const float *given, u32 *third, i64 q_pitch, i64 t_pitch CODES_AGAIN
 
 // Sets of sixteen rows of a tile, and the padding between them that puts readers of different sets on different banks.
 static const int PARTS = TILE / 16;
 static const int APART = 128 / PARTS;
 static const int QUADS_A_WARP = 32 / PARTS;
-__shared__ __align__(16) u8 tile[TILE * D + (PARTS - 1) * APART];
+static const int TILE_BYTES = TILE * D + (PARTS - 1) * APART;
+#if QUANTIZE_AGAIN
+extern __shared__ __align__(16) u8 tile[];
+#else
+__shared__ __align__(16) u8 tile[TILE_BYTES];
+#endif
 
-__device__ __forceinline__ u8* tile_at(int row, int column) { return tile + row * D + row / 16 * APART + column; }
+__device__ __forceinline__ u8* tile_at(u8* tile, int row, int column) {
+    return tile + row * D + row / 16 * APART + column;
+}
 
 // Writes the codes of VEC elements to q and to the tile, and updates `top`.
 __device__ __forceinline__ void quantized(const Pack<T_X, VEC>& x, float by, int row, int column, T_Q* q, float& top) {
@@ -49,13 +63,13 @@ __device__ __forceinline__ void quantized(const Pack<T_X, VEC>& x, float by, int
     p.store(q + column);
 #endif
 #if HAS_T
-    p.store(reinterpret_cast<T_Q*>(tile_at(row, column)));
+    p.store(reinterpret_cast<T_Q*>(tile_at(tile, row, column)));
 #endif
 }
 
-// Writes the tile's codes along its columns, from row `first`. Sixteen neighbouring rows of a column are one store.
-__device__ __forceinline__ void turned(T_Q* t, i64 t_pitch, int first, int rows) {
-#if HAS_T
+// Writes a tile's codes along its columns, from row `first`. Sixteen neighbouring rows of a column are one store of `Access`
+// bytes at a time.
+template <int Access> __device__ __forceinline__ void turned(u8* tile, u8* t, i64 t_pitch, int first, int rows) {
     const int warps = (D / 4 + QUADS_A_WARP - 1) / QUADS_A_WARP;
     for (int i = threadIdx.x; i < warps * 32; i += THREADS) {
         int part = i / QUADS_A_WARP % PARTS, column = (i / 32 * QUADS_A_WARP + i % QUADS_A_WARP) * 4;
@@ -64,22 +78,20 @@ __device__ __forceinline__ void turned(T_Q* t, i64 t_pitch, int first, int rows)
         u32 columns[4][4];
 #pragma unroll
         for (int j = 0; j < 4; j++) {
-            u32 w[4];
+            u32 w[4], turned_words[4];
 #pragma unroll
-            for (int r = 0; r < 4; r++) w[r] = *reinterpret_cast<u32*>(tile_at(part * 16 + j * 4 + r, column));
-            u32 low = __byte_perm(w[0], w[1], 0x5140), high = __byte_perm(w[0], w[1], 0x7362);
-            u32 low2 = __byte_perm(w[2], w[3], 0x5140), high2 = __byte_perm(w[2], w[3], 0x7362);
-            columns[0][j] = __byte_perm(low, low2, 0x5410);
-            columns[1][j] = __byte_perm(low, low2, 0x7632);
-            columns[2][j] = __byte_perm(high, high2, 0x5410);
-            columns[3][j] = __byte_perm(high, high2, 0x7632);
+            for (int r = 0; r < 4; r++) w[r] = *reinterpret_cast<u32*>(tile_at(tile, part * 16 + j * 4 + r, column));
+            transpose_codes(w, turned_words);
+#pragma unroll
+            for (int k = 0; k < 4; k++) columns[k][j] = turned_words[k];
         }
 #pragma unroll
         for (int k = 0; k < 4; k++) {
-            Pack<T_Q, 16> p;
+            // The types differ, and their bytes alike.
+            Pack<u8, 16> p;
             p.words[0] = make_uint4(columns[k][0], columns[k][1], columns[k][2], columns[k][3]);
-            T_Q* to = t + (column + k) * t_pitch + from;
-            if (VEC_T == 16 && from + 16 <= rows) {
+            u8* to = t + (column + k) * t_pitch + from;
+            if (Access == 16 && from + 16 <= rows) {
                 p.store(to);
             } else {
 #pragma unroll
@@ -88,7 +100,6 @@ __device__ __forceinline__ void turned(T_Q* t, i64 t_pitch, int first, int rows)
             }
         }
     }
-#endif
 }
 
 #else
@@ -197,8 +208,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
     }
 #if QUANTIZE
+#if HAS_T
     __syncthreads();
-    turned(t, t_pitch, blockIdx.x * TILE, rows);
+    turned<VEC_T>(tile, reinterpret_cast<u8*>(t), t_pitch, blockIdx.x * TILE, rows);
+#endif
 #if HAS_THIRD
     raise<THREADS / 32>(top, third);
 #endif
@@ -221,7 +234,12 @@ __device__ __forceinline__ void leave(const float (&sums)[VECS][VEC], float* to,
         for (int k = 0; k < VEC; k++) to[column + k] = sums[i][k];
     }
 #else
+#if QUANTIZE && QUANTIZE_AGAIN
+    // The tiles have been read.
+    float (*all)[VECS * LANES * VEC] = reinterpret_cast<float (*)[VECS * LANES * VEC]>(tile);
+#else
     __shared__ float all[ROWS][VECS * LANES * VEC];
+#endif
     // The previous vector has been read.
     __syncthreads();
 #pragma unroll
@@ -275,6 +293,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     int turn = 0;
 #if QUANTIZE
     float by = 1.0f / *given, top = 0.0f;
+#if QUANTIZE_AGAIN
+    float by_again = 1.0f / *given_again;
+#endif
 #endif
     float g[VECS][VEC];
 #pragma unroll
@@ -347,6 +368,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
 #if AGAIN
                 if (here) normed(at.p[i], mean, rstd, g[i], bias, column).store(y + row_y(row) + column);
 #endif
+#if QUANTIZE && QUANTIZE_AGAIN
+                Pack<T_X, VEC> made = normed(at.p[i], mean, rstd, g[i], bias, column);
+                float scaled[VEC];
+#pragma unroll
+                for (int k = 0; k < VEC; k++) scaled[k] = f32(made.x[k]) * by_again;
+                Pack<e4m3, VEC> p;
+                put_codes(p, scaled);
+                p.store(reinterpret_cast<e4m3*>(tile_at(tile + TILE_BYTES, r, column)));
+#endif
 #if HAS_DW
 #pragma unroll
                 for (int k = 0; k < VEC; k++)
@@ -382,7 +412,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
 #if QUANTIZE
         __syncthreads();
-        turned(t, t_pitch, first, rows);
+#if HAS_T
+        turned<VEC_T>(tile, reinterpret_cast<u8*>(t), t_pitch, first, rows);
+#endif
+#if QUANTIZE_AGAIN
+        turned<VEC_AGAIN>(tile + TILE_BYTES, reinterpret_cast<u8*>(again), again_pitch, first, rows);
+#endif
         __syncthreads();
 #endif
     }

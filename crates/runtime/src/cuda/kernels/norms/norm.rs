@@ -177,8 +177,11 @@ fn plain_grad(launch: &Launch, facts: &Facts) -> Stages {
 /// An additional output of a norm's gradient, besides dx and the sums.
 pub(crate) enum ExtraOutput<'a> {
     Nothing,
-    /// 8-bit codes of dx.
-    Codes(Codes<'a>),
+    /// 8-bit codes of dx, and those of the norm itself along columns.
+    Codes {
+        of_gradient: Codes<'a>,
+        of_norm: Option<Codes<'a>>,
+    },
     /// The norm itself, recomputed.
     Norm {
         y: &'a View,
@@ -235,7 +238,7 @@ pub(crate) fn forward(
         draft = draft.text(&view.map_or(String::new(), |v| Walk::rows(v).function(name, "u32")));
     }
     if let Some(codes) = &codes {
-        draft = codes.draft(draft);
+        draft = codes.draft(draft).flag("QUANTIZE_AGAIN", false);
     }
     let source = draft.source(&[ROWS_SOURCE, include_str!("norm.cu")].join("\n"));
     let mut stages: Vec<Stage> = codes.iter().filter_map(|codes| codes.start(&source)).collect();
@@ -269,10 +272,10 @@ pub(crate) fn backward(
     facts: &Facts,
     extra: ExtraOutput<'_>,
 ) -> Stages {
-    let (codes, y, bias) = match extra {
-        ExtraOutput::Nothing => (None, None, None),
-        ExtraOutput::Codes(codes) => (Some(codes), None, None),
-        ExtraOutput::Norm { y, bias } => (None, Some(y), bias),
+    let (codes, again, y, bias) = match extra {
+        ExtraOutput::Nothing => (None, None, None, None),
+        ExtraOutput::Codes { of_gradient, of_norm } => (Some(of_gradient), of_norm, None, None),
+        ExtraOutput::Norm { y, bias } => (None, None, Some(y), bias),
     };
     let has_w = spec.weight.is_some();
     let h = &ins[0];
@@ -284,12 +287,12 @@ pub(crate) fn backward(
     let db = if spec.bias { outs[1 + has_w as usize].as_ref() } else { None };
     let total = outs.get(1 + has_w as usize + spec.bias as usize).and_then(Option::as_ref);
     let has_dx = dx.is_some() || codes.as_ref().is_some_and(Codes::is_wanted);
-    let norm_alone = || {
+    let norm_alone = |again: Option<Codes<'_>>| {
         let ins: Vec<View> = [Some(h), w, bias].into_iter().flatten().cloned().collect();
-        forward(spec, false, &ins, [y, None], None)
+        forward(spec, false, &ins, [y, None], again)
     };
     if !has_dx && dw.is_none() && db.is_none() && total.is_none() {
-        return norm_alone();
+        return norm_alone(again);
     }
     let q = codes.as_ref().and_then(|codes| codes.q);
     let views: Vec<&View> = [Some(h), w, Some(dy), dh, dx, q, y, bias].into_iter().flatten().collect();
@@ -312,8 +315,18 @@ pub(crate) fn backward(
         let of_norm: Vec<&View> = [Some(h), w, y, bias].into_iter().flatten().collect();
         // Element-wise reads need their registers for addresses.
         if cover.vec == 1 || !cover.has_bits_of(&Cover::of_norm(&of_norm, spec)?) {
-            let mut stages = norm_alone()?;
+            let mut stages = norm_alone(None)?;
             stages.extend(backward(spec, add, ins, outs, workspace, facts, ExtraOutput::Nothing)?);
+            return Ok(stages);
+        }
+    }
+    if again.is_some() {
+        let of_norm: Vec<&View> = [Some(h), w].into_iter().flatten().collect();
+        if !cover.has_bits_of(&Cover::new(&of_norm, FORWARD_ELEMENTS)?) {
+            let mut stages = norm_alone(again)?;
+            let of_gradient = codes.expect("a norm's codes are made beside its gradient's");
+            let extra = ExtraOutput::Codes { of_gradient, of_norm: None };
+            stages.extend(backward(spec, add, ins, outs, workspace, facts, extra)?);
             return Ok(stages);
         }
     }
@@ -361,7 +374,14 @@ pub(crate) fn backward(
         draft = draft.text(&view.map_or(String::new(), |v| Walk::rows(v).function(name, "u32")));
     }
     if let Some(codes) = &codes {
-        draft = codes.draft(draft);
+        draft = codes.draft(draft).flag("QUANTIZE_AGAIN", again.is_some());
+    }
+    if let Some(again) = &again {
+        // Two tiles, each with its padding; when they have been read, the sums of all threads.
+        let parts = QUANTIZED_TILE / 16;
+        let tiles = 2 * (QUANTIZED_TILE * d + (parts - 1) * (128 / parts));
+        let bytes = tiles.max(4 * cover.threads() * cover.elements());
+        draft = draft.define("VEC_AGAIN", again.column_access()).shared(bytes);
     }
     // The partial rows of the requested sums, one sum after another.
     let scratch = workspace.map_or(0, |view| view.offset);
@@ -387,6 +407,7 @@ pub(crate) fn backward(
             Value::F32(spec.eps),
         ];
         args.extend(codes.iter().flat_map(Codes::args));
+        args.extend(again.iter().flat_map(Codes::args_along_columns));
         let (grid, block) = ([grid as u32, 1], cover.threads() as u32);
         stages.push(Stage { source, entry: "rms_norm_grad", grid, block, args });
     }
