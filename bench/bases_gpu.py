@@ -29,10 +29,10 @@ LENGTH = 2048
 QWEN = dict(layers=36, width=4096, heads=32, kv_heads=8, head_size=128, ffn=12288, vocab=151936, context=LENGTH)
 SMALL = dict(layers=2, width=64, heads=4, kv_heads=2, head_size=16, ffn=128, vocab=512, context=64)
 BASES = {
-    "bf16": ["base=bf16"],
-    "nf4": ["base=nf4"],
+    "bf16": ["base=bf16", "precision=bf16"],
+    "nf4": ["base=nf4", "precision=bf16"],
     "fp8": ["base=fp8", "precision=fp8"],
-    "fp8/bf16": ["base=fp8"],
+    "fp8/bf16": ["base=fp8", "precision=bf16"],
 }
 
 

@@ -46,7 +46,7 @@ def arguments():
     p.add_argument("--vocab", type=int, default=50257, help="tokens of the tokeniser that is trained on the text")
     p.add_argument("--steps", type=int, default=800, help="updates of the baseline")
     p.add_argument("--rates", type=float, nargs="+", default=[6e-4, 1.2e-3, 2.4e-3])
-    p.add_argument("--lengths", type=int, nargs="+", default=[240, 280, 320, 360, 400], help="updates of the speed-run, tried in this order")
+    p.add_argument("--lengths", type=int, nargs="+", default=[80, 120, 160, 240, 320, 400], help="updates of the speed-run, tried in this order")
     p.add_argument("--seeds", type=int, default=3)
     p.add_argument("--every", type=int, help="updates between evaluations; by default a fortieth of the baseline's")
     p.add_argument("--most", type=float, default=0.45)
