@@ -135,7 +135,7 @@ def token_files(a, folder):
 def llmc(a, folder, rate):
     """llm.c on the same tokens: its last held-out loss, and the seconds of its updates."""
     train, held_out = token_files(a, folder)
-    words = ["-i", train, "-j", held_out, "-o", "", "-e", "d12", "-b", 64, "-t", CONTEXT, "-d", BATCH * CONTEXT, "-x", a.steps, "-l", rate, "-u", a.steps // 10,
+    words = ["-i", train, "-j", held_out, "-e", "d12", "-b", 64, "-t", CONTEXT, "-d", BATCH * CONTEXT, "-x", a.steps, "-l", rate, "-u", a.steps // 10,
              "-q", 0.1, "-c", 0.1, "-v", a.every, "-s", 0, "-n", 0, "-r", 0, "-ge", 1]
     output = finish([a.llmc.resolve(), *words])
     seconds = sum(float(ms) for ms in re.findall(r"step +\d+/\d+ .*?\| *([\d.]+) ms", output)) / 1e3
