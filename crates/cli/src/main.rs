@@ -53,7 +53,11 @@ use clap::{CommandFactory, Parser, Subcommand};
 use flatout_train::Failure;
 use flatout_train::device::{self, kernels};
 
+use mimalloc::MiMalloc;
 use screen::{Screen, complain};
+
+#[global_allocator]
+static ALLOCATOR: MiMalloc = MiMalloc;
 
 /// Trains and fine-tunes transformers on NVIDIA GPUs, and on the CPU where there is none.
 ///
