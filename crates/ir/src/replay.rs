@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::graph::{Graph, Node, NodeId, Value};
+use crate::graph::{Graph, Node, NodeId, Slot, SlotId, SlotPart, Value};
 use crate::ops::Op;
 
 /// A rewrite in progress. Slots are carried over, so slot ids stay valid.
@@ -106,6 +106,39 @@ pub fn without_dead_before(g: &Graph, forward: usize) -> (Graph, usize) {
         replay.copy(id);
     }
     (replay.finish(), alive[..forward].iter().filter(|is| **is).count())
+}
+
+/// Removes slots that nothing reads or writes, and joins slots of one path.
+pub(crate) fn without_slots(g: &mut Graph, is_gone: impl Fn(&Slot) -> bool) {
+    let mut by_path: HashMap<&str, SlotId> = HashMap::new();
+    let mut slots: Vec<Slot> = vec![];
+    let mut moved: Vec<Option<SlotId>> = vec![];
+    for slot in &g.slots {
+        let stays = !is_gone(slot);
+        let id = stays.then(|| {
+            *by_path.entry(&slot.path).or_insert_with(|| {
+                slots.push(slot.clone());
+                SlotId(slots.len() as u32 - 1)
+            })
+        });
+        moved.push(id);
+    }
+    let moved = |id: SlotId| {
+        let path = &g.slot(id).path;
+        moved[id.0 as usize].unwrap_or_else(|| panic!("`{path}` is used and was removed"))
+    };
+    for slot in &mut slots {
+        // A part of a removed slot is removed too.
+        slot.part = slot.part.map(|part| SlotPart { of: moved(part.of), ..part });
+    }
+    let writes = g.writes.iter().map(|(slot, value)| (moved(*slot), *value)).collect();
+    let reads = g.nodes.iter().map(|node| match node.op {
+        Op::Read { slot } => Op::Read { slot: moved(slot) },
+        _ => node.op.clone(),
+    });
+    let ops: Vec<Op> = reads.collect();
+    g.nodes.iter_mut().zip(ops).for_each(|(node, op)| node.op = op);
+    (g.slots, g.writes) = (slots, writes);
 }
 
 /// Each value's users: the nodes that take it as an input.

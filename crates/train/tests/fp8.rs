@@ -11,6 +11,7 @@ use flatout_train::device;
 use flatout_train::recipes;
 use flatout_train::resolve::compile::{self, Compiled, compile};
 use flatout_train::resolve::fp8_layers;
+use flatout_train::run::events::Event;
 
 use crate::small_run::{config, train_in};
 
@@ -96,6 +97,48 @@ fn every_product_of_a_layer_is_in_eight_bits() {
     assert_eq!(count(Role::GRAD, OpKind::Quantize, |_| true), 2 * 4 * layers);
     assert_eq!(count(Role::Apply, OpKind::Quantize, |_| true), 4 * layers);
     assert_eq!(count(Role::Derive, OpKind::Quantize, |_| true), 4 * layers);
+}
+
+/// Training reads codes and evaluation the f32 weights, so only the embedding, which is read in bf16, has a copy. The averages
+/// of `train.ema` change nothing: evaluation casts those.
+#[test]
+fn weights_with_codes_have_no_copy_in_bf16() {
+    for averages in ["train.ema=0", "train.ema=0.99"] {
+        let config = config(&["precision=fp8", "model.ffn=256", "eval.rows=8", averages]);
+        let plans = compile(&config, &compile::target()).expect("plans").plans;
+        let has = |copy: &str| plans.slots.iter().any(|slot| slot.path.starts_with(copy));
+        assert!(has("bf16.embed.weight"), "{averages}");
+        assert!(!has("bf16.layers.") && !has("bf16.region.0."), "{averages}");
+        let eval = plans.plan(Role::Eval).expect("a plan");
+        let products = eval.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
+        assert!(
+            products.flat_map(|l| &l.ins[..2]).all(|view| view.dtype == DType::BF16),
+            "evaluation is in bf16"
+        );
+    }
+}
+
+/// The same weights evaluate to the same bits from copies, which are kept for programs that generate samples.
+#[test]
+fn evaluation_without_copies_changes_no_bit() {
+    let evaluated = |samples: &[&str]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let words = ["precision=fp8", "model.ffn=256", "eval.rows=8", "eval.every=10"];
+        let config = config(&[&words, samples].concat());
+        let plans = compile(&config, &compile::target()).expect("plans").plans;
+        let copies = plans.slots.iter().filter(|slot| slot.path.starts_with("bf16.layers.")).count();
+        let mut losses = vec![];
+        train_in(&folder.path().join("run"), &config, |event| {
+            if let Event::Eval { loss, .. } = event {
+                losses.push(*loss);
+            }
+        });
+        (copies, losses)
+    };
+    let (none, without) = evaluated(&[]);
+    let (some, with) = evaluated(&["samples.prompts=['a']", "samples.max_tokens=2"]);
+    assert!(none == 0 && some > 0, "{none} and {some} copies");
+    assert!(with.len() > 2 && with == without, "{with:?} and {without:?}");
 }
 
 #[test]

@@ -70,6 +70,7 @@ pub mod types {
     pub mod nf4;
     pub mod precision;
     pub mod quantize_sources;
+    pub(crate) mod temporary_copies;
     pub mod tf32;
 }
 
@@ -96,7 +97,7 @@ use gradient::{frozen, gathers, held_ratios, one_pass_loss, rejoin, score_gradie
 use options::{Base, Options, Precision, Recompute};
 use place::prefetch;
 use state::{Reports, State};
-use types::{adapter_norms, copies, precision, quantize_sources, tf32};
+use types::{adapter_norms, copies, precision, quantize_sources, temporary_copies, tf32};
 
 /// A graph and its role. A gradient role takes a forward graph: `Role::GRAD` compiles to `grad` and `apply`. A higher index,
 /// the same model with other extents or another window, compiles to one more plan that adds to the same sums.
@@ -141,6 +142,15 @@ pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Resu
     graphs.iter().for_each(|(_, g)| check("average", g));
     reports
         .add(Role::Eval, "average", averages, || format!("{averages} parameters are read as their averages"));
+
+    // No bf16 copy is kept of weights that training reads as codes.
+    if options.precision == Precision::FP8 && divided.is_empty() && options.runs("temporary_copies") {
+        let dropped = temporary_copies::temporary_copies(&mut graphs);
+        graphs.iter().for_each(|(_, g)| check("temporary_copies", g));
+        reports.add(Role::Apply, "temporary_copies", dropped, || {
+            format!("{dropped} weights have 8-bit codes and no bf16 copy, which evaluation makes where it reads one")
+        });
+    }
 
     // Where ranks shard weights, layers read gathered copies.
     for (role, count) in add_gathers(&mut graphs, &mut divided, options) {

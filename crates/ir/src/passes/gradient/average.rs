@@ -12,11 +12,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::builder::{Builder, Tensor};
 use crate::graph::{Class, Graph, SlotId, Value};
-use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
 use crate::passes::forward::adapter::Adapter;
 use crate::passes::gradient::shards::{self, Divided};
 use crate::passes::types::adapter_norms;
+use crate::passes::types::copies::cast_where_read;
 use crate::passes::types::precision::copy_path;
 use crate::plan::Role;
 use crate::replay::Replay;
@@ -84,30 +84,7 @@ fn bound(g: &Graph, has_average: impl Fn(&str) -> bool, adapters: &[Adapter]) ->
     let norms = norms(&b, g, adapters, beside);
     let mut replay = Replay::new(g);
     replay.new = b.finish();
-    // Reads of bf16 copies, which become casts of averages at their first use rather than at the read.
-    let mut narrow: HashMap<Value, SlotId> = HashMap::new();
-    for id in g.ids() {
-        let node = g.node(id);
-        if let Op::Read { slot } = node.op {
-            if let Some(source) = sources.get(&g.slot(slot).path) {
-                narrow.insert(id.out(0), *source);
-                continue;
-            }
-            if let Some(norm) = norms.get(&slot) {
-                replay.set(id.out(0), *norm);
-                continue;
-            }
-        }
-        for v in &node.ins {
-            if let Some(source) = narrow.remove(v) {
-                let wide = replay.add(Op::Read { slot: source }, vec![], v.node);
-                let cast = replay.add(Op::Map { f: E::Cast(g.ty(*v).dtype) }, vec![wide], v.node);
-                replay.set(*v, cast);
-            }
-        }
-        replay.copy(id);
-    }
-    (replay.finish(), sources.len())
+    (cast_where_read(replay, &sources, &norms), sources.len())
 }
 
 /// 1 / ||W + s B A|| for every slot of `g` that holds any; `beside` maps the paths of an adapter's tensors to those to read.

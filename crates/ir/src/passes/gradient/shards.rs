@@ -12,7 +12,7 @@
 use std::collections::{HashMap, HashSet};
 
 use crate::builder::Tensor;
-use crate::graph::{Class, Graph, Slot, SlotId, SlotPart};
+use crate::graph::{Class, Graph, Slot, SlotId};
 use crate::mesh::Axis;
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
@@ -25,6 +25,7 @@ use crate::passes::types::copies::update_with_copy;
 use crate::passes::types::precision::copy_path;
 use crate::pieces::Sharded;
 use crate::plan::{Refusal, Role};
+use crate::replay::without_slots;
 use crate::types::DType;
 use crate::verify::extent;
 
@@ -206,42 +207,4 @@ fn table(apply: &Graph, known: &HashMap<String, &Divided>) -> Vec<Sharded> {
         Some(Sharded { path, ty, class, init, slot, start, at, share, before: 0 })
     });
     sharded.collect()
-}
-
-/// Removes slots that nothing reads or writes.
-fn without_slots(g: &mut Graph, is_gone: impl Fn(&Slot) -> bool) {
-    let mut kept = 0;
-    let new: Vec<Option<SlotId>> = g
-        .slots
-        .iter()
-        .map(|slot| {
-            let id = SlotId(kept);
-            let stays = !is_gone(slot);
-            kept += stays as u32;
-            stays.then_some(id)
-        })
-        .collect();
-    let renamed = |id: SlotId| {
-        new[id.0 as usize].unwrap_or_else(|| panic!("`{}` is used and in no rank's memory", g.slot(id).path))
-    };
-    let nodes: Vec<Option<SlotId>> = g
-        .nodes
-        .iter()
-        .map(|node| if let Op::Read { slot } = node.op { Some(renamed(slot)) } else { None })
-        .collect();
-    let writes = g.writes.iter().map(|(slot, value)| (renamed(*slot), *value)).collect();
-    let stay = g.slots.iter().filter(|slot| !is_gone(slot)).cloned();
-    let slots: Vec<Slot> = stay
-        .map(|mut slot| {
-            // A part of a removed slot is removed too.
-            slot.part = slot.part.map(|part| SlotPart { of: renamed(part.of), ..part });
-            slot
-        })
-        .collect();
-    for (node, slot) in g.nodes.iter_mut().zip(nodes) {
-        if let Some(slot) = slot {
-            node.op = Op::Read { slot };
-        }
-    }
-    (g.slots, g.writes) = (slots, writes);
 }

@@ -1,7 +1,7 @@
 //! Updates of the bf16 copies of weights: `apply` writes them after every update, and a `derive` plan rebuilds all of them bit
 //! for bit after initialisation and load. Copies of sharded regions are gathered (`gradient::shards`).
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use crate::graph::{Class, Graph, Slot, SlotId, Value};
 use crate::ops::Op;
@@ -9,6 +9,7 @@ use crate::ops::elementwise::Elementwise as E;
 use crate::passes::gradient::shards::Divided;
 use crate::passes::types::precision::copy_path;
 use crate::plan::Role;
+use crate::replay::Replay;
 use crate::types::DType;
 use crate::verify::extent;
 
@@ -88,6 +89,40 @@ pub(crate) fn update_with_copy(apply: &mut Graph, value: Value) -> Value {
     let narrow = node.outs[value.out as usize].with(DType::BF16);
     node.outs.push(narrow);
     Value { node: value.node, out: (node.outs.len() - 1) as u8 }
+}
+
+/// Finishes a rewrite that reads no bf16 copies: reads of the copies named here become casts of these slots, and reads of the
+/// other slots these values.
+pub(crate) fn cast_where_read(
+    mut replay: Replay<'_>,
+    sources: &HashMap<String, SlotId>,
+    others: &HashMap<SlotId, Value>,
+) -> Graph {
+    let g = replay.old;
+    // A cast stands at the first use rather than at the read, so that it does not live longer than needed.
+    let mut narrow: HashMap<Value, SlotId> = HashMap::new();
+    for id in g.ids() {
+        let node = g.node(id);
+        if let Op::Read { slot } = node.op {
+            if let Some(source) = sources.get(&g.slot(slot).path) {
+                narrow.insert(id.out(0), *source);
+                continue;
+            }
+            if let Some(value) = others.get(&slot) {
+                replay.set(id.out(0), *value);
+                continue;
+            }
+        }
+        for v in &node.ins {
+            if let Some(source) = narrow.remove(v) {
+                let wide = replay.add(Op::Read { slot: source }, vec![], v.node);
+                let cast = replay.add(Op::Map { f: E::Cast(g.ty(*v).dtype) }, vec![wide], v.node);
+                replay.set(*v, cast);
+            }
+        }
+        replay.copy(id);
+    }
+    replay.finish()
 }
 
 fn write_cast(g: &mut Graph, copy: SlotId, value: Value, path: &str) {
