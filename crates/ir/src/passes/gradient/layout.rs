@@ -415,8 +415,8 @@ fn scales_of(g: &mut Graph, values: SlotId, block: usize, part: Option<SlotPart>
 /// moments by the model's own names of weights.
 fn name_parts(g: &mut Graph, weight: SlotId, whole: SlotId, path: impl Fn(&str) -> String) {
     for id in g.slot_ids() {
+        let Some(part) = g.slot(id).part.filter(|p| p.of == weight) else { continue };
         let merged = g.slot(id).clone();
-        let Some(part) = merged.part.filter(|p| p.of == weight) else { continue };
         let part = Some(SlotPart { of: whole, offset: part.offset });
         let Slot { class, ref ty, .. } = *g.slot(whole);
         let ty = merged.ty.with(ty.dtype);
