@@ -8,8 +8,7 @@ use flatout_ir::passes::adapter;
 use flatout_ir::passes::layout::{LEAST_BYTES, REGION};
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{
-    Axis, Class as SlotClass, Codes, DType, Launch, Moments, Op, OpKind, PlanSet, Precision, Recompute, Role,
-    Shard,
+    Axis, Class as SlotClass, Codes, DType, Launch, Moments, Op, OpKind, PlanSet, Recompute, Role, Shard,
 };
 use flatout_settings::choice;
 
@@ -95,11 +94,6 @@ pub const BASE: Switch = Switch {
     },
     settle: Settle::ByModel(|s| {
         let Some(codes) = s.requested.memory.codes() else { return Ok(()) };
-        if codes == Codes::Nf4 && s.settled.options.precision == Precision::FP8 {
-            refuse!(
-                "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more memory: give precision=bf16, or base=fp8"
-            );
-        }
         if s.requested.memory.shard == Auto::Given(Shard::Parameters) {
             let base = Base::of(codes).name();
             refuse!(

@@ -9,10 +9,10 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::builder::Builder;
 use crate::fp8;
-use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, SlotPart, Value};
+use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
-use crate::passes::types::base::{self, Codes, parts, slot_of};
+use crate::passes::types::base::{self, Codes, Replaced, parts, slot_of};
 use crate::passes::types::fp8::weight_path;
 use crate::pieces::TensorRange;
 use crate::plan::PlanSet;
@@ -87,8 +87,8 @@ pub(super) fn coded(g: &Graph, chosen: &HashSet<SlotId>, groups: &[BTreeSet<Stri
         let scale = slot_of(&mut replay.new, &scale_of(slot));
         dequantized(replay, [slot, scale], at)
     };
-    let coded = base::coded(g, chosen, Codes::Fp8, &instead, dequantized);
-    without_slots(coded, &instead.into_keys().collect())
+    let replaced = Replaced { slots: &instead, computed: chosen, compute: dequantized };
+    base::coded(g, chosen, Codes::Fp8, &replaced)
 }
 
 /// Decoded values times their scale, in the weight's type, as one launch.
@@ -107,35 +107,6 @@ fn dequantized(replay: &mut Replay<'_>, [codes, scale]: [SlotId; 2], at: NodeId)
     let [x, by] = [input("in0", DType::E4M3), input("in1", DType::F32)];
     b.result("out0", x.cast(DType::F32).zip(E::Mul, by).cast(dtype));
     replay.add(Op::Region { body: Box::new(b.finish()) }, vec![codes, scale], at)
-}
-
-/// The graph without the slots `gone`, and with one slot for each path: `derive` already has the codes of a weight if it writes
-/// their columns.
-fn without_slots(mut g: Graph, gone: &HashSet<SlotId>) -> Graph {
-    let mut by_path: HashMap<String, SlotId> = HashMap::new();
-    let (mut moved, mut slots) = (vec![], vec![]);
-    for id in g.slot_ids() {
-        let slot = g.slot(id);
-        let known = by_path.get(&slot.path).copied();
-        let next = SlotId(slots.len() as u32);
-        moved.push(known.unwrap_or(next));
-        if known.is_none() && !gone.contains(&id) {
-            by_path.insert(slot.path.clone(), next);
-            slots.push(slot.clone());
-        }
-    }
-    let moved = |slot: SlotId| moved[slot.0 as usize];
-    for slot in &mut slots {
-        slot.part = slot.part.map(|SlotPart { of, offset }| SlotPart { of: moved(of), offset });
-    }
-    for node in &mut g.nodes {
-        if let Op::Read { slot } = &mut node.op {
-            *slot = moved(*slot);
-        }
-    }
-    g.writes.iter_mut().for_each(|(slot, _)| *slot = moved(*slot));
-    g.slots = slots;
-    g
 }
 
 /// Weights that wait for the others of their group, which share a scale.
