@@ -104,7 +104,8 @@ pub const BASE: Switch = Switch {
     }),
     active: |view| {
         let frozen = || view.plans.slots.iter().filter(|slot| slot.class == SlotClass::Frozen);
-        match view.has(OpKind::Dequantize) {
+        let has_nf4 = [OpKind::Dequantize, OpKind::Requantize].into_iter().any(|kind| view.has(kind));
+        match has_nf4 {
             true => Base::Nf4.name(),
             false if frozen().any(|slot| slot.ty.dtype == DType::E4M3) => Base::Fp8.name(),
             false if frozen().any(|slot| !slot.is_whole) => Base::Bf16.name(),

@@ -9,7 +9,6 @@ use std::collections::{HashMap, HashSet};
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
 use crate::nf4::{NESTED, blocks};
 use crate::ops::Op;
-use crate::ops::quantize::Source;
 use crate::passes::types::base::{self, Codes, Replaced, parts, slot_of};
 use crate::passes::types::fp8::weight_path;
 use crate::replay::Replay;
@@ -53,15 +52,20 @@ fn requantized(replay: &mut Replay<'_>, slot: SlotId, is_transposed: bool, at: N
     let path = weight_path("scale", &replay.old.slot(slot).path);
     let scale = replay.old.find_slot(&path).expect("a product that reads codes reads their scale");
     let scale = replay.add(Op::Read { slot: scale }, vec![], at);
-    let values = dequantized(replay, slot, at);
-    let op = Op::Quantize { to: DType::E4M3, current: false, of: Source::Given };
-    let path = replay.old.node(at).path.clone();
-    // Nothing reads the largest magnitude, so any number may precede it.
-    replay.new.push(op, vec![values, scale, scale], &path).out(is_transposed as u8)
+    let (rows, mut ins) = stored(replay, slot, at);
+    ins.push(scale);
+    replay.add(Op::Requantize { rows, transposed: is_transposed }, ins, at)
 }
 
 /// The dequantised weights of a slot, next to a node that reads them.
 fn dequantized(replay: &mut Replay<'_>, slot: SlotId, at: NodeId) -> Value {
+    let (rows, ins) = stored(replay, slot, at);
+    let to = replay.old.slot(slot).ty.dtype;
+    replay.add(Op::Dequantize { rows, to, nested: true }, ins, at)
+}
+
+/// The number of rows of each named weight in a slot, and the inputs of an operation that dequantises them.
+fn stored(replay: &mut Replay<'_>, slot: SlotId, at: NodeId) -> (Vec<usize>, Vec<Value>) {
     let g = replay.old;
     let read = |replay: &mut Replay<'_>, path: String, ty: TensorType| {
         let beside = Slot { path, ty, class: Class::Frozen, init: Init::Data, part: None };
@@ -80,5 +84,5 @@ fn dequantized(replay: &mut Replay<'_>, slot: SlotId, at: NodeId) -> Value {
         }
         rows.push(ty.dims[0]);
     }
-    replay.add(Op::Dequantize { rows, to: g.slot(slot).ty.dtype, nested: true }, ins, at)
+    (rows, ins)
 }
