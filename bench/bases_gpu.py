@@ -8,7 +8,8 @@
 
 Rank 16 on all linear weights of the layers, random weights, rows of 2,048 tokens of which all are learned. For each of --rows, as many rows at
 once, a round runs flatout with each of --bases, then each of --peers (bench/peers/lora_peft.py): a base, Liger's kernels or PyTorch's own
-layers, and perhaps "checkpointing". The FP8 base is also multiplied in FP8 (precision=fp8); "fp8/bf16" multiplies it in bf16. NF4 in PEFT is QLoRA with
+layers, and perhaps "checkpointing". The FP8 base is also multiplied in FP8 (precision=fp8); "fp8/bf16" multiplies it in bf16. "nf4/fp8"
+multiplies 8-bit codes of the NF4 base. NF4 in PEFT is QLoRA with
 bitsandbytes. A peer whose packages are missing, or that runs out of memory, is left out with a line. The table has medians over rounds, and
 the ratio of every base to flatout's bf16 and to the peers' best with the same base.
 """
@@ -31,6 +32,7 @@ SMALL = dict(layers=2, width=64, heads=4, kv_heads=2, head_size=16, ffn=128, voc
 BASES = {
     "bf16": ["base=bf16", "precision=bf16"],
     "nf4": ["base=nf4", "precision=bf16"],
+    "nf4/fp8": ["base=nf4", "precision=fp8"],
     "fp8": ["base=fp8", "precision=fp8"],
     "fp8/bf16": ["base=fp8", "precision=bf16"],
 }

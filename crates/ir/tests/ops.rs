@@ -35,6 +35,7 @@ fn every_case_has_a_name_of_its_own() {
 const AFTER_AUTODIFF: &[(OpKind, fn())] = &[
     (OpKind::Quantize, quantize_is_division_and_rounding),
     (OpKind::Dequantize, dequantize_is_a_table_of_sixteen_times_magnitudes),
+    (OpKind::Requantize, requantize_rounds_what_dequantize_gives),
     (OpKind::RowScatter, row_scatter_replaces_rows),
     (OpKind::CachedQkNormRope, cached_heads::a_fused_rotation_writes_to_the_caches),
     (OpKind::Resample, resample_is_a_weighted_mean),
@@ -301,6 +302,41 @@ fn samples_are_as_frequent_as_they_are_likely() {
 /// Two weights one after the other, with rows that end inside blocks, whose codes and magnitudes are those of `nf4`.
 fn dequantize_is_a_table_of_sixteen_times_magnitudes() {
     let (rows, columns) = ([5, 300], 88);
+    let (values, wanted) = nf4_weights(&rows, columns);
+    for to in [DType::F32, DType::BF16] {
+        let b = Builder::new();
+        let ins = nf4_inputs(&b, &rows, columns);
+        b.result("y", b.op(Op::Dequantize { rows: rows.to_vec(), to, nested: true }, &ins));
+        let graph = b.finish();
+        sound(&graph).unwrap();
+        let rounded: Vec<f64> = wanted.iter().map(|x| to.round(*x)).collect();
+        assert_eq!(oracle::run(&graph, &values).results["y"], rounded, "{to:?}");
+    }
+}
+
+/// The codes of the weights in bf16 divided by the scale, along rows and along columns.
+fn requantize_rounds_what_dequantize_gives() {
+    let (rows, columns) = ([5, 300], 80);
+    let (mut values, wanted) = nf4_weights(&rows, columns);
+    let scale = 2f64.powi(-7);
+    values.insert("scale".into(), vec![scale]);
+    let codes: Vec<f64> = wanted.iter().map(|x| DType::E4M3.round(DType::BF16.round(*x) / scale)).collect();
+    let total = rows.iter().sum::<usize>();
+    for transposed in [false, true] {
+        let b = Builder::new();
+        let mut ins = nf4_inputs(&b, &rows, columns);
+        ins.push(b.input("scale", DType::F32, &[1]));
+        b.result("y", b.op(Op::Requantize { rows: rows.to_vec(), transposed }, &ins));
+        let graph = b.finish();
+        sound(&graph).unwrap();
+        let at = |i: usize| if transposed { i % total * columns + i / total } else { i };
+        let expected: Vec<f64> = (0..codes.len()).map(|i| codes[at(i)]).collect();
+        assert_eq!(oracle::run(&graph, &values).results["y"], expected, "transposed: {transposed}");
+    }
+}
+
+/// Codes and magnitudes of drawn weights in NF4, one after the other, and the values that they stand for.
+fn nf4_weights(rows: &[usize], columns: usize) -> (oracle::Values, Vec<f64>) {
     let (map, mut values, mut wanted) = (nf4::dynamic_map(), oracle::Values::new(), vec![]);
     let mut codes = vec![];
     for (part, rows) in rows.iter().enumerate() {
@@ -327,22 +363,22 @@ fn dequantize_is_a_table_of_sixteen_times_magnitudes() {
     }
     values.insert("map".into(), map.map(f64::from).to_vec());
     values.insert("codes".into(), codes);
-    for to in [DType::F32, DType::BF16] {
-        let b = Builder::new();
-        let mut ins =
-            vec![b.input("codes", DType::U8, &[305, columns / 2]), b.input("map", DType::F32, &[256])];
-        for (part, rows) in rows.iter().enumerate() {
-            let blocks = nf4::blocks(rows * columns);
-            ins.push(b.input(&format!("absmax{part}"), DType::U8, &[blocks]));
-            ins.push(b.input(&format!("nested{part}"), DType::F32, &[blocks.div_ceil(256)]));
-            ins.push(b.input(&format!("offset{part}"), DType::F32, &[1]));
-        }
-        b.result("y", b.op(Op::Dequantize { rows: rows.to_vec(), to, nested: true }, &ins));
-        let graph = b.finish();
-        sound(&graph).unwrap();
-        let rounded: Vec<f64> = wanted.iter().map(|x| to.round(*x)).collect();
-        assert_eq!(oracle::run(&graph, &values).results["y"], rounded, "{to:?}");
+    (values, wanted)
+}
+
+/// The inputs of an operation that dequantises such weights.
+fn nf4_inputs<'b>(b: &'b Builder, rows: &[usize], columns: usize) -> Vec<Tensor<'b>> {
+    let mut ins = vec![
+        b.input("codes", DType::U8, &[rows.iter().sum(), columns / 2]),
+        b.input("map", DType::F32, &[256]),
+    ];
+    for (part, rows) in rows.iter().enumerate() {
+        let blocks = nf4::blocks(rows * columns);
+        ins.push(b.input(&format!("absmax{part}"), DType::U8, &[blocks]));
+        ins.push(b.input(&format!("nested{part}"), DType::F32, &[blocks.div_ceil(256)]));
+        ins.push(b.input(&format!("offset{part}"), DType::F32, &[1]));
     }
+    ins
 }
 
 /// Parts at their own size are unchanged, others are the weighted mean of the definition, in f64 and rounded once.

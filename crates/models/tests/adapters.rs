@@ -594,28 +594,43 @@ fn an_nf4_base_computes_like_its_decoded_values() {
     }
 }
 
+/// The same where products multiply E4M3 codes of the decoded values, with the scale that these values have in a full base.
+#[test]
+fn an_nf4_base_computes_like_its_decoded_values_in_eight_bits() {
+    let g = even_decoder();
+    for adapters in [false, true].into_iter().flat_map(cases).chain([vec![]]) {
+        for options in in_eight_bits() {
+            let (base, freeze) = (Base::Nf4(base::linear(&g)), frozen_beside(&g, &adapters));
+            let options = Options { adapters: adapters.clone(), freeze, base, ..options };
+            computes_as_its_values(&g, Codes::Nf4, &options);
+        }
+    }
+}
+
 /// A decoder and a batch whose products can multiply 8-bit floats.
 fn even_decoder() -> Graph {
     let config = DecoderConfig { width: 32, heads: 2, head_size: Some(16), ffn: 48, ..small::decoder() };
     build(&config, Form::Loss(LossForm::rows(2, 16)))
 }
 
+/// Variants of the plans in which products multiply 8-bit floats.
+fn in_eight_bits() -> [Options; 4] {
+    let eight = |scaling| Options { precision: Precision::FP8, fp8_scaling: scaling, ..Options::default() };
+    [
+        eight(Scaling::Delayed),
+        eight(Scaling::Current),
+        Options { fuse_qkv: false, fuse_gate_up: false, ..eight(Scaling::Current) },
+        Options { recompute: Recompute::Full, ..eight(Scaling::Delayed) },
+    ]
+}
+
 /// The same for an E4M3 base, whether products multiply codes or dequantised values.
 #[test]
 fn an_fp8_base_computes_like_its_decoded_values() {
     let g = even_decoder();
-    let eight = |scaling| Options { precision: Precision::FP8, fp8_scaling: scaling, ..Options::default() };
-    let eight_bits = || {
-        [
-            eight(Scaling::Delayed),
-            eight(Scaling::Current),
-            Options { fuse_qkv: false, fuse_gate_up: false, ..eight(Scaling::Current) },
-            Options { recompute: Recompute::Full, ..eight(Scaling::Delayed) },
-        ]
-    };
     let narrow = Options { precision: Precision::BF16, ..Options::default() };
     for adapters in [false, true].into_iter().flat_map(cases).chain([vec![]]) {
-        for options in choices().into_iter().chain([narrow.clone()]).chain(eight_bits()) {
+        for options in choices().into_iter().chain([narrow.clone()]).chain(in_eight_bits()) {
             let base = Base::Fp8(fp8_base::groups(&g, &base::linear(&g)));
             let freeze = frozen_beside(&g, &adapters);
             let options = Options { adapters: adapters.clone(), freeze, base, ..options };
@@ -700,4 +715,39 @@ fn an_nf4_base_has_no_full_copy() {
         // Slots begin at multiples of 64 bytes, and there are five more per weight.
         assert!(plain - small <= saved && plain - small > saved - 42 * 5 * 64 - 2048, "{small} of {plain}");
     }
+}
+
+/// With products in 8 bits, the codes of at most one weight at a time are in memory, right before the product that reads them.
+#[test]
+fn an_nf4_base_has_no_copy_in_eight_bits() {
+    let config =
+        DecoderConfig { layers: 6, width: 64, heads: 4, head_size: Some(16), ffn: 192, ..small::decoder() };
+    let g = build(&config, Form::Loss(LossForm::rows(2, 16)));
+    let plans = |base: Base| {
+        let adapters = vec![adapter("layers.0.attn.wq", 16, false)];
+        let (precision, recompute) = (Precision::FP8, Recompute::Full);
+        let options =
+            Options { base, precision, recompute, adapters, freeze: frozen(&g), ..Options::default() };
+        compile(&[Program { role: Role::GRAD, graph: g.clone() }], &paper(), &options).expect("plans")
+    };
+    let linear = base::linear(&g);
+    let (small, plain) = (plans(Base::Nf4(linear.clone())), plans(Base::Full));
+    let kept = small.slots.iter().filter(|slot| slot.ty.dtype.is_fp8() && slot.ty.rank() == 2);
+    assert_eq!(kept.map(|slot| &slot.path).next(), None, "no weight has a copy in eight bits");
+    let scales =
+        |plans: &PlanSet| plans.slots.iter().filter(|s| s.path.starts_with("fp8.scale.layers.")).count();
+    assert_eq!([scales(&small), scales(&plain)], [6 * 4; 2]);
+
+    let launches = &small.plan(Role::GRAD).expect("gradients").launches;
+    let multiplies_codes = |l: &flatout_ir::Launch| l.op.kind() == OpKind::Product && l.ins[0].dtype.is_fp8();
+    let (mut made, mut largest) = (0, 0);
+    for (at, launch) in launches.iter().enumerate().filter(|(_, l)| l.op.kind() == OpKind::Requantize) {
+        let view = launch.outs[0].as_ref().expect("a product reads it");
+        let reads = |l: &flatout_ir::Launch| l.ins.iter().any(|input| input.offset == view.offset);
+        assert!(multiplies_codes(&launches[at + 1]) && reads(&launches[at + 1]), "{}", launch.path);
+        (made, largest) = (made + 1, largest.max(view.span_bytes()));
+    }
+    assert_eq!(made, launches.iter().filter(|l| multiplies_codes(l)).count(), "one for each product");
+    assert_eq!(largest, 2 * 192 * 64, "gate and up are read as one");
+    assert!(small.transient_bytes <= plain.transient_bytes + largest);
 }

@@ -217,7 +217,11 @@ fn real() -> Vec<TypedOp> {
                 false => ins.push(ty(f32s, &[blocks])),
             }
         }
-        forms.push((Op::Dequantize { rows, to, nested }, ins));
+        forms.push((Op::Dequantize { rows: rows.clone(), to, nested }, ins.clone()));
+        for transposed in [false, true].into_iter().filter(|_| nested && to == bf16) {
+            let ins = [ins.clone(), vec![ty(f32s, &[1])]].concat();
+            forms.push((Op::Requantize { rows: rows.clone(), transposed }, ins));
+        }
     }
     let flat = ty(f32s, &[176_000_000]);
     let (beta1, beta2, eps, weight_decay, lr_scale, copy, first) = (0.9, 0.95, 1e-8, 0.1, 1.0, true, 0);
@@ -434,6 +438,7 @@ fn verified() -> Vec<TypedOp> {
 fn form_types((op, ins): &TypedOp) -> impl Iterator<Item = DType> + '_ {
     let to = match op {
         Op::Map { f: Elementwise::Cast(dtype) } | Op::Quantize { to: dtype, .. } => Some(*dtype),
+        Op::Requantize { .. } => Some(DType::E4M3),
         _ => None,
     };
     ins.iter().map(|ty| ty.dtype).chain(to)

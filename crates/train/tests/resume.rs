@@ -57,6 +57,10 @@ fn with_lora_and_dora_and_a_base_in_four_bits() {
     resumes_exactly(&["adapter.kind=lora", "base=nf4", "adapter.dropout=0.1", "train.micro_batch=2"]);
     resumes_exactly(&["adapter.kind=dora", "base=nf4", "precision=bf16", "eval.rows=4", "recompute=full"]);
     resumes_exactly(&["train.freeze=[layers.0]", "base=nf4", "train.ema=0.9"]);
+    let lora = ["adapter.kind=lora", "adapter.rank=16", "base=nf4", "precision=fp8"];
+    resumes_exactly(&[&lora[..], &["train.micro_batch=4", "adapter.dropout=0.1", "eval.rows=4"]].concat());
+    let dora = ["adapter.kind=dora", "adapter.rank=16", "base=nf4", "precision=fp8"];
+    resumes_exactly(&[&dora[..], &["train.micro_batch=4", "fp8.scaling=current", "recompute=full"]].concat());
 }
 
 #[test]

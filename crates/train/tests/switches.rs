@@ -85,7 +85,6 @@ fn what_is_reported_is_what_the_plans_hold() {
                             || said.0.starts_with("`image_table=on` has nothing to keep")
                             || said.0.starts_with("`base=nf4` is for weights of layers that nothing trains")
                             || said.0.starts_with("`base=fp8` is for weights of layers that nothing trains")
-                            || said.0.starts_with("`base=nf4` cannot run with `precision=fp8`")
                             || said.0.starts_with("`optimizer.name` is muon, which keeps no state in")
                             || said.0.starts_with("`recompute=wide` has nothing to run again")
                             || (switch.name == "compile"

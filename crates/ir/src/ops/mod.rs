@@ -33,6 +33,7 @@ pub mod product;
 pub mod qk_norm_rope;
 pub mod quantize;
 pub mod reduce;
+pub mod requantize;
 pub mod resample;
 pub mod rope;
 pub mod sample;
@@ -141,6 +142,8 @@ ops! {
     Quantize = "quantize" { to: DType, current: bool, of: Source }
     /// (codes u8 [M, N / 2], map?, the magnitudes of the blocks as stored) -> [M, N]: dequantises weights in NF4.
     Dequantize = "dequantize" { rows: Dims, to: DType, nested: bool }
+    /// (inputs of `Dequantize` with `nested`, scale [1]) -> [M, N], or transposed: the E4M3 codes of the weights in bf16.
+    Requantize = "requantize" { rows: Dims, transposed: bool }
     /// Folds one axis to extent 1.
     Reduce = "reduce" { axis: usize, by: Fold }
     /// (a [.., M, K], b [.., K, N], base?, inputs of the epilogue) -> a b + base through the epilogue; `ta` and `tb` say that
@@ -276,7 +279,7 @@ impl OpKind {
             | OpKind::LowRankNorm => Work::Norm,
             OpKind::Rope => Work::Rope,
             OpKind::Gated | OpKind::GatedGrad => Work::Gated,
-            OpKind::Quantize | OpKind::Dequantize => Work::Quantize,
+            OpKind::Quantize | OpKind::Dequantize | OpKind::Requantize => Work::Quantize,
             OpKind::Map | OpKind::Region | OpKind::Bundle | OpKind::Dropout => Work::Elementwise,
             OpKind::Reduce => Work::Reduce,
             OpKind::Gather | OpKind::ScatterAdd | OpKind::RowScatter | OpKind::Resample | OpKind::Sample => {
@@ -348,6 +351,7 @@ impl Op {
             Op::Reduce { axis, by } => reduce::infer(*axis, *by, &ins),
             Op::Quantize { to, current, of } => quantize::infer(*to, *current, *of, &ins),
             Op::Dequantize { rows, to, nested } => dequantize::infer(rows, *to, *nested, &ins),
+            Op::Requantize { rows, transposed } => requantize::infer(rows, *transposed, &ins),
             Op::Product { ta, tb, out, base, epilogue, .. } => {
                 product::infer(*ta, *tb, *out, *base, *epilogue, &ins)
             }
@@ -431,6 +435,7 @@ impl Op {
             Op::HeadLoss { compute, cap } => head_loss::vjp(b, *compute, *cap, at),
             Op::Quantize { .. }
             | Op::Dequantize { .. }
+            | Op::Requantize { .. }
             | Op::ThinProduct { .. }
             | Op::RowScatter {}
             | Op::Sample {}
@@ -475,6 +480,7 @@ impl Op {
             Op::Reduce { .. } | Op::Dropout { .. } | Op::Gather {} | Op::RowScatter {} => return None,
             Op::Resample { .. } | Op::Sample {} | Op::Dequantize { .. } => return None,
             Op::Quantize { to, current, of } => quantize::expand(*to, *current, *of, ins),
+            Op::Requantize { rows, transposed } => vec![requantize::expand(rows, *transposed, ins)],
             Op::Product { ta, tb, out, base, .. } if ins[0].dtype().is_fp8() => {
                 vec![product::of_wide(*ta, *tb, *out, *base, ins)]
             }
@@ -552,7 +558,7 @@ impl Op {
             Op::Map { .. } | Op::Region { .. } => return crate::region::in_place(),
             Op::Bundle { body } => return crate::bundle::pairs(body),
             Op::Reduce { .. } | Op::Gather {} | Op::Resample { .. } | Op::Sample {} => &[],
-            Op::Quantize { current: true, .. } | Op::Dequantize { .. } => &[],
+            Op::Quantize { current: true, .. } | Op::Dequantize { .. } | Op::Requantize { .. } => &[],
             Op::Quantize { of, .. } => return quantize::in_place(*of),
             Op::Product { base, .. } | Op::ThinProduct { base, .. } | Op::ScatterAdd { base, .. } => {
                 if *base { &[(2, 0)] } else { &[] }
@@ -634,7 +640,7 @@ impl Op {
             | Op::Pad { .. }
             | Op::Broadcast { .. } => 0,
             Op::Gather {} | Op::RowScatter {} => 0,
-            Op::Map { .. } | Op::Dequantize { .. } => moved,
+            Op::Map { .. } | Op::Dequantize { .. } | Op::Requantize { .. } => moved,
             // Two source pixels along each axis.
             Op::Resample { .. } => 8 * moved,
             // One exponential for the softmax and one for the sum.

@@ -237,7 +237,7 @@ pub fn expand<'g>(to: DType, current: bool, of: Source, ins: &[Tensor<'g>]) -> V
 }
 
 /// x / scale, rounded to an 8-bit type.
-fn codes<'g>(x: Tensor<'g>, to: DType, scale: Tensor<'g>) -> Tensor<'g> {
+pub(super) fn codes<'g>(x: Tensor<'g>, to: DType, scale: Tensor<'g>) -> Tensor<'g> {
     (x.cast(DType::F32) * scale.recip().reshape(&[1, 1]).broadcast(&x.dims())).cast(to)
 }
 

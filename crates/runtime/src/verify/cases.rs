@@ -19,6 +19,7 @@ pub(super) fn output_type(op: &Op) -> Option<DType> {
         Op::Fill { dtype, .. } | Op::Iota { dtype, .. } | Op::Map { f: E::Cast(dtype) } => Some(*dtype),
         Op::Product { out, .. } | Op::ThinProduct { out, .. } | Op::ScatterAdd { out, .. } => Some(*out),
         Op::Quantize { to, .. } | Op::Dequantize { to, .. } => Some(*to),
+        Op::Requantize { .. } => Some(DType::E4M3),
         Op::Rank { .. } => Some(I32),
         _ => None,
     }
@@ -88,6 +89,7 @@ pub fn all() -> Vec<Case> {
     thin_products(&mut table);
     quantized(&mut table);
     dequantized(&mut table);
+    requantized(&mut table);
     layers::norms(&mut table);
     layers::rotations(&mut table);
     layers::activations(&mut table);
@@ -148,23 +150,50 @@ fn dequantized(table: &mut Table) {
         [(&[1], 2), (&[7], 26), (&[5, 3, 9], 88), (&[64], 64), (&[40, 8], 704), (&[300, 100], 1024)];
     for (rows, columns) in shapes {
         for (to, nested) in FLOATS.into_iter().flat_map(|to| [(to, true), (to, false)]) {
-            let mut ins = vec![bytes(&[rows.iter().sum(), columns / 2])];
-            if nested {
-                ins.push(tensor(DType::F32, &[256], Data::Values(dynamic_map().map(f64::from).to_vec())));
-            }
-            for rows in rows {
-                let blocks = nf4::blocks(rows * columns);
-                if nested {
-                    ins.push(bytes(&[blocks]));
-                    ins.push(tensor(DType::F32, &[blocks.div_ceil(NESTED)], Data::Between(1e-4, 0.2)));
-                    ins.push(tensor(DType::F32, &[1], Data::Values(vec![0.0137])));
-                } else {
-                    ins.push(tensor(DType::F32, &[blocks], Data::Between(1e-4, 0.2)));
-                }
-            }
-            table.add_within(Op::Dequantize { rows: rows.to_vec(), to, nested }, ins, 0.0);
+            let op = Op::Dequantize { rows: rows.to_vec(), to, nested };
+            table.add_within(op, nf4_weights(rows, columns, nested), 0.0);
         }
     }
+}
+
+/// NF4 weights as E4M3 codes, to the bit, along rows and along columns: one and several, with rows that end inside blocks and at every
+/// place in a tile, and large enough for several threads. The least scale that fits, and one for which values saturate.
+fn requantized(table: &mut Table) {
+    let shapes: [(&[usize], usize); 7] = [
+        (&[1], 16),
+        (&[7], 48),
+        (&[5, 3, 9], 80),
+        (&[64], 64),
+        (&[40, 8], 704),
+        (&[16, 128, 130], 144),
+        (&[300, 100], 1024),
+    ];
+    for (rows, columns) in shapes {
+        for (transposed, exponent) in [(false, -11), (true, -11), (false, -14), (true, -14)] {
+            let scale = tensor(DType::F32, &[1], Data::Values(vec![2f64.powi(exponent)]));
+            let ins = [nf4_weights(rows, columns, true), vec![scale]].concat();
+            table.add_within(Op::Requantize { rows: rows.to_vec(), transposed }, ins, 0.0);
+        }
+    }
+}
+
+/// Weights in NF4, a part after the other, of at most 0.2137 in magnitude.
+fn nf4_weights(rows: &[usize], columns: usize, nested: bool) -> Vec<Input> {
+    let mut ins = vec![bytes(&[rows.iter().sum(), columns / 2])];
+    if nested {
+        ins.push(tensor(DType::F32, &[256], Data::Values(dynamic_map().map(f64::from).to_vec())));
+    }
+    for rows in rows {
+        let blocks = nf4::blocks(rows * columns);
+        if nested {
+            ins.push(bytes(&[blocks]));
+            ins.push(tensor(DType::F32, &[blocks.div_ceil(NESTED)], Data::Between(1e-4, 0.2)));
+            ins.push(tensor(DType::F32, &[1], Data::Values(vec![0.0137])));
+        } else {
+            ins.push(tensor(DType::F32, &[blocks], Data::Between(1e-4, 0.2)));
+        }
+    }
+    ins
 }
 
 /// Every byte value, repeated.

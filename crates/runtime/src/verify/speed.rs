@@ -242,6 +242,19 @@ pub fn cases() -> Vec<Case> {
     add("quantize 65536x768 bf16", quantize(DType::E4M3, false, Source::Given), given);
     let weight = vec![x(BF16, &[4096, 768])];
     add("quantize 4096x768 bf16 by its own scale", quantize(DType::E4M3, true, Source::Given), weight);
+    // Gate and up of Qwen3-8B, stored in NF4.
+    let (rows, blocks) = (vec![12288; 2], 12288 * 4096 / 64);
+    let stored = || {
+        let part = || vec![x(DType::U8, &[blocks]), x(F32, &[blocks / 256]), one()];
+        [vec![x(DType::U8, &[24576, 2048]), x(F32, &[256])], part(), part()].concat()
+    };
+    let dequantize = Op::Dequantize { rows: rows.clone(), to: BF16, nested: true };
+    add("dequantize 24576x4096 nf4 to bf16", dequantize, stored());
+    for (transposed, along) in [(false, "rows"), (true, "columns")] {
+        let op = Op::Requantize { rows: rows.clone(), transposed };
+        let ins = [stored(), vec![one()]].concat();
+        add(&format!("requantize 24576x4096 nf4 to e4m3 along {along}"), op, ins);
+    }
     let gate = || x(BF16, &[65536, 2048]);
     let of = Source::Gated(Act::Silu);
     add(

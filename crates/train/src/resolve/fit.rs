@@ -174,6 +174,25 @@ mod tests {
         }
     }
 
+    /// With products in 8 bits a base in four bits takes what it takes with bf16, and the codes of gate and up for one product at
+    /// a time. A base in eight bits has its codes twice.
+    #[test]
+    fn products_in_eight_bits_keep_no_codes_of_a_base_in_four() {
+        let categories = |base: &str, precision: &str| {
+            let words = ["batch=8", "micro_batch=8", "recompute=cheap", base, precision].map(String::from);
+            let config = resolve("qwen3-8b-lora", &["h200".into()], &words).unwrap();
+            let target = named("h200", &config.switches).unwrap();
+            compile(&config, &target).expect("plans").plans.categories()
+        };
+        let four = categories("base=nf4", "precision=fp8");
+        let (eight, in_bf16) =
+            (categories("base=fp8", "precision=fp8"), categories("base=nf4", "precision=bf16"));
+        let gate_and_up = 2 * 12288 * 4096;
+        assert!(four["activations"] <= eight["activations"] + gate_and_up, "{four:?} and {eight:?}");
+        assert_eq!(four["frozen"], in_bf16["frozen"]);
+        assert!(four["parameters"] < 1 << 20 && eight["parameters"] > 6 << 30, "{four:?} and {eight:?}");
+    }
+
     #[test]
     fn plans_that_do_not_fit_are_reported() {
         let given = fitted("rtx3090", &["layers=8", "micro_batch=64", "recompute=none"]);

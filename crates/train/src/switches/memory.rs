@@ -8,8 +8,7 @@ use flatout_ir::passes::adapter;
 use flatout_ir::passes::layout::{LEAST_BYTES, REGION};
 use flatout_ir::plan::PlacedSlot;
 use flatout_ir::{
-    Axis, Class as SlotClass, Codes, DType, Launch, Moments, Op, OpKind, PlanSet, Precision, Recompute, Role,
-    Shard,
+    Axis, Class as SlotClass, Codes, DType, Launch, Moments, Op, OpKind, PlanSet, Recompute, Role, Shard,
 };
 use flatout_settings::choice;
 
@@ -95,11 +94,6 @@ pub const BASE: Switch = Switch {
     },
     settle: Settle::ByModel(|s| {
         let Some(codes) = s.requested.memory.codes() else { return Ok(()) };
-        if codes == Codes::Nf4 && s.settled.options.precision == Precision::FP8 {
-            refuse!(
-                "`base=nf4` cannot run with `precision=fp8`, whose copies of weights take more memory: give precision=bf16, or base=fp8"
-            );
-        }
         if s.requested.memory.shard == Auto::Given(Shard::Parameters) {
             let base = Base::of(codes).name();
             refuse!(
@@ -110,7 +104,8 @@ pub const BASE: Switch = Switch {
     }),
     active: |view| {
         let frozen = || view.plans.slots.iter().filter(|slot| slot.class == SlotClass::Frozen);
-        match view.has(OpKind::Dequantize) {
+        let has_nf4 = [OpKind::Dequantize, OpKind::Requantize].into_iter().any(|kind| view.has(kind));
+        match has_nf4 {
             true => Base::Nf4.name(),
             false if frozen().any(|slot| slot.ty.dtype == DType::E4M3) => Base::Fp8.name(),
             false if frozen().any(|slot| !slot.is_whole) => Base::Bf16.name(),

@@ -229,7 +229,7 @@ fn read_nf4(session: &Session, piece: &TensorRange) -> Result<Vec<f32>, RuntimeE
 /// Whether plans dequantise NF4 weights to bf16.
 fn reads_bf16(plans: &PlanSet) -> bool {
     let mut launches = plans.plans.iter().flat_map(|plan| &plan.launches);
-    launches.any(|launch| matches!(launch.op, Op::Dequantize { to: DType::BF16, .. }))
+    launches.any(|launch| matches!(launch.op, Op::Dequantize { to: DType::BF16, .. } | Op::Requantize { .. }))
 }
 
 #[cfg(test)]

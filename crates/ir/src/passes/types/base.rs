@@ -13,7 +13,7 @@ use crate::passes::gradient::recompute::layer_of;
 use crate::passes::options::Base;
 use crate::passes::types::{fp8_base, nf4};
 use crate::plan::{Refusal, Role};
-use crate::replay::{Replay, users};
+use crate::replay::{Replay, users, without_slots};
 use crate::types::{DType, TensorType};
 
 /// The format of a weight's codes.
@@ -98,7 +98,7 @@ pub fn base(graphs: &mut [(Role, Graph)], base: &Base) -> Result<usize, Refusal>
         known.extend(chosen.iter().flat_map(|slot| parts(g, *slot)).map(|part| g.slot(part).path.clone()));
         *g = match base {
             Base::Full => continue,
-            Base::Nf4(_) => coded(g, &chosen, Codes::Nf4, &HashMap::new(), nf4::dequantized),
+            Base::Nf4(_) => nf4::coded(g, &chosen),
             Base::Fp8(groups) => fp8_base::coded(g, &chosen, groups),
         };
     }
@@ -141,6 +141,7 @@ fn is_linear(g: &Graph, id: NodeId) -> bool {
             | OpKind::ActivatedProduct
             | OpKind::ActivatedProductGrad
             | OpKind::LowRankNorm
+            | OpKind::Quantize
             | OpKind::Concat
             | OpKind::Slice
             | OpKind::Transpose
@@ -159,14 +160,23 @@ pub fn parts(g: &Graph, whole: SlotId) -> Vec<SlotId> {
     if parts.is_empty() { vec![whole] } else { parts.into_iter().map(|(_, part)| part).collect() }
 }
 
-/// The graph with codes in the slots `chosen`: `dequantize` builds a slot's weights next to a reader, and `instead` replaces
-/// reads of other slots.
-pub(super) fn coded(
+/// Replacements of the reads of slots that are not stored as they are read.
+pub(super) struct Replaced<'a, F> {
+    /// Slots that are read instead of others.
+    pub slots: &'a HashMap<SlotId, Slot>,
+    /// Slots whose values are computed next to each reader.
+    pub computed: &'a HashSet<SlotId>,
+    /// Computes the values of such a slot next to a node that reads it.
+    pub compute: F,
+}
+
+/// The graph with codes in the slots `chosen`, and with reads replaced. Slots that were replaced, other than those that now
+/// hold codes, are gone.
+pub(super) fn coded<F: Fn(&mut Replay<'_>, SlotId, NodeId) -> Value>(
     g: &Graph,
     chosen: &HashSet<SlotId>,
     codes: Codes,
-    instead: &HashMap<SlotId, Slot>,
-    dequantize: impl Fn(&mut Replay<'_>, SlotId, NodeId) -> Value,
+    replaced: &Replaced<'_, F>,
 ) -> Graph {
     let mut replay = Replay::new(g);
     for slot in chosen.iter().copied() {
@@ -176,13 +186,13 @@ pub(super) fn coded(
         *part = part.map(|SlotPart { of, offset }| SlotPart { of, offset: offset / codes.packed() });
     }
     let of_weight = |v: Value| match g.node(v.node).op {
-        Op::Read { slot } if chosen.contains(&slot) => Some(slot),
+        Op::Read { slot } if replaced.computed.contains(&slot) => Some(slot),
         _ => None,
     };
     for id in g.ids().filter(|id| of_weight(id.out(0)).is_none()) {
         let node = g.node(id);
         if let Op::Read { slot } = node.op
-            && let Some(other) = instead.get(&slot)
+            && let Some(other) = replaced.slots.get(&slot)
         {
             let slot = slot_of(&mut replay.new, other);
             replay.copy_as(id, Op::Read { slot }, vec![]);
@@ -193,13 +203,18 @@ pub(super) fn coded(
             continue;
         }
         let ins = node.ins.iter().map(|v| match of_weight(*v) {
-            Some(slot) => dequantize(&mut replay, slot, id),
+            Some(slot) => (replaced.compute)(&mut replay, slot, id),
             None => replay.get(*v),
         });
         let ins = ins.collect();
         replay.copy_as(id, node.op.clone(), ins);
     }
-    replay.finish()
+    let gone = replaced.slots.keys().chain(replaced.computed.difference(chosen));
+    let gone: HashSet<&str> = gone.map(|id| g.slot(*id).path.as_str()).collect();
+    let mut coded = replay.finish();
+    // `derive` already has the codes of a weight if it writes their columns: slots of one path are joined.
+    without_slots(&mut coded, |slot| gone.contains(slot.path.as_str()));
+    coded
 }
 
 /// The slot of a graph with another slot's path, added if there is none.

@@ -12,11 +12,11 @@ use crate::fp8;
 use crate::graph::{Class, Graph, Init, NodeId, Slot, SlotId, Value};
 use crate::ops::Op;
 use crate::ops::elementwise::Elementwise as E;
-use crate::passes::types::base::{self, Codes, parts, slot_of};
+use crate::passes::types::base::{self, Codes, Replaced, parts, slot_of};
 use crate::passes::types::fp8::weight_path;
 use crate::pieces::TensorRange;
 use crate::plan::PlanSet;
-use crate::replay::{Replay, without_slots};
+use crate::replay::Replay;
 use crate::types::{DType, TensorType};
 
 /// The suffix of the slots of scales; the rest of the path is the joined paths of the weights.
@@ -87,11 +87,8 @@ pub(super) fn coded(g: &Graph, chosen: &HashSet<SlotId>, groups: &[BTreeSet<Stri
         let scale = slot_of(&mut replay.new, &scale_of(slot));
         dequantized(replay, [slot, scale], at)
     };
-    let mut coded = base::coded(g, chosen, Codes::Fp8, &instead, dequantized);
-    // `derive` already has the codes of a weight if it writes their columns: slots of one path are joined.
-    let gone: HashSet<&str> = instead.keys().map(|copy| g.slot(*copy).path.as_str()).collect();
-    without_slots(&mut coded, |slot| gone.contains(slot.path.as_str()));
-    coded
+    let replaced = Replaced { slots: &instead, computed: chosen, compute: dequantized };
+    base::coded(g, chosen, Codes::Fp8, &replaced)
 }
 
 /// Decoded values times their scale, in the weight's type, as one launch.

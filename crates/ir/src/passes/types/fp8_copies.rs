@@ -6,14 +6,14 @@
 //! unknown. Magnitudes are maxima over all ranks, so the history is the same on each.
 
 use crate::builder::{Builder, Tensor};
-use crate::graph::{Class, Graph, Init, Slot, SlotId};
+use crate::graph::{Class, Graph, Init, Slot, SlotId, SlotPart};
 use crate::ops::Op;
 use crate::ops::collective::Combine;
 use crate::ops::elementwise::Elementwise as E;
 use crate::ops::quantize::Source;
 use crate::ops::reduce::Fold;
 use crate::passes::gradient::totals::total;
-use crate::passes::options::Options;
+use crate::passes::options::{Base, Options};
 use crate::passes::types::base::{self, Codes};
 use crate::passes::types::fp8::{TYPES, shared_path, weight_name, weight_path};
 use crate::plan::Role;
@@ -42,7 +42,10 @@ pub fn fp8_copies(graphs: &mut Vec<(Role, Graph)>, o: &Options) {
             for id in grad.slot_ids() {
                 let copy = grad.slot(id);
                 match weight_name(copy) {
-                    Some(name) if base::is_chosen(&grad, id, &codes) => columns(&b, &grad, copy, name, *role),
+                    Some(name) if base::is_chosen(&grad, id, &codes) => match o.base {
+                        Base::Nf4(_) => scale(&b, &grad, id, name, *role),
+                        _ => columns(&b, &grad, copy, name, *role),
+                    },
                     Some(name) => weight(&b, &grad, copy, name, *role),
                     None => {}
                 }
@@ -105,6 +108,22 @@ fn columns(b: &Builder, grad: &Graph, weight: &Slot, name: &str, role: Role) {
     let codes = Slot { path: Codes::Fp8.path(&weight.path), ty: Codes::Fp8.ty(&weight.ty), ..weight.clone() };
     let transposed = b.at_path(name, || b.read(slot(b, codes)).transpose(&[1, 0]));
     b.write(slot(b, grad.slot(columns).clone()), transposed);
+}
+
+/// The scale of a weight that is stored in NF4, of which products read E4M3 codes that are computed next to them.
+fn scale(b: &Builder, grad: &Graph, id: SlotId, name: &str, role: Role) {
+    let scale = grad.find_slot(&weight_path("scale", name)).filter(|_| role == Role::Derive);
+    let Some(scale) = scale else { return };
+    let weight = slot(b, grad.slot(id).clone());
+    // Each named weight has its own codes.
+    for part in base::parts(grad, id).into_iter().filter(|part| *part != id) {
+        let part = grad.slot(part).clone();
+        let place = part.part.map(|SlotPart { offset, .. }| SlotPart { of: weight, offset });
+        b.edit(|g| _ = base::slot_of(g, &Slot { part: place, ..part }));
+    }
+    let op = Op::Quantize { to: DType::E4M3, current: true, of: Source::Given };
+    let outs = b.at_path(name, || b.ops(op, &[b.read(weight)]));
+    b.write(slot(b, grad.slot(scale).clone()), outs[2]);
 }
 
 /// The value that the graph writes to a slot, possibly as part of a larger one.

@@ -12,6 +12,7 @@ pub mod elementwise {
     pub mod gated;
     pub mod map;
     pub mod quantize;
+    pub mod requantize;
 }
 
 pub mod movement {
@@ -62,6 +63,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     collective::KERNELS,
     movement::copy::KERNELS,
     elementwise::dequantize::KERNELS,
+    elementwise::requantize::KERNELS,
     elementwise::dropout::KERNELS,
     elementwise::map::KERNELS,
     elementwise::gated::KERNELS,

@@ -18,6 +18,7 @@ pub mod elementwise {
     pub mod map;
     pub mod quantize;
     pub mod region_sums;
+    pub mod requantize;
 }
 
 pub mod movement {
@@ -81,6 +82,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     norms::cached_qk_norm_rope::KERNELS,
     norms::double_norm::KERNELS,
     elementwise::dequantize::KERNELS,
+    elementwise::requantize::KERNELS,
     elementwise::dropout::KERNELS,
     elementwise::map::KERNELS,
     elementwise::gated::KERNELS,

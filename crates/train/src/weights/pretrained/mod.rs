@@ -18,8 +18,8 @@ pub use weights::{TensorLocation, Weights, narrow, parameters};
 use std::path::{Path, PathBuf};
 
 use flatout_data::Vocabulary;
-use flatout_ir::Codes;
 use flatout_ir::passes::{base, fp8_base};
+use flatout_ir::{Codes, Precision};
 use flatout_models::config::{Model, Positions};
 use flatout_models::library::processor::Processor;
 use flatout_models::vision;
@@ -388,7 +388,9 @@ fn run_weights(dir: &Path, whole: &checkpoint::Whole, model: &Model) -> Result<W
         names.retain(|name| !file.entries().contains_key(name));
         match codes {
             Codes::Nf4 => {
-                let narrow = resolved.switches.get(PRECISION.name).is_some_and(|state| state == "bf16");
+                let narrow = resolved.switches.get(PRECISION.name).is_some_and(|state| {
+                    Precision::ALL.iter().any(|precision| precision.name() == state && precision.is_narrow())
+                });
                 StoredBase::Nf4 { weights: names, narrow }
             }
             Codes::Fp8 => {

@@ -28,26 +28,9 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     let (bytes, stride) = (codes.dims[1], out.strides[0]);
     // SAFETY: dense inputs, which no task writes.
     let codes = unsafe { codes.bytes() };
-    // SAFETY: as above.
-    let f32s = |input: usize| unsafe { cx.input(input).f32s() }.expect("dense f32");
-    let map = nested.then(|| f32s(1));
     for (part, of) in parts(rows).zip(0..) {
-        let first = inputs_before_parts(*nested) + of * inputs_of_a_part(*nested);
         let codes = &codes[bytes * part.start..bytes * part.end];
-        let of_block: Box<dyn Fn(usize) -> f32 + Sync + Send> = match map {
-            None => {
-                let absmax = f32s(first);
-                Box::new(|block| absmax[block])
-            }
-            Some(map) => {
-                // SAFETY: as above.
-                let absmax = unsafe { cx.input(first).bytes() };
-                let [nested, offset] = [1, 2].map(|i| f32s(first + i));
-                Box::new(move |block| {
-                    nf4::magnitude(map[absmax[block] as usize], nested[block / NESTED], offset[0])
-                })
-            }
-        };
+        let of_block = magnitudes(cx, *nested, of);
         cx.parallel(part.len(), 8 * bytes, |row| {
             let (from, place) = (2 * bytes * row, stride * (part.start + row));
             // SAFETY: rows are contiguous, and a task writes only its own.
@@ -66,4 +49,23 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         });
     }
     Ok(())
+}
+
+/// The magnitude of each block of a part.
+pub(super) fn magnitudes<'a>(
+    cx: &'a Context<'_>,
+    nested: bool,
+    part: usize,
+) -> Box<dyn Fn(usize) -> f32 + Sync + Send + 'a> {
+    // SAFETY: dense inputs, which no task writes.
+    let f32s = |input: usize| unsafe { cx.input(input).f32s() }.expect("dense f32");
+    let first = inputs_before_parts(nested) + part * inputs_of_a_part(nested);
+    if !nested {
+        let absmax = f32s(first);
+        return Box::new(|block| absmax[block]);
+    }
+    // SAFETY: as above.
+    let absmax = unsafe { cx.input(first).bytes() };
+    let [map, nested, offset] = [1, first + 1, first + 2].map(f32s);
+    Box::new(move |block| nf4::magnitude(map[absmax[block] as usize], nested[block / NESTED], offset[0]))
 }

@@ -8,13 +8,6 @@
 // first result, because a pack is too few bytes in flight per thread to hide the latency of memory. The 16 code values and the map lie in
 // shared memory.
 
-__constant__ float NF4[16] = {
-    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f,
-    -0.28444138169288635f, -0.18477343022823334f, -0.09105003625154495f, 0.0f,
-    0.07958029955625534f, 0.16093020141124725f, 0.24611230194568634f, 0.33791524171829224f,
-    0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
-};
-
 extern "C" __global__ void __launch_bounds__(256) dequantize(
     const u8* codes,
 #if NESTED
@@ -54,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) dequantize(
         INDEX e = first + p * (256 * VEC);
         if (e >= count) break;
 #if NESTED
-        float magnitude = __fadd_rn(__fmul_rn(decoded[code[p]], largest[p]), mean);
+        float magnitude = nf4_magnitude(decoded[code[p]], largest[p], mean);
 #else
         float magnitude = largest[p];
 #endif

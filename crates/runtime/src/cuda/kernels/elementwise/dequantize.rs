@@ -18,6 +18,9 @@ const ROW: KernelRow = KernelRow {
 
 pub const KERNELS: &[Kernel] = &[staged!(ROW, |l, _| stages(l))];
 
+/// Source code shared by the kernels that read NF4 weights.
+pub(super) const NF4: &str = include_str!("nf4.cuh");
+
 /// Most values per thread: 16 bytes of bf16.
 const MOST: usize = 8;
 /// Packs of values per thread.
@@ -53,6 +56,7 @@ fn stages(launch: &Launch) -> Stages {
             .define("INDEX", index)
             .define("COLUMNS", columns)
             .define("STRIDE", stride)
+            .text(NF4)
             .source(include_str!("dequantize.cu"));
         let mut args = vec![Value::At(codes.offset + part.start * columns / 2)];
         args.extend(nested.then(|| at(&launch.ins[1])));
