@@ -160,9 +160,9 @@ const ONE_FILE: &[Case] = &[
     ),
     ("another shape", |m| header(m, |h| h[NORM]["shape"] = json!([4, 5])), "has shape [4, 5], and [20]"),
     (
-        "a tensor missing",
+        "a tensor missing in the header",
         |m| header(m, |h| drop(h.as_object_mut().unwrap().remove(NORM))),
-        "lacks `model.norm.weight`",
+        "model.safetensors is broken: ",
     ),
     (
         "a tensor nobody knows",
