@@ -25,7 +25,7 @@ use flatout_train::run::events::{Event, Step};
 use flatout_train::tasks::batch::{BatchSource, Draw};
 use flatout_train::tasks::dataset::Dataset;
 use flatout_train::tasks::examples::{self, Examples};
-use flatout_train::tasks::preference::Compared;
+use flatout_train::tasks::preference::ComparedAnswers;
 use flatout_train::tasks::seen::{PatchImages, SeenImages};
 use flatout_train::training::reference;
 use flatout_train::training::update::{accumulate, apply, collect};
@@ -151,7 +151,7 @@ fn golden_pairs(small: &Config, config: &Config, fixture: &mut Fixture) -> Examp
     }
     let images = PatchImages::of(config, store).expect("images that fit").map(SeenImages::Patches);
     let (train, held_out) = (Arc::new(table), Arc::new(ExampleTable::of_pairs()));
-    let compared = Compared::new([train.clone(), held_out.clone()], images.clone(), "a mark".into());
+    let compared = ComparedAnswers::new([train.clone(), held_out.clone()], images.clone(), "a mark".into());
     Examples { train, held_out, images, compared: Some(compared), ..drawn }
 }
 
