@@ -11,6 +11,9 @@ mod schedule;
 pub(super) mod tests;
 mod track;
 mod train;
+mod unread;
+
+pub(super) use unread::SetKey;
 
 use flatout_models::decoder::DecoderConfig;
 
