@@ -435,7 +435,7 @@ pub struct Track {
 pub struct Runs {
     #[command(subcommand)]
     pub compare: Option<RunsCommand>,
-    /// A folder of runs, or one run; defaults to `runs`.
+    /// A folder of runs, or one run by its folder or its name below `runs`; defaults to `runs`.
     pub dir: Option<PathBuf>,
 }
 

@@ -66,7 +66,7 @@ pub fn generate(args: &Generate, screen: &Screen) -> Result<ExitCode, Failure> {
     let chunk = if args.frames.is_some() { CHUNK_WITH_FRAMES } else { CHUNK_WITH_IMAGES };
     let mut generator = match shown.is_empty() {
         true => Generator::new(loaded, &device, room)?,
-        false => Generator::seeing(loaded, &device, room, pictures, chunk)?,
+        false => Generator::with_pictures(loaded, &device, room, pictures, chunk)?,
     };
     let sampling = args.sampling.options(args.seed, args.max_tokens);
     let streams = prompts.len() == 1 && !screen.json && !asks;

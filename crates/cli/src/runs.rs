@@ -29,7 +29,8 @@ pub fn runs(args: &Runs, screen: &Screen) -> Result<ExitCode, Failure> {
 }
 
 fn listing(dir: Option<&Path>, screen: &Screen) -> Result<ExitCode, Failure> {
-    let folder = dir.unwrap_or(Path::new(RUNS));
+    let folder = dir.map_or(RUNS.into(), model::named);
+    let folder = folder.as_path();
     let found = if dir.is_none() && !folder.exists() { vec![] } else { list(folder)? };
     let (mut summaries, mut images) = (vec![], vec![]);
     for (path, run) in found {

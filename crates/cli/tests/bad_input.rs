@@ -9,7 +9,7 @@ use flatout_train::recipes;
 use flatout_train::resolve::compile;
 use flatout_train::switches::{Switch, TABLE};
 
-use crate::program::{execute, flatout, small_train};
+use crate::program::{self, execute, flatout, small_train};
 
 /// Every file and folder under a directory, with the files' contents.
 fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
@@ -29,18 +29,10 @@ fn tree(dir: &Path) -> BTreeMap<String, Vec<u8>> {
     found
 }
 
-/// Asserts that the command is refused with a sentence that contains these words.
+/// Asserts that the command is refused with a sentence that contains these words, and leaves nothing behind.
 fn refused(dir: &Path, words: &[&str], sentence: &str) {
     let before = tree(dir);
-    let result = execute(dir, words);
-    assert_eq!(result.code, Some(2), "{words:?}: {result:?}");
-    assert_eq!(result.out, "", "{words:?}");
-    let line = result
-        .err
-        .strip_suffix('\n')
-        .unwrap_or_else(|| panic!("{words:?}: a whole line, not {:?}", result.err));
-    assert!(line.starts_with("flatout: ") && !line.contains('\n'), "{words:?}: one line, not {line:?}");
-    assert!(line.contains(sentence), "{words:?}: {line:?} lacks {sentence:?}");
+    program::refused(dir, words, sentence);
     let after = tree(dir);
     let changed: Vec<_> = after.keys().filter(|name| before.get(*name) != after.get(*name)).collect();
     assert!(changed.is_empty() && before.len() == after.len(), "{words:?} left behind {changed:?}");

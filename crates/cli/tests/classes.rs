@@ -88,7 +88,7 @@ fn a_labelled_file_is_trained_evaluated_and_predicted() {
     assert_eq!((rows[0], rows.len()), ("row,class,food,weather", 11));
     assert!(rows[1].starts_with("\"new.csv, line 2\",weather,"), "{}", rows[1]);
     let refused = execute(dir, &["eval", "run", "--predict", "new.csv", "--out", "said.txt"]);
-    assert!(refused.code == Some(2) && refused.err.contains("must end in .jsonl or .csv"), "{refused:?}");
+    refused.assert_refused(&["must end in .jsonl or .csv"]);
 
     done(execute(dir, &["export", "run@best", "--to", "out"]));
     let config: Value =
@@ -164,7 +164,7 @@ fn folds_are_runs_with_a_summary() {
     assert!(dir.join("folds/fold-2/report.md").is_file());
     // Folds of other settings are refused.
     let refused = execute(dir, &train(&[&words[..], &["lr=2e-5", "--resume", "auto"]].concat()));
-    assert!(refused.code == Some(2) && refused.err.contains("`optimizer.lr` is 2e-5 now"), "{refused:?}");
+    refused.assert_refused(&["`optimizer.lr` is 2e-5 now"]);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn heads_and_data_that_do_not_match_are_refused() {
     write_texts(&dir.join("texts.csv"), 20, true);
     let refused = |words: &[&'static str], expected: &str| {
         let result = execute(dir, &train(words));
-        assert!(result.code == Some(2) && result.err.contains(expected), "{result:?} lacks {expected}");
+        result.assert_refused(&[expected]);
     };
     refused(&["train.steps=2", "model.classes=3"], "the labels are of 2 classes (food, weather)");
     refused(&["train.steps=2", "eval.metric=f1", "model.classes=4"], "eval.metric=macro_f1");
@@ -227,15 +227,12 @@ fn classes_of_other_models_are_matched_by_name() {
 
     // Names in another order, and labels that are not among the names.
     let swapped = judged("out", &["data.classes=[food,weather]"]);
-    assert!(swapped.code == Some(2) && swapped.err.contains("`food` as class 0"), "{swapped:?}");
+    swapped.assert_refused(&["`food` as class 0"]);
     let refused = execute(dir, &[&on[..], &["data.classes=[food,weather]"]].concat());
-    assert!(refused.code == Some(2) && refused.err.contains("it is class 1"), "{refused:?}");
+    refused.assert_refused(&["it is class 1"]);
     fs::write(dir.join("other.csv"), "text,topic\nrain,rainy\nsoup,tasty\n").unwrap();
     let other = execute(dir, &["eval", "out", "data.path=other.csv", "data.label=topic"]);
-    assert!(
-        other.code == Some(2) && other.err.contains("none of the classes `weather`, `food`"),
-        "{other:?}"
-    );
+    other.assert_refused(&["none of the classes `weather`, `food`"]);
     let renamed = ["eval", "out", "data.path=other.csv", "data.label=topic", "data.classes=[rainy,tasty]"];
     done(execute(dir, &renamed));
 }
@@ -253,5 +250,5 @@ fn a_head_of_many_labels_is_refused() {
     config["problem_type"] = "multi_label_classification".into();
     fs::write(&path, config.to_string()).unwrap();
     let refused = execute(dir, &["eval", "out", "data.path=texts.csv", "data.label=topic"]);
-    assert!(refused.code == Some(2) && refused.err.contains("`problem_type`"), "{refused:?}");
+    refused.assert_refused(&["`problem_type`"]);
 }

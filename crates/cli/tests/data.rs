@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::program::{CommandOutput, execute, flatout, small_train};
+use crate::program::{CommandOutput, execute, flatout, refused, small_train};
 
 /// Documents as JSONL: sentences of different lengths.
 fn jsonl(count: usize) -> String {
@@ -33,17 +33,6 @@ fn prepared(dir: &Path, words: &[&str]) -> CommandOutput {
     let result = execute(dir, &[&["data", "prepare"], words].concat());
     assert_eq!(result.code, Some(0), "{words:?}: {}", result.err);
     result
-}
-
-fn refused(dir: &Path, words: &[&str], sentence: &str) {
-    let result = execute(dir, words);
-    assert_eq!(result.code, Some(2), "{words:?}: {result:?}");
-    assert!(
-        result.err.starts_with("flatout: ") && result.err.lines().count() == 1,
-        "{words:?}: {}",
-        result.err
-    );
-    assert!(result.err.contains(sentence), "{words:?}: {:?} lacks {sentence:?}", result.err);
 }
 
 #[test]

@@ -75,7 +75,7 @@ fn force_replaces_nothing_but_an_earlier_export() {
     );
     assert_eq!(second.code, Some(0), "{}", second.err);
     let result = execute(dir, &["export", "second", "--to", "out", "--force"]);
-    assert!(result.code == Some(2) && result.err.contains("which is exported"), "{result:?}");
+    result.assert_refused(&["which is exported"]);
 }
 
 #[test]
@@ -194,10 +194,7 @@ fn a_gguf_file_is_complete_and_replaces_only_another() {
         assert!(result.err.contains(part) && result.err.lines().count() == 1, "{words:?}: {}", result.err);
     }
     let result = execute(dir, &["export", "run", "--to", "other", "--dtype", "q8_0"]);
-    assert!(
-        result.code == Some(2) && result.err.contains("--dtype q8_0 is a type of GGUF files"),
-        "{result:?}"
-    );
+    result.assert_refused(&["--dtype q8_0 is a type of GGUF files"]);
     assert!(contents(dir) == before, "nothing was touched");
     assert_eq!(gguf(&["run", "--to", "out.gguf", "--force", "--dtype", "bf16"]).code, Some(0));
     assert_eq!(fs::read(fixture.dir("out.gguf")).expect("a file").len(), f16.len());

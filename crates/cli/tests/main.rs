@@ -44,6 +44,8 @@ mod set_server;
 mod stop;
 mod stream;
 mod sweep;
+#[path = "../../train/tests/tar/mod.rs"]
+mod tar;
 mod threads;
 mod track;
 mod tune;

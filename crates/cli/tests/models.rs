@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::hub_server::{COMMIT, Content, HubServer};
-use crate::program::{CommandOutput, execute, flatout, small_train};
+use crate::program::{CommandOutput, execute, flatout, refused, small_train};
 
 fn json(result: &CommandOutput) -> Value {
     assert_eq!(result.code, Some(0), "{result:?}");
@@ -101,18 +101,13 @@ fn a_run_is_evaluated_exported_and_continued() {
     }
 
     // Nothing is replaced without --force, and the error for a missing step lists the existing ones.
-    let result = execute(dir, &["export", "run", "--to", "out"]);
-    assert!(result.code == Some(2) && result.err.contains("out is there already"), "{result:?}");
+    refused(dir, &["export", "run", "--to", "out"], "out is there already");
     done(execute(
         dir,
         &["export", "run@3", "--to", "out", "--force", "--dtype", "bf16", "--shard-size", "20KB"],
     ));
     assert!(dir.join("out/model.safetensors.index.json").is_file());
-    let result = execute(dir, &["export", "run@4", "--to", "more"]);
-    assert!(
-        result.code == Some(2) && result.err.contains("no checkpoint of step 4: there is 3, 6"),
-        "{result:?}"
-    );
+    refused(dir, &["export", "run@4", "--to", "more"], "no checkpoint of step 4: there is 3, 6");
 }
 
 /// A short answer is likelier than one of many tokens, for any model.
@@ -155,12 +150,8 @@ fn questions_with_choices_are_asked() {
     assert_eq!(of_folder["choices"][0]["acc"].as_f64(), Some(1.0), "{of_folder}");
 
     fs::write(dir.join("bad.jsonl"), format!("{arc}\n{{\"question\": \"x\"}}\n")).expect("a file");
-    let refused = execute(dir, &["eval", "run", "--choices", "bad.jsonl"]);
-    assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(
-        refused.err.contains("bad.jsonl, line 2") && refused.err.contains("data.on_error=skip"),
-        "{refused:?}"
-    );
+    let result = execute(dir, &["eval", "run", "--choices", "bad.jsonl"]);
+    result.assert_refused(&["bad.jsonl, line 2", "data.on_error=skip"]);
     let skipped =
         json(&execute(dir, &["eval", "run", "--choices", "bad.jsonl", "data.on_error=skip", "--json"]));
     assert_eq!(skipped["choices"][0]["questions"], 1);
@@ -191,9 +182,7 @@ fn unusable_models_and_files_are_refused() {
         ("logits nowhere --ids ids.json --out out", "there is no run in nowhere"),
     ];
     for (words, sentence) in cases {
-        let result = execute(dir, &words.split(' ').collect::<Vec<_>>());
-        assert_eq!(result.code, Some(2), "{words}: {result:?}");
-        assert!(result.err.contains(sentence) && result.err.lines().count() == 1, "{words}: {result:?}");
+        refused(dir, &words.split(' ').collect::<Vec<_>>(), sentence);
         assert!(!dir.join("out").exists(), "{words}");
     }
 }
@@ -237,7 +226,7 @@ fn a_model_by_its_name_is_fetched_trained_and_found_again() {
         "auto",
     ];
     let result = run(&training, "1");
-    assert!(result.code == Some(2) && result.err.contains("org/name is not in the cache"), "{result:?}");
+    result.assert_refused(&["org/name is not in the cache"]);
     assert!(!dir.join("run").exists());
 
     // A plan needs no weights.
@@ -259,7 +248,7 @@ fn a_model_by_its_name_is_fetched_trained_and_found_again() {
     let result = done(run(&longer, "1"));
     assert!(result.err.contains("continuing after step 3"), "{result:?}");
     let result = run(&["train", "tiny", "model.from=org/none"], "0");
-    assert!(result.code == Some(2) && result.err.contains("there is no model org/none"), "{result:?}");
+    result.assert_refused(&["there is no model org/none"]);
 }
 
 const BDH: &str = "
@@ -305,10 +294,9 @@ fn a_bdh_reads_and_writes_text() {
         ["generate", "run", "backend=cpu", "--prompt", "the", "--prompt", "a", "--max-tokens", "5", "--json"];
     let object: serde_json::Value = serde_json::from_str(&done(&words)).expect("one object");
     assert_eq!((object["texts"].as_array().map(Vec::len), &object["weights"]), (Some(2), &"average".into()));
-    let result = execute(dir, &["eval", "run", "backend=cpu", "--predict", "x.csv", "--out", "y.csv"]);
-    assert!(result.code == Some(2) && result.err.contains("no head of classes"), "{}", result.err);
-    let result = execute(dir, &["export", "run", "--to", "out"]);
-    assert!(result.code == Some(2) && result.err.lines().count() == 1, "{}", result.err);
+    let words = ["eval", "run", "backend=cpu", "--predict", "x.csv", "--out", "y.csv"];
+    refused(dir, &words, "no head of classes");
+    refused(dir, &["export", "run", "--to", "out"], "");
 }
 
 /// The loss of the last evaluation in a run's log.
@@ -372,8 +360,7 @@ fn a_run_with_adapters_begins_from_a_run_with_adapters() {
     let data = 8 + u64::from_le_bytes(bytes[..8].try_into().expect("a length")) as usize;
     bytes[data..].iter_mut().step_by(256).for_each(|byte| *byte ^= 1);
     fs::write(&changed, bytes).expect("a checkpoint");
-    let refused = execute(dir, &["eval", "two", "eval.rows=4"]);
-    assert!(refused.code == Some(2) && refused.err.contains("is not what"), "{refused:?}");
+    refused(dir, &["eval", "two", "eval.rows=4"], "is not what");
 }
 
 /// A run that starts from a run with adapters may have adapters of another rank. Its new parameters are initialised at random, however

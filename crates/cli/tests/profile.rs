@@ -65,7 +65,5 @@ fn tables_are_short_without_all() {
 fn a_trace_that_cannot_be_written_is_refused_before_any_work() {
     let folder = tempfile::tempdir().expect("a folder");
     let result = execute(folder.path(), &words(&["--trace", "nowhere/trace.json"]));
-    assert_eq!((result.code, result.out.as_str()), (Some(2), ""));
-    assert!(result.err.starts_with("flatout: nowhere/trace.json cannot be written: "), "{}", result.err);
-    assert!(result.err.contains("give another --trace"), "{}", result.err);
+    result.assert_refused(&["flatout: nowhere/trace.json cannot be written: ", "give another --trace"]);
 }

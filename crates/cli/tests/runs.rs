@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use flatout_train::run::events;
 use serde_json::Value;
 
-use crate::program::{CommandOutput, SMALL, execute, flatout, small_train};
+use crate::program::{CommandOutput, SMALL, execute, flatout, refused, small_train};
 
 fn ok(dir: &Path, words: &[&str]) -> CommandOutput {
     let result = execute(dir, words);
@@ -209,11 +209,11 @@ fn comparisons_that_fail_are_one_sentence() {
     for (words, sentence) in [
         (&["runs", "compare", "none"][..], "there is no run in none"),
         (&["runs", "compare", "tiny-1", "--svg", "no/where.svg"], "no/where.svg cannot be written"),
-        (&["runs", "none"], "none cannot be read"),
+        (&["runs", "none"], "there is no run in none; `flatout runs` lists the runs"),
+        (&["runs", "tiny-2"], "there is no run in tiny-2; did you mean runs/tiny-1?"),
+        (&["eval", "runs/tniy-1"], "did you mean runs/tiny-1?"),
     ] {
-        let result = execute(dir, words);
-        assert_eq!((result.code, result.err.lines().count()), (Some(2), 1), "{words:?}: {}", result.err);
-        assert!(result.err.contains(sentence), "{}", result.err);
+        refused(dir, words, sentence);
     }
     assert_eq!(execute(dir, &["runs", "compare"]).code, Some(2));
     assert_eq!(execute(dir, &["runs", "compare", "tiny-1", "--by", "moon"]).code, Some(2));

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 
 use serde_json::{Value, json};
 
-use crate::program::{CommandOutput, execute, flatout, small_train};
+use crate::program::{CommandOutput, execute, flatout, refused, small_train};
 
 /// A run with a chat template, and one without.
 fn runs(dir: &Path) {
@@ -164,8 +164,6 @@ fn bad_input_is_refused_before_any_work() {
         (&["chat", "chats", "--top-p", "0"], "--top-p is 0"),
         (&["chat", "nothing"], "nothing"),
     ] {
-        let result = execute(folder.path(), words);
-        assert_eq!(result.code, Some(2), "{words:?}: {}", result.err);
-        assert!(result.err.contains(sentence), "{words:?}: {}", result.err);
+        refused(folder.path(), words, sentence);
     }
 }

@@ -163,8 +163,7 @@ fn a_run_resumes_at_the_commit_that_it_began_with() {
     // A commit that no longer exists is reported.
     server.change(|content| drop(content.commits.remove(COMMIT)));
     let result = resume(&fixture, &server, "killed", "1", 99);
-    assert_eq!(result.code, Some(2), "{}", result.err);
-    assert!(result.err.contains(&format!("has no revision `{COMMIT}`")), "{}", result.err);
+    result.assert_refused(&[&format!("has no revision `{COMMIT}`")]);
 }
 
 #[test]
@@ -226,8 +225,7 @@ fn sets_that_cannot_be_read_are_one_sentence() {
     ] {
         let asked = format!("tiny data.path={path} {KEYS} train.steps=2");
         let result = execute(&fixture, &server, &words(&asked, "refused", "1"));
-        assert_eq!(result.code, Some(2), "{path}: {}", result.err);
-        assert!(result.err.contains(sentence), "{path}: {}", result.err);
+        result.assert_refused(&[sentence]);
     }
     // A file by its URL, whose server ignores ranges, and one that changes while it is read.
     let address = server.address("data/train-1.jsonl");

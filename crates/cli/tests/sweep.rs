@@ -70,8 +70,7 @@ fn a_sweep_trains_compares_and_is_extended() {
     let named = ["--run", "runs/tiny-sweep-1"];
     let wider = ["lr=1e-4,1e-2,5e-2", "train.seed=1..2", named[0], named[1]];
     let refused = execute(dir, &words(&wider));
-    assert_eq!(refused.code, Some(2), "{refused:?}");
-    assert!(refused.err.contains("holds a sweep already"), "{}", refused.err);
+    refused.assert_refused(&["holds a sweep already"]);
     let result = done(dir, &[&wider[..], &["--resume", "auto"]].concat());
     assert_eq!(result.err.matches(" is done: ").count(), 4, "{}", result.err);
     assert_eq!(names(&summary(&sweep)).len(), 6);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::fixture::Fixture;
-use crate::program::execute;
+use crate::program::{execute, refused};
 
 /// Questions about synthetic images whose features take several files, with a frozen tower.
 const WORDS: [&str; 17] = [
@@ -208,14 +208,7 @@ fn it_is_planned_trained_evaluated_and_refused() {
         (&["adapter.paths=[layers,vision.layers]"][..], "the tower is trained"),
         (&["data.vision_cache="], "`data.vision_cache` is empty"),
     ] {
-        let result = execute(dir, &words("refused", &[&rows[..], more].concat()));
-        assert_eq!(
-            (result.code, result.err.trim().lines().count()),
-            (Some(2), 1),
-            "{more:?}: {}",
-            result.err
-        );
-        assert!(result.err.contains(sentence), "{}", result.err);
+        refused(dir, &words("refused", &[&rows[..], more].concat()), sentence);
         assert!(!fixture.dir("refused").exists() && !fixture.dir("cache").exists());
     }
 }

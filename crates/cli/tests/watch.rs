@@ -8,7 +8,7 @@ use std::process::Child;
 
 use serde_json::Value;
 
-use crate::program::{execute, flatout, small_train};
+use crate::program::{execute, flatout, refused, small_train};
 
 /// A server that ends with the test.
 struct Serving {
@@ -140,14 +140,7 @@ fn bad_input_is_a_sentence() {
         (vec!["watch", ".", "--port", &port], "cannot be listened on"),
         (vec!["watch", ".", "--host", "not an address"], "is no address of this machine"),
     ] {
-        let result = execute(folder.path(), &words);
-        assert_eq!(result.code, Some(2), "{words:?}: {}", result.err);
-        assert!(
-            result.err.starts_with("flatout: ") && result.err.contains(wanted),
-            "{words:?}: {}",
-            result.err
-        );
-        assert_eq!(result.err.trim_end().lines().count(), 1, "{}", result.err);
+        refused(folder.path(), &words, wanted);
     }
     assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1, "nothing was written");
 }

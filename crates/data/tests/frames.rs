@@ -315,7 +315,7 @@ fn pairs_of_several_sources_are_mixed() {
     assert_eq!((sets.train.units(), sets.train.epoch_examples()), (17, 16));
     let table = Arc::new(sets.train.clone());
     let layout = Layout::new(vec![Shape::Packed { tokens: 2048, segments: 32 }])
-        .seeing(Some(vec![ImageRoom { patches: 256, images: 64, largest: 4 }]))
+        .with_images(Some(vec![ImageRoom { patches: 256, images: 64, largest: 4 }]))
         .comparing(2);
     let options = UpdateOptions { seed: 3, batch: 16, layout, is_sorted: false, class_weights: vec![] };
     let start = Updates::start(&table, 3);
@@ -569,7 +569,7 @@ fn sources_are_mixed_by_shares_of_samples() {
     );
     let table = Arc::new(sets.train.clone());
     let layout = Layout::new(vec![Shape::Packed { tokens: 8192, segments: 16 }])
-        .seeing(Some(vec![ImageRoom { patches: 64, images: 64, largest: 8 }]));
+        .with_images(Some(vec![ImageRoom { patches: 64, images: 64, largest: 8 }]));
     let options = UpdateOptions { seed: 5, batch: 16, layout, is_sorted: false, class_weights: vec![] };
     let series = |from: u64, updates: usize| -> Vec<(u64, Vec<i32>)> {
         let mut cursor = Updates::start(&table, 5);
@@ -610,7 +610,7 @@ fn sources_are_mixed_by_shares_of_samples() {
 /// The micro-batches of a set, with room for everything.
 fn laid_out(sets: &ExampleSets) -> Vec<MicroBatch> {
     let layout = Layout::new(vec![Shape::Packed { tokens: 4096, segments: 16 }])
-        .seeing(Some(vec![ImageRoom { patches: 40, images: 20, largest: 8 }]));
+        .with_images(Some(vec![ImageRoom { patches: 40, images: 20, largest: 8 }]));
     once(&sets.train, 100, &layout, &[])
 }
 
@@ -698,7 +698,7 @@ fn threads_decode_the_same_updates() {
     let sets = open(&made).unwrap();
     let table = Arc::new(sets.train.clone());
     let layout = Layout::new(vec![Shape::Packed { tokens: 1024, segments: 8 }])
-        .seeing(Some(vec![ImageRoom { patches: 64, images: 64, largest: 8 }]));
+        .with_images(Some(vec![ImageRoom { patches: 64, images: 64, largest: 8 }]));
     let updates = |from: u64| {
         let options = UpdateOptions {
             seed: 1,

@@ -3,7 +3,7 @@
 use crate::types::DType;
 
 pub trait Attr: Sized {
-    fn show(&self) -> String;
+    fn to_text(&self) -> String;
     fn read(text: &str) -> Result<Self, String>;
     /// The default, which the text omits: most operations have it.
     fn omitted() -> Option<Self> {
@@ -18,7 +18,7 @@ pub(crate) fn is_omitted<T: Attr + PartialEq>(value: &T) -> bool {
 macro_rules! attr_by_display {
     ($($ty:ty),*) => {$(
         impl Attr for $ty {
-            fn show(&self) -> String { format!("{self}") }
+            fn to_text(&self) -> String { format!("{self}") }
             fn read(text: &str) -> Result<Self, String> {
                 text.parse().map_err(|_| format!("`{text}` is not a {}", stringify!($ty)))
             }
@@ -28,7 +28,7 @@ macro_rules! attr_by_display {
 attr_by_display!(usize, u32, u8, u64, bool, f32, f64);
 
 impl Attr for DType {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         self.name().into()
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -40,8 +40,8 @@ impl Attr for DType {
 }
 
 impl<T: Attr> Attr for Vec<T> {
-    fn show(&self) -> String {
-        format!("[{}]", self.iter().map(Attr::show).collect::<Vec<_>>().join(" "))
+    fn to_text(&self) -> String {
+        format!("[{}]", self.iter().map(Attr::to_text).collect::<Vec<_>>().join(" "))
     }
     fn read(text: &str) -> Result<Self, String> {
         let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
@@ -67,7 +67,7 @@ macro_rules! named {
         }
 
         impl $crate::attr::Attr for $ty {
-            fn show(&self) -> String { self.name().into() }
+            fn to_text(&self) -> String { self.name().into() }
             fn read(text: &str) -> Result<Self, String> {
                 match text {
                     $($name => Ok($ty::$variant),)*

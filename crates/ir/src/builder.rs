@@ -215,7 +215,7 @@ impl<'g> Tensor<'g> {
             a.len() == b.len(),
             "{}: {} of {a:?} and {b:?}: give both the same number of axes",
             self.b.scope.borrow(),
-            f.show()
+            f.to_text()
         );
         let dims: Vec<usize> = a.iter().zip(&b).map(|(&x, &y)| x.max(y)).collect();
         self.b.op(Op::Map { f }, &[self.broadcast(&dims), other.broadcast(&dims)])

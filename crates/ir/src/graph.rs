@@ -103,7 +103,7 @@ const PLAIN_BICUBIC: &str = "bicubic";
 const SMOOTH_BICUBIC: &str = "bicubic_antialias";
 
 impl Attr for Init {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Init::Zeros => "zeros".into(),
             Init::Ones => "ones".into(),
@@ -112,7 +112,7 @@ impl Attr for Init {
             Init::Uniform { bound } => format!("uniform({bound})"),
             Init::RowNorms => "row_norms".into(),
             Init::Data => "data".into(),
-            Init::RopeTable { freq } => format!("rope_table({})", freq.show()),
+            Init::RopeTable { freq } => format!("rope_table({})", freq.to_text()),
             Init::Bicubic { from, to, antialias } => {
                 let name = if *antialias { SMOOTH_BICUBIC } else { PLAIN_BICUBIC };
                 format!("{name}({}x{}:{}x{})", from[0], from[1], to[0], to[1])

@@ -29,7 +29,7 @@ impl fmt::Display for View {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}@{}", TensorType::new(self.dtype, self.dims.clone()), self.offset)?;
         if self.strides != contiguous_strides(&self.dims) {
-            write!(f, "/{}", self.strides.show())?;
+            write!(f, "/{}", self.strides.to_text())?;
         }
         Ok(())
     }
@@ -68,11 +68,11 @@ impl fmt::Display for PlanSet {
         writeln!(f, "inputs {}..{}", self.inputs.start, self.inputs.end)?;
         self.landings.iter().try_for_each(|landing| writeln!(f, "landing {landing}"))?;
         for slot in &self.slots {
-            write!(f, "slot {} {} {} {}", slot.path, slot.ty, slot.class.show(), slot.init.show())?;
+            write!(f, "slot {} {} {} {}", slot.path, slot.ty, slot.class.to_text(), slot.init.to_text())?;
             writeln!(f, " at {}{}", slot.view.offset, if slot.is_whole { " whole" } else { "" })?;
         }
         for Sharded { path, ty, class, init, slot, start, at, share, .. } in &self.sharded {
-            write!(f, "sharded {path} {ty} {} {}", class.show(), init.show())?;
+            write!(f, "sharded {path} {ty} {} {}", class.to_text(), init.to_text())?;
             writeln!(f, " from {start} of shares of {share} at {at} of {slot}")?;
         }
         for buffer in &self.buffers {

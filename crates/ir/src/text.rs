@@ -29,7 +29,7 @@ impl fmt::Display for Value {
 impl fmt::Display for Graph {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, s) in self.slots.iter().enumerate() {
-            write!(f, "slot ${i} {} {} {} {}", s.path, s.ty, s.class.show(), s.init.show())?;
+            write!(f, "slot ${i} {} {} {} {}", s.path, s.ty, s.class.to_text(), s.init.to_text())?;
             match s.part {
                 Some(SlotPart { of, offset }) => writeln!(f, " part=${}+{offset}", of.0)?,
                 None => writeln!(f)?,

@@ -8,8 +8,8 @@
 //! `statistics` evaluates the times. With several ranks, rank 0 runs all of this and every rank makes the visits
 //! (`bench::together`).
 
-pub mod kept;
 pub mod page;
+pub mod stored_visits;
 pub mod table;
 pub mod variants;
 
@@ -24,7 +24,7 @@ use flatout_train::config::Config;
 use flatout_train::device::Device;
 use flatout_train::machine::cache_folder;
 use flatout_train::resolve::prediction::tokens_per_update;
-use kept::{End, Kept};
+use stored_visits::{End, StoredVisits};
 use table::{BaseRow, Row, failure, table};
 use variants::{BASE, Base, Fate, RowSelection, Variant, variants};
 
@@ -119,11 +119,11 @@ pub fn ablate(
     let version = env!("CARGO_PKG_VERSION").to_string();
     let identity = format!("{version}\n{device}\n{}\n{}", options.steps, base.config.to_toml());
     let mut kept = match cache_folder() {
-        Some(folder) => match Kept::open(&folder.join("ablate"), &identity) {
-            Err(Failure::Environment(why)) => Kept::nowhere(Some(why)),
+        Some(folder) => match StoredVisits::open(&folder.join("ablate"), &identity) {
+            Err(Failure::Environment(why)) => StoredVisits::nowhere(Some(why)),
             opened => opened?,
         },
-        None => Kept::nowhere(Some("there is no folder for a cache".into())),
+        None => StoredVisits::nowhere(Some("there is no folder for a cache".into())),
     };
     if options.fresh {
         kept.clear()?;
@@ -193,7 +193,7 @@ struct Plan<'a> {
 /// Makes the visits that are not kept yet, round by round. False if the budget ended first.
 fn rounds(
     plan: &Plan<'_>,
-    kept: &mut Kept,
+    kept: &mut StoredVisits,
     visit: &mut Visiting<'_>,
     elapsed: &mut dyn FnMut() -> Duration,
     say: &mut dyn FnMut(AblateProgress<'_>),
@@ -206,7 +206,7 @@ fn rounds(
         round_of.base(0)?;
     }
     for round in 0..plan.repeats {
-        let is_todo = |key: &str, kept: &Kept| {
+        let is_todo = |key: &str, kept: &StoredVisits| {
             let is_done = kept.visits.iter().any(|visit| visit.key == key && visit.round == round);
             !is_done && failure(kept, key).is_none()
         };
@@ -245,7 +245,7 @@ fn distinct(variants: &[Variant]) -> Vec<(&str, &str, &Config)> {
 
 struct Rounds<'a> {
     plan: &'a Plan<'a>,
-    kept: &'a mut Kept,
+    kept: &'a mut StoredVisits,
     visit: &'a mut Visiting<'a>,
     elapsed: &'a mut dyn FnMut() -> Duration,
     say: &'a mut dyn FnMut(AblateProgress<'_>),

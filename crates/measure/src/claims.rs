@@ -15,7 +15,7 @@ use flatout_train::device::gpus;
 pub mod arithmetic;
 pub mod page;
 
-use arithmetic::Compared;
+use arithmetic::Comparison;
 
 /// The whole data, with the arithmetic evaluated.
 #[derive(Debug, Serialize)]
@@ -74,7 +74,7 @@ pub struct Claim {
     pub figures: Vec<String>,
     /// Commands of the figures without a value, which would measure them.
     pub pending: Vec<String>,
-    pub arithmetic: Option<Compared>,
+    pub arithmetic: Option<Comparison>,
     pub why: String,
 }
 

@@ -78,7 +78,7 @@ impl Matrix {
         let at = |i: usize, j: usize| (0..*k).map(|l| a[i * k + l] * b[l * n + j]).sum::<f64>() * scale;
         Matrix((0..m * n).map(|e| at(e / n, e % n)).collect(), *m, *n)
     }
-    fn turned(&self) -> Matrix {
+    fn transposed(&self) -> Matrix {
         let Matrix(a, m, n) = self;
         Matrix((0..m * n).map(|e| a[(e % m) * n + e / m]).collect(), *n, *m)
     }
@@ -126,8 +126,8 @@ impl<'a> Adapted<'a> {
         let dv = Matrix((0..m * n).map(|e| self.g[e / n] * dw[e]).collect(), m, n);
         let mut all = vec![];
         for (adapter, a, b) in &self.adapters {
-            all.push((adapter.a(), b.turned().times(&dv, adapter.scale).0));
-            all.push((adapter.b(), dv.times(&a.turned(), adapter.scale).0));
+            all.push((adapter.a(), b.transposed().times(&dv, adapter.scale).0));
+            all.push((adapter.b(), dv.times(&a.transposed(), adapter.scale).0));
             if adapter.dora {
                 let dots = self
                     .v

@@ -14,6 +14,7 @@ use flatout_models::config::{DecoderConfig, FoveaConfig, Look, Vision};
 use flatout_models::decoder::build;
 use flatout_models::form::{Documents, Form, ImageExtents, LossForm, SeenFrames};
 
+use crate::plans::choices_of_passes;
 use crate::small;
 
 fn model(mode: Look) -> DecoderConfig {
@@ -113,22 +114,7 @@ fn compare(mode: Look, options: &Options, bound: f64) {
 
 #[test]
 fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
-    let base = Options::default;
-    for options in [
-        base(),
-        Options { fuse_qkv: false, ..base() },
-        Options { fuse_gate_up: false, ..base() },
-        Options { fuse_norm: false, ..base() },
-        Options { fuse_elementwise: false, ..base() },
-        Options { fuse_loss: false, ..base() },
-        Options { fuse_optimizer: false, ..base() },
-        Options { flash_attention: false, ..base() },
-        Options { recompute: Recompute::None, ..base() },
-        Options { recompute: Recompute::Wide, ..base() },
-        Options { recompute: Recompute::Full, ..base() },
-        Options { recompute: Recompute::Full, recompute_layers: Some(3), ..base() },
-        Options { memory_plan: false, ..base() },
-    ] {
+    for options in choices_of_passes(3) {
         compare(Look::Fine, &options, 3e-6);
         compare(Look::Coarse, &options, 3e-6);
     }

@@ -151,10 +151,10 @@ fn compare(config: &DecoderConfig, form: Form, options: &Options, bound: f64) {
     assert!(want.contains_key(&gradient_path("layers.1.attn.wq")) && want.len() > 10);
 }
 
-#[test]
-fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
+/// Options that each leave out or change one pass; `layers` is a number of layers that are recomputed.
+pub fn choices_of_passes(layers: usize) -> Vec<Options> {
     let base = Options::default;
-    let choices = [
+    vec![
         base(),
         Options { fuse_qkv: false, ..base() },
         Options { fuse_gate_up: false, ..base() },
@@ -166,11 +166,15 @@ fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
         Options { recompute: Recompute::None, ..base() },
         Options { recompute: Recompute::Wide, ..base() },
         Options { recompute: Recompute::Full, ..base() },
-        Options { recompute: Recompute::Full, recompute_layers: Some(1), ..base() },
+        Options { recompute: Recompute::Full, recompute_layers: Some(layers), ..base() },
         Options { memory_plan: false, ..base() },
-        Options { rope_positions: Some(8), ..base() },
-    ];
-    for options in choices {
+    ]
+}
+
+#[test]
+fn every_choice_of_passes_gives_the_gradients_of_the_plain_graph() {
+    let choices = [choices_of_passes(1), vec![Options { rope_positions: Some(8), ..Options::default() }]];
+    for options in choices.concat() {
         compare(&small(), LOSS, &options, 2e-6);
         compare(&gpt2(), LOSS, &options, 2e-6);
         compare(&gemma(), LOSS, &options, 2e-6);

@@ -135,7 +135,7 @@ fn named(run: PathBuf) -> PyResult<PathBuf> {
     let dir = run::named(&run);
     match run::is_run(&dir) {
         true => Ok(dir),
-        false => Err(raised(UserError(format!("there is no run in {}", run.display())).into())),
+        false => Err(raised(run::no_run(&run).into())),
     }
 }
 

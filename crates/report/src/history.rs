@@ -337,6 +337,9 @@ pub fn list(dir: &Path) -> Result<Vec<ListedRun>, UserError> {
     let within = |dir: &Path| -> std::io::Result<Vec<PathBuf>> {
         Ok(fs::read_dir(dir)?.flatten().map(|entry| entry.path()).filter(|path| path.is_dir()).collect())
     };
+    if !dir.exists() {
+        return Err(run::no_run(dir));
+    }
     let folders = match within(dir) {
         Ok(folders) => folders,
         Err(error) => refuse!("{} cannot be read: {error}", dir.display()),
@@ -465,6 +468,6 @@ mod tests {
         let named: Vec<_> = runs.iter().map(|(path, run)| (path.file_name().unwrap(), run.is_ok())).collect();
         assert_eq!(named, [("c".as_ref(), true), ("a".as_ref(), true), ("b".as_ref(), false)]);
         assert_eq!(list(&folder.path().join("a")).unwrap().len(), 1, "a run is a list of itself");
-        assert!(list(&folder.path().join("none")).unwrap_err().0.contains("cannot be read"));
+        assert!(list(&folder.path().join("none")).unwrap_err().0.starts_with("there is no run in "));
     }
 }

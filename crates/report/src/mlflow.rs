@@ -7,12 +7,12 @@
 
 mod client;
 mod follow;
-mod kept;
 mod points;
 #[cfg(test)]
 mod server;
 #[cfg(test)]
 mod tests;
+mod upload_record;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use flatout_train::{Config, UserError};
 
 use client::{Client, Credentials};
 use follow::{Follower, Shared, experiment};
-use kept::Kept;
+use upload_record::UploadRecord;
 
 pub use follow::Sent;
 
@@ -72,7 +72,7 @@ impl Following {
             let all: Vec<String> = std::iter::from_fn(|| self.shared.warning()).collect();
             (!all.is_empty()).then(|| all.join("; "))
         };
-        match Kept::of(&self.run, &self.server, &self.experiment).lines_left(&self.run) {
+        match UploadRecord::of(&self.run, &self.server, &self.experiment).lines_left(&self.run) {
             0 => words(),
             _ if self.shared.has_given_up() => words(),
             lines => Some(format!(

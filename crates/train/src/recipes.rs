@@ -65,6 +65,9 @@ const GPU: &str = include_str!("../../../recipes/presets/gpu.toml");
 /// The word for layers of --with in sentences.
 const PRESET: &str = "preset";
 
+/// The entry that only files with all keys have, which runs and `flatout recipes show` write.
+const SAVED: &str = "recipe";
+
 /// The embedded recipes.
 pub fn list() -> &'static [Embedded] {
     RECIPES
@@ -131,7 +134,11 @@ pub fn resolve(recipe: &str, with: &[String], overrides: &[String]) -> Result<Co
             );
         }
         table.remove("description");
+        let lists_all = table.contains_key(SAVED);
         layers.table(table, &source.text, &source.origin)?;
+        if !source.is_embedded() && !lists_all {
+            layers.note_given();
+        }
         for PresetAddition { table, text, origin, .. } in own.iter().filter(|own| own.preset == source.name) {
             layers.table(table.clone(), text, origin)?;
         }
@@ -350,9 +357,12 @@ fn add(
         }
         Some(_) => refuse!("{origin}: `with` must be a table for each preset that the recipe adds to"),
     }
+    let lists_all = table.contains_key(SAVED);
     layers.table(table, &source.text, origin)?;
     if source.is_embedded() {
         layers.note_embedded();
+    } else if !lists_all {
+        layers.note_given();
     }
     Ok(())
 }

@@ -300,7 +300,7 @@ fn a_config_that_contradicts_its_tensors_is_refused() {
         ("lora", "r", 16.into(), "is 16, and its tensors have 4"),
         ("lora", "r", "4".into(), "is \"4\", and its tensors have 4"),
         ("lora-some", "rank_pattern", serde_json::json!({}), "is 3, and its tensors have 2"),
-        ("lora", "lora_alpha", "many".into(), "has the lora_alpha \"many\""),
+        ("lora", "lora_alpha", "many".into(), "is \"many\" and must be a number"),
         (
             "lora",
             "init_lora_weights",
@@ -308,9 +308,17 @@ fn a_config_that_contradicts_its_tensors_is_refused() {
             "changes the weights that the adapter lies beside",
         ),
         ("lora", "init_lora_weights", "olora".into(), "changes the weights that the adapter lies beside"),
+        ("lora", "peft_type", "LOHA".into(), "merge the adapter into its model with PEFT"),
+        (
+            "lora",
+            "alpha_pattern",
+            serde_json::json!({"(": 3}),
+            "`(` among alpha_pattern is not a regular expression",
+        ),
     ] {
         let sentence = refused(name, key, value).expect_err("a refusal");
-        assert!(sentence.contains(part), "{sentence}");
+        let file = folder.path().join("adapter_config.json").display().to_string();
+        assert!(sentence.starts_with(&file) && sentence.contains(part), "{sentence}");
     }
 }
 

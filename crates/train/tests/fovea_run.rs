@@ -199,7 +199,7 @@ impl PromptFixture {
         let room = GeneratorCapacity { sequences, tokens: longest + sampling.max_tokens };
         let device = Device::Cpu { threads: 2 };
         let mut generator =
-            Generator::seeing(loaded, &device, room, self.pictures.clone(), CHUNK_WITH_FRAMES)
+            Generator::with_pictures(loaded, &device, room, self.pictures.clone(), CHUNK_WITH_FRAMES)
                 .expect("a model");
         generator.continue_prompts(prompts, sampling, &mut |_, _| {}).expect("answers")
     }

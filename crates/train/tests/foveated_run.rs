@@ -5,28 +5,22 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
-use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
-use flatout_train::config::resolved::Resolved;
 use flatout_train::recipes;
-use flatout_train::resolve::compile::compile;
 use flatout_train::run;
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::run::events::{Event, Step};
-use flatout_train::tasks::batch::Draw;
 use flatout_train::tasks::dataset::Dataset;
 use flatout_train::tasks::examples;
-use flatout_train::training::update::accumulate;
-use flatout_train::weights::initial;
 
 use crate::adapters::f32s;
 use crate::distance::relative;
 use crate::small_run::train_in;
+use crate::tar::tar;
+use crate::update_sums::first_update;
 
 /// Bound on the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
-const THREADS: usize = 2;
 
 /// Sizes of a foveated model that make a run short.
 pub const SIZES: [&str; 11] = [
@@ -61,26 +55,9 @@ fn config(recipe: &str, overrides: &[&str]) -> Config {
 fn sums(overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize) {
     let asked = config("fvlm-135m-sft", &[overrides, &["train.batch=48"]].concat());
     let data = examples::read(&asked, None, &mut |_| {}).expect("samples");
-    let mut resolved = Resolved::default();
-    data.measure(&asked, &mut resolved);
-    let config = resolved.over(&asked);
-    let compiled = compile(&config, &cpu::target(THREADS)).expect("plans");
-    let mut source = data.source(&config, compiled.feeding(), None).expect("a source");
-    let mut session = Session::new(compiled.plans.clone(), THREADS).expect("a session");
-    initial::write(&mut session, 3).expect("weights");
-    source.begin_update();
     let mut parts = 0;
-    while let Some(batch) = source.next_batch().expect("a batch") {
-        parts += 1;
-        accumulate(&mut session, &batch, Draw { seed: 1, step: 0 }).expect("gradients");
-    }
-    let slots = session.plans().slots.iter();
-    let trained = slots.filter(|slot| slot.class == flatout_ir::Class::Weight && !slot.is_whole);
-    // A shift of all keys changes no softmax: the gradient of their biases is rounding.
-    let trained = trained.filter(|slot| !slot.path.contains("wk_bias"));
-    let trained: Vec<String> = trained.map(|slot| gradient_path(&slot.path)).collect();
-    let paths = trained.into_iter().chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
-    (paths.map(|path| (path.clone(), session.read_f32(&path).expect("a sum"))).collect(), parts)
+    let sums = first_update(&asked, &data, |_, _| parts += 1);
+    (sums, parts)
 }
 
 #[test]
@@ -161,25 +138,6 @@ pub fn copy(from: &Path, to: &Path) {
             fs::copy(&path, &to).expect("a copy");
         }
     }
-}
-
-/// A tar archive of plain files.
-pub fn tar(members: &[(String, Vec<u8>)]) -> Vec<u8> {
-    let mut archive = vec![];
-    for (name, bytes) in members {
-        let mut header = [0u8; 512];
-        header[..name.len()].copy_from_slice(name.as_bytes());
-        header[124..136].copy_from_slice(format!("{:011o}\0", bytes.len()).as_bytes());
-        header[148..156].fill(b' ');
-        header[156] = b'0';
-        let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
-        header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
-        archive.extend(header);
-        archive.extend(bytes);
-        archive.resize(archive.len().next_multiple_of(512), 0);
-    }
-    archive.resize(archive.len() + 1024, 0);
-    archive
 }
 
 /// Samples with these numbers of frames; one frame of one sample cannot be decoded.

@@ -18,7 +18,7 @@ use flatout_train::resolve::arranged::eval_layout;
 use flatout_train::resolve::compile::{Compiled, compile};
 use flatout_train::tasks::batch::{Draw, Inputs};
 use flatout_train::tasks::examples::shares_prefixes;
-use flatout_train::tasks::preference::{AnswerSplit, Compared, Scores};
+use flatout_train::tasks::preference::{AnswerSplit, ComparedAnswers, Scores};
 use flatout_train::training::update::{accumulate, apply, collect};
 use flatout_train::training::{baseline, reference};
 use flatout_train::weights::initial;
@@ -92,7 +92,7 @@ struct PairSession {
     session: Session,
     updates: Updates,
     inputs: Vec<Inputs>,
-    compared: Compared,
+    compared: ComparedAnswers,
     compiled: Compiled,
 }
 
@@ -118,7 +118,7 @@ fn begin(config: &Config, table: ExampleTable) -> PairSession {
         class_weights: vec![],
     };
     let none = if table.together() == 2 { ExampleTable::of_pairs() } else { ExampleTable::default() };
-    let compared = Compared::new([table.clone(), Arc::new(none)], None, "a mark".into());
+    let compared = ComparedAnswers::new([table.clone(), Arc::new(none)], None, "a mark".into());
     let start = Updates::start(&table, 1);
     let updates = Updates::new(table, options, start).expect("updates");
     let inputs = compiled.plans.grads().enumerate();

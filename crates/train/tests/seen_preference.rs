@@ -9,7 +9,7 @@ use std::sync::Arc;
 use flatout_data::examples::Sighting;
 use flatout_data::vision::{Given, Grid, ImageReader, ImageStore, Patching};
 use flatout_data::{Example, ExampleTable};
-use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
+use flatout_ir::passes::differentiate::{WEIGHT_SUM, gradient_path};
 use flatout_models::config::{DecoderConfig, Model};
 use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
@@ -25,7 +25,7 @@ use flatout_train::run::events::{Event, Step};
 use flatout_train::tasks::batch::{BatchSource, Draw};
 use flatout_train::tasks::dataset::Dataset;
 use flatout_train::tasks::examples::{self, Examples};
-use flatout_train::tasks::preference::Compared;
+use flatout_train::tasks::preference::ComparedAnswers;
 use flatout_train::tasks::seen::{PatchImages, SeenImages};
 use flatout_train::training::reference;
 use flatout_train::training::update::{accumulate, apply, collect};
@@ -36,6 +36,7 @@ use crate::distance::relative;
 use crate::fixture::{Fixture, sums};
 use crate::foveated_run;
 use crate::small_run::train_in;
+use crate::update_sums;
 use crate::vl_golden::Golden;
 
 /// Bound on the L2 distance of every tensor of the gradient.
@@ -151,7 +152,7 @@ fn golden_pairs(small: &Config, config: &Config, fixture: &mut Fixture) -> Examp
     }
     let images = PatchImages::of(config, store).expect("images that fit").map(SeenImages::Patches);
     let (train, held_out) = (Arc::new(table), Arc::new(ExampleTable::of_pairs()));
-    let compared = Compared::new([train.clone(), held_out.clone()], images.clone(), "a mark".into());
+    let compared = ComparedAnswers::new([train.clone(), held_out.clone()], images.clone(), "a mark".into());
     Examples { train, held_out, images, compared: Some(compared), ..drawn }
 }
 
@@ -221,13 +222,7 @@ fn update(kind: (&str, &[&str]), overrides: &[&str]) -> (BTreeMap<String, Vec<f3
     let data = examples::read(&asked, None, &mut |_| {}).expect("pairs");
     let (mut pairs, _) = PairSession::new(&asked, &data, 3, &|_| {});
     let parts = pairs.accumulate();
-    let slots = pairs.session.plans().slots.iter();
-    let trained = slots.filter(|slot| slot.class == flatout_ir::Class::Weight && !slot.is_whole);
-    // A shift of all keys changes no softmax: the gradient of their biases is rounding.
-    let trained = trained.filter(|slot| !slot.path.contains("wk_bias"));
-    let paths: Vec<String> = trained.map(|slot| gradient_path(&slot.path)).collect();
-    let paths = paths.into_iter().chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
-    (paths.map(|path| (path.clone(), pairs.session.read_f32(&path).expect("a sum"))).collect(), parts)
+    (update_sums::sums(&pairs.session), parts)
 }
 
 /// Both answers after one shared prompt, whose image or frames are encoded once, give the gradients that they give apart.
@@ -344,7 +339,7 @@ fn a_pair_with_a_broken_frame_is_left_out() {
         members.push((format!("s{sample}.json"), text.into_bytes()));
     }
     let shard = folder.path().join("pairs.tar");
-    fs::write(&shard, crate::foveated_run::tar(&members)).expect("a shard");
+    fs::write(&shard, crate::tar::tar(&members)).expect("a shard");
     let path = format!("data.path={}", shard.display());
     for layout in ["shared_prefix=on", "shared_prefix=off"] {
         let words =

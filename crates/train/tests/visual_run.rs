@@ -7,31 +7,24 @@ use std::sync::Arc;
 
 use flatout_data::examples::Sighting;
 use flatout_data::{Example, ExampleTable};
-use flatout_ir::passes::differentiate::{LOSS_SUM, WEIGHT_SUM, gradient_path};
+use flatout_ir::passes::differentiate::LOSS_SUM;
 use flatout_ir::passes::input_path;
-use flatout_runtime::{Session, cpu};
 use flatout_train::Config;
-use flatout_train::config::resolved::Resolved;
 use flatout_train::device::Device;
 use flatout_train::metrics::Metrics;
 use flatout_train::recipes;
-use flatout_train::resolve::compile::compile;
 use flatout_train::run::events::Event;
 use flatout_train::run::signal::StopFlag;
 use flatout_train::run::{Entered, Resume, Run};
 use flatout_train::switches::Choose;
-use flatout_train::tasks::batch::Draw;
-use flatout_train::tasks::dataset::Dataset;
 use flatout_train::tasks::examples::{self, Examples};
 use flatout_train::training::trainer::{Notice, train};
-use flatout_train::training::update::accumulate;
-use flatout_train::weights::initial;
 
 use crate::distance::relative;
+use crate::update_sums::first_update;
 
 /// Bound on the L2 distance of every tensor of the gradient.
 const BOUND: f64 = 1e-5;
-const THREADS: usize = 2;
 
 fn config(overrides: &[&str]) -> Config {
     let words = ["backend=cpu", "precision=fp32", "eval.metric=loss", "checkpoint.best=false"];
@@ -88,29 +81,12 @@ fn sums(overrides: &[&str]) -> (BTreeMap<String, Vec<f32>>, usize, usize) {
     let data = mixed(&asked);
     let batch = format!("train.batch={}", data.train.count());
     let asked = config(&[&LARGE[..], overrides, &[batch.as_str()]].concat());
-    let mut resolved = Resolved::default();
-    data.measure(&asked, &mut resolved);
-    let config = resolved.over(&asked);
-    let compiled = compile(&config, &cpu::target(THREADS)).expect("plans");
-    let mut source = data.source(&config, compiled.feeding(), None).expect("a source");
-    let mut session = Session::new(compiled.plans.clone(), THREADS).expect("a session");
-    initial::write(&mut session, 3).expect("weights");
-    source.begin_update();
     let (mut parts, mut blind) = (0, 0);
-    while let Some(batch) = source.next_batch().expect("a batch") {
+    let sums = first_update(&asked, &data, |session, batch| {
         parts += 1;
         blind += usize::from(session.plans().slot(&input_path(batch.role, "patches")).is_none());
-        accumulate(&mut session, &batch, Draw { seed: 1, step: 0 }).expect("gradients");
-    }
-    let trained: Vec<String> = session
-        .plans()
-        .slots
-        .iter()
-        .filter(|slot| slot.class == flatout_ir::Class::Weight && !slot.is_whole)
-        .map(|slot| gradient_path(&slot.path))
-        .collect();
-    let paths = trained.into_iter().chain([LOSS_SUM.to_string(), WEIGHT_SUM.to_string()]);
-    (paths.map(|path| (path.clone(), session.read_f32(&path).expect("a sum"))).collect(), parts, blind)
+    });
+    (sums, parts, blind)
 }
 
 fn same(name: &str, got: &BTreeMap<String, Vec<f32>>, want: &BTreeMap<String, Vec<f32>>) {

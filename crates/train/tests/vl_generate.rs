@@ -86,7 +86,7 @@ impl PromptFixture {
         let room = GeneratorCapacity { sequences, tokens: longest + LIKELIEST.max_tokens };
         let device = Device::Cpu { threads: 2 };
         let mut generator =
-            Generator::seeing(loaded, &device, room, self.pictures.clone(), chunk).expect("a model");
+            Generator::with_pictures(loaded, &device, room, self.pictures.clone(), chunk).expect("a model");
         generator.continue_prompts(&prompts, LIKELIEST, &mut |_, _| {}).expect("answers")
     }
 }
@@ -153,7 +153,7 @@ fn generation_and_evaluation_show_the_same_part_of_an_image() {
         most.fold((0, 0, 0), |(t, i, p), one| (t + one.tokens, i + one.images, p + one.patches));
     let room = ImageRoom { patches, images, largest: table.largest_image() };
     let shape = Shape::Packed { tokens, segments: table.count() };
-    let layout = Layout::new(vec![shape]).seeing(Some(vec![room]));
+    let layout = Layout::new(vec![shape]).with_images(Some(vec![room]));
     let capacities = Capacities::of_shape(&loaded.config, &layout, 0);
     let graph = capacities::texts(&loaded.config, &capacities, false);
     let images = PatchImages::of(&loaded.config, store).expect("images that fit").map(SeenImages::Patches);

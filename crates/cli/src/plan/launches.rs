@@ -32,7 +32,7 @@ pub fn print(plans: &PlanSet, target: &Target, screen: &Screen) {
 /// The operation and its tensors: `add map bf16[4,8] bf16[4,8] -> bf16[4,8]`.
 fn tensors(launch: &Launch) -> String {
     let body = match &launch.op {
-        Op::Map { f } => format!("{} ", f.show()),
+        Op::Map { f } => format!("{} ", f.to_text()),
         Op::Bundle { body } => {
             let (regions, tensors) = (bundle::parts(body).len(), launch.ins.len() + launch.outs.len());
             return format!("{regions} regions of {tensors} tensors");
@@ -42,8 +42,8 @@ fn tensors(launch: &Launch) -> String {
                 .nodes
                 .iter()
                 .filter_map(|node| match node.op {
-                    Op::Map { f } => Some(f.show()),
-                    Op::Reduce { by, .. } => Some(by.show()),
+                    Op::Map { f } => Some(f.to_text()),
+                    Op::Reduce { by, .. } => Some(by.to_text()),
                     _ => None,
                 })
                 .collect();

@@ -25,6 +25,19 @@ pub struct CommandOutput {
     pub err: String,
 }
 
+impl CommandOutput {
+    /// Asserts that the command refused its input: exit code 2, nothing on standard output, and one line with all these parts on
+    /// standard error.
+    pub fn assert_refused(&self, parts: &[&str]) {
+        assert_eq!((self.code, self.out.as_str()), (Some(2), ""), "{self:?}");
+        let line = self.err.strip_suffix('\n').unwrap_or_else(|| panic!("a whole line, not {:?}", self.err));
+        assert!(line.starts_with("flatout: ") && !line.contains('\n'), "one line, not {line:?}");
+        for part in parts {
+            assert!(line.contains(part), "{line:?} lacks {part:?}");
+        }
+    }
+}
+
 /// The command, not yet started, with all its streams captured.
 pub fn flatout(dir: &Path, words: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flatout"));
@@ -37,6 +50,14 @@ pub fn execute(dir: &Path, words: &[&str]) -> CommandOutput {
     let output = flatout(dir, words).output().expect("the program starts");
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("UTF-8");
     CommandOutput { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// Asserts that the command with these words is refused with a sentence that contains this part.
+pub fn refused(dir: &Path, words: &[&str], part: &str) {
+    let result = execute(dir, words);
+    // Shown only if the assertion fails.
+    println!("{words:?}");
+    result.assert_refused(&[part]);
 }
 
 /// `train tiny` with the overrides that make it small, followed by these words.

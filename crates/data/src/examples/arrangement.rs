@@ -91,7 +91,7 @@ pub fn arrange(lengths: &Lengths, limits: BatchLimits, manner: LayoutOptions) ->
     };
     let sharing = |shapes: Vec<Shape>| {
         let endless = lengths.has_images().then(|| vec![ENDLESS; shapes.len()]);
-        Layout::new(shapes).sharing(trees).seeing(endless).comparing(together)
+        Layout::new(shapes).sharing(trees).with_images(endless).comparing(together)
     };
     let shape = |extent: usize| match manner.is_packed {
         true => Shape::Packed { tokens: extent, segments: batch },
@@ -221,7 +221,7 @@ fn with_learned_rows(of_all: Trial, lengths: &Lengths, updates: &[Vec<Member>]) 
         };
         let read = shapes.iter().enumerate().map(rows).collect();
         let seen = of_all.layout.seen().map(<[ImageRoom]>::to_vec);
-        let layout = Layout::reading(shapes.to_vec(), Some(read)).sharing(trees).seeing(seen);
+        let layout = Layout::with_loss_rows(shapes.to_vec(), Some(read)).sharing(trees).with_images(seen);
         Trial::new(layout.comparing(of_all.layout.together()), updates)
     };
     let enough = ROOM.into_iter().map(with).find(|trial| trial.computed <= most_computed);
@@ -265,7 +265,7 @@ fn with_image_room(
             }
         }
         let read = layout.read(0).map(|_| read);
-        let all = Layout::reading(shapes, read).sharing(layout.trees()).seeing(Some(seen));
+        let all = Layout::with_loss_rows(shapes, read).sharing(layout.trees()).with_images(Some(seen));
         all.comparing(layout.together())
     };
     let mut trial = Trial::new(of(ROOM[0]), updates);

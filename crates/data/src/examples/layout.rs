@@ -101,11 +101,11 @@ pub const MOST_SHAPES: usize = 4;
 impl Layout {
     /// A layout in which the loss reads every row.
     pub fn new(shapes: Vec<Shape>) -> Layout {
-        Layout::reading(shapes, None)
+        Layout::with_loss_rows(shapes, None)
     }
 
     /// A layout in which the loss reads `read` rows of each shape, or every row.
-    pub fn reading(shapes: Vec<Shape>, read: Option<Vec<usize>>) -> Layout {
+    pub fn with_loss_rows(shapes: Vec<Shape>, read: Option<Vec<usize>>) -> Layout {
         assert!((1..=MOST_SHAPES).contains(&shapes.len()), "{} shapes", shapes.len());
         let is_packed = |shape: &Shape| matches!(shape, Shape::Packed { .. });
         assert!(shapes.iter().all(|shape| is_packed(shape) == is_packed(&shapes[0])), "one kind of shapes");
@@ -127,7 +127,7 @@ impl Layout {
     }
 
     /// Gives shapes room for images. Only packed shapes may have it; of two shapes with equal tokens the first has more.
-    pub fn seeing(self, seen: Option<Vec<ImageRoom>>) -> Layout {
+    pub fn with_images(self, seen: Option<Vec<ImageRoom>>) -> Layout {
         assert!(
             seen.as_ref().is_none_or(|seen| self.is_packed() && seen.len() == self.shapes.len()),
             "{seen:?}"
@@ -621,12 +621,12 @@ mod tests {
         let extent = |tokens, learned| alone(Extent { learned, ..Extent::whole(tokens) });
         let examples = [extent(6, 3), extent(4, 1), extent(3, 2), extent(2, 2)];
         let shapes = || [16, 8].map(|tokens| Shape::Packed { tokens, segments: 8 }).to_vec();
-        let layout = Layout::reading(shapes(), Some(vec![4, 2]));
+        let layout = Layout::with_loss_rows(shapes(), Some(vec![4, 2]));
         let found: Vec<_> =
             layout.places(&examples).into_iter().map(|p| (p.shape, p.trees.concat())).collect();
         // All of them would fit sixteen tokens, but only four rows are read of those, and two of the small plan.
         assert_eq!(found, [(0, vec![0, 1]), (0, vec![2, 3])]);
-        let layout = Layout::reading(shapes(), Some(vec![8, 2]));
+        let layout = Layout::with_loss_rows(shapes(), Some(vec![8, 2]));
         assert_eq!(layout.places(&examples)[0].trees.concat(), [0, 1, 2, 3]);
     }
 
@@ -688,7 +688,7 @@ mod tests {
         let answer = Example { tokens: &[5, 6, 7], weights: &[0.0, 0.0, 0.5], label: None, images: &[] };
         let class = Example { tokens: &[8, 9], weights: &[0.0, 0.0], label: Some(1), images: &[] };
         let fill = |shape: Shape| {
-            let mut batch = MicroBatch::empty(&Layout::reading(vec![shape], Some(vec![2])), 0);
+            let mut batch = MicroBatch::empty(&Layout::with_loss_rows(vec![shape], Some(vec![2])), 0);
             batch.push(shape, &[(answer, 40)], 0, &[1.0, 3.0]);
             batch.push(shape, &[(class, 41)], 0, &[1.0, 3.0]);
             batch
@@ -715,7 +715,7 @@ mod tests {
         let shape = Shape::Packed { tokens: 18, segments: 2 };
         let layout = Layout::new(vec![shape]).sharing(Some(12));
         let room = ImageRoom { patches: 24, images: 2, largest: 16 };
-        let mut batch = MicroBatch::empty(&layout.seeing(Some(vec![room])), 0);
+        let mut batch = MicroBatch::empty(&layout.with_images(Some(vec![room])), 0);
         let grid = Grid { rows: 4, columns: 4 };
         let shared = [Sighting { start: 1, image: 7, grid, merge: 2, tokens: 4, hash: 0 }];
         let [a, b] = [[5, 9, 9, 9, 9, 6, 1], [5, 9, 9, 9, 9, 6, 2]];
@@ -741,7 +741,7 @@ mod tests {
     fn tokens_of_an_image_are_the_visible_blocks() {
         let shape = Shape::Packed { tokens: 8, segments: 2 };
         let room = ImageRoom { patches: 24, images: 2, largest: 16 };
-        let mut batch = MicroBatch::empty(&Layout::new(vec![shape]).seeing(Some(vec![room])), 0);
+        let mut batch = MicroBatch::empty(&Layout::new(vec![shape]).with_images(Some(vec![room])), 0);
         let square = [Sighting {
             start: 1,
             image: 0,

@@ -80,29 +80,30 @@ impl Csv {
             failed => failed,
         })?;
         let Some(header) = header else { return Ok(None) };
-        if let Some(message) = header.wrong_quotes {
-            return Err(header.wrong(format!("the header cannot be read: {message}")).into());
+        if let Some(wrong) = header.wrong_quotes {
+            return Err(header.wrong(format!("the header cannot be read: {}", wrong.message(None))).into());
         }
         let names = cells.iter().map(|name| String::from_utf8_lossy(name).trim().to_string()).collect();
         Ok(Some((names, header)))
     }
 
-    /// The fields of the next record, as many as the header has, with its line and offset.
-    fn next_row(&mut self, columns: usize) -> Result<Option<(Vec<String>, u64, u64)>, ReadError> {
+    /// The fields of the next record, as many as the header has `names`, with its line and offset.
+    fn next_row(&mut self, names: &[String]) -> Result<Option<(Vec<String>, u64, u64)>, ReadError> {
         let (cells, record) = self.cells()?;
         let Some(Record { line, at, wrong_quotes, .. }) = record else { return Ok(None) };
         let fault = |reason, message: String| Err(Fault::at_line(reason, line, at, message).into());
-        if let Some(message) = wrong_quotes {
-            return fault(Reason::Quotes, message.into());
+        if let Some(wrong) = wrong_quotes {
+            return fault(Reason::Quotes, wrong.message(names.get(wrong.column)));
         }
-        if cells.len() != columns {
-            let message = format!("the record has {} columns instead of {columns}", cells.len());
+        if cells.len() != names.len() {
+            let message = format!("the record has {} columns instead of {}", cells.len(), names.len());
             return fault(Reason::Columns, message);
         }
-        match cells.into_iter().map(String::from_utf8).collect::<Result<Vec<_>, _>>() {
-            Ok(cells) => Ok(Some((cells, line, at))),
-            Err(_) => fault(Reason::NotUtf8, "a field is not UTF-8".into()),
+        if let Some(column) = cells.iter().position(|cell| std::str::from_utf8(cell).is_err()) {
+            return fault(Reason::NotUtf8, format!("the field in column `{}` is not UTF-8", names[column]));
         }
+        let cells = cells.into_iter().map(|cell| String::from_utf8(cell).expect("just checked")).collect();
+        Ok(Some((cells, line, at)))
     }
 
     fn cells(&mut self) -> Result<(Vec<Vec<u8>>, Option<Record>), ReadError> {
@@ -233,15 +234,21 @@ impl Documents for Csv {
         };
         let fault =
             |reason, message: String| Err(Fault::at_line(reason, record.line, record.at, message).into());
-        if let Some(message) = record.wrong_quotes {
-            return fault(Reason::Quotes, message.into());
+        if let Some(wrong) = record.wrong_quotes {
+            return fault(Reason::Quotes, wrong.message(None));
         }
         if record.columns != shape.columns {
             let message = format!("the record has {} columns instead of {}", record.columns, shape.columns);
             return fault(Reason::Columns, message);
         }
         match String::from_utf8(text.expect("the wanted column is below the number of columns")) {
-            Err(_) => fault(Reason::NotUtf8, "the field is not UTF-8".into()),
+            Err(_) => {
+                let column = match self.field.strip_prefix('#') {
+                    Some(number) => number.to_string(),
+                    None => format!("`{}`", self.field),
+                };
+                fault(Reason::NotUtf8, format!("the field in column {column} is not UTF-8"))
+            }
             Ok(text) => Ok(Some(RawDocument {
                 text,
                 line: Some(record.line),
@@ -276,7 +283,7 @@ impl Rows for Table {
             self.names = self.csv.header()?;
         }
         let Some(names) = &self.names else { return Ok(None) };
-        let Some((cells, line, at)) = self.csv.next_row(names.len())? else { return Ok(None) };
+        let Some((cells, line, at)) = self.csv.next_row(names)? else { return Ok(None) };
         let fields = names.iter().cloned().zip(cells.into_iter().map(Field::Text)).collect();
         Ok(Some(Row { fields: Fields(fields), line: Some(line), row: None, at }))
     }
@@ -298,7 +305,22 @@ struct Record {
     at: u64,
     len: usize,
     columns: usize,
-    wrong_quotes: Option<&'static str>,
+    wrong_quotes: Option<WrongQuotes>,
+}
+
+/// What is wrong with the quotes of a field, and its column, from 0.
+#[derive(Clone, Copy)]
+struct WrongQuotes {
+    what: &'static str,
+    column: usize,
+}
+
+impl WrongQuotes {
+    /// Names the column by its number if its name is not known.
+    fn message(self, name: Option<&String>) -> String {
+        let column = name.map_or_else(|| (self.column + 1).to_string(), |name| format!("`{name}`"));
+        format!("{} in column {column}", self.what)
+    }
 }
 
 impl Record {
@@ -359,7 +381,7 @@ struct Scan {
     /// Offset of the closing quote.
     close: usize,
     has_escaped_quotes: bool,
-    wrong_quotes: Option<&'static str>,
+    wrong_quotes: Option<WrongQuotes>,
 }
 
 impl Scan {
@@ -405,7 +427,8 @@ impl Scan {
                     continue;
                 }
                 State::Closing | State::ClosingReturn => {
-                    self.wrong_quotes = Some("text follows a closing quote");
+                    self.wrong_quotes =
+                        Some(WrongQuotes { what: "text follows a closing quote", column: self.column });
                     self.state = State::Bare;
                 }
             }
@@ -419,21 +442,20 @@ impl Scan {
             _ => bytes.len(),
         };
         if self.state == State::Quoted {
-            self.wrong_quotes = Some("a quote is opened and never closed");
+            self.wrong_quotes =
+                Some(WrongQuotes { what: "a quote is opened and never closed", column: self.column });
         }
         if self.at > 0 {
-            take(
-                bytes,
-                Cell {
-                    column: self.column,
-                    start: self.start.min(end),
-                    end,
-                    has_escaped_quotes: self.has_escaped_quotes,
-                },
-            );
+            take(bytes, self.cell(end));
             self.column += 1;
         }
         true
+    }
+
+    /// The field that ends at `end`.
+    fn cell(&self, end: usize) -> Cell {
+        let Scan { column, start, has_escaped_quotes, .. } = *self;
+        Cell { column, start: start.min(end), end, has_escaped_quotes }
     }
 
     /// Ends the field before the separator at `at` and skips the separator; true where this ends the record.
@@ -447,15 +469,7 @@ impl Scan {
         let last = bytes[self.at] != delimiter;
         let bare = self.state == State::Bare;
         let end = if last && bare && end > self.start && bytes[end - 1] == b'\r' { end - 1 } else { end };
-        take(
-            bytes,
-            Cell {
-                column: self.column,
-                start: self.start.min(end),
-                end,
-                has_escaped_quotes: self.has_escaped_quotes,
-            },
-        );
+        take(bytes, self.cell(end));
         self.column += 1;
         self.at += 1;
         self.start = self.at;
@@ -485,6 +499,33 @@ mod tests {
         assert_eq!(fields("\"\"\"\"\r\n"), ["\""]);
         assert_eq!(fields("a \"b\" c,\"d\""), ["a \"b\" c", "d"]);
         assert_eq!(fields("über,東京"), ["über", "東京"]);
+    }
+
+    #[test]
+    fn errors_of_a_row_name_its_column() {
+        let refused = |row: &[u8]| {
+            let bytes = [b"id,text,note\n".as_slice(), row].concat();
+            let window = || Window::new(Box::new(std::io::Cursor::new(bytes.clone())));
+            let rows = Table::new(window(), b',', &ReadOptions::default()).next().err();
+            let texts = Csv::new(window(), b',', "text", 1000).next().err();
+            [rows, texts].map(|error| match error {
+                Some(ReadError::Invalid(fault)) => fault.message,
+                _ => String::new(),
+            })
+        };
+        assert_eq!(refused(b"1,caf\xe9,x\n"), ["the field in column `text` is not UTF-8"; 2]);
+        assert_eq!(refused(b"1,one,caf\xe9\n"), ["the field in column `note` is not UTF-8", ""]);
+        assert_eq!(
+            refused(b"1,\"t\"wo,x\n"),
+            ["text follows a closing quote in column `text`", "text follows a closing quote in column 2"]
+        );
+        assert_eq!(
+            refused(b"1,one,\"x\n"),
+            [
+                "a quote is opened and never closed in column `note`",
+                "a quote is opened and never closed in column 3"
+            ]
+        );
     }
 
     #[test]

@@ -31,8 +31,8 @@ const ESTIMATED_BY: u64 = 256;
 const ESTIMATED_BLOCKS: u64 = 4;
 /// With fewer blocks with documents than this, eight per stream, streams share every block.
 const FEW_BLOCKS: u64 = 8 * STREAMS as u64;
-/// Number of unusable documents after which a sample that has found nothing useful ends.
-const MOST_USELESS: u64 = 10_000;
+/// Number of unusable documents in a row after which a sample ends with what it has found.
+const MOST_UNUSABLE: u64 = 10_000;
 /// Least number of blocks that the sample for a tokeniser comes from, where there are as many.
 const SAMPLED_BLOCKS: u64 = 32;
 /// Seed of the shuffle of documents within a block, combined with the run's seed.
@@ -85,14 +85,16 @@ impl Streamed {
     }
 
     /// Calls `take` with documents of the training side, block by block in a fixed order. `take` returns `Some(true)` to
-    /// continue, `Some(false)` to go to the next block, and `None` to stop. Returns the skipped documents.
+    /// continue, `Some(false)` to go to the next block, and `None` to stop. Also stops after `MOST_UNUSABLE` unusable documents in a
+    /// row, so that a source of many terabytes is not read to its end. Returns the skipped documents.
     pub(crate) fn visit(
         &self,
         mut take: impl FnMut(Document) -> Result<Option<bool>, DataError>,
     ) -> Result<Skipped, DataError> {
         let order = Order::new(Some(self.blocks.count()), 0);
         let mut skipped = Skipped::default();
-        let mut is_useful = false;
+        // Documents that were skipped before the last usable one.
+        let mut skipped_before = 0;
         for place in 0..self.blocks.count() {
             let mut reader = self.blocks.read(order.document(place))?;
             let mut goes_on = Some(true);
@@ -100,13 +102,13 @@ impl Streamed {
                 && let Some((bytes, document)) = reader.next_with_bytes()?
             {
                 self.blocks.record_line(bytes);
+                skipped_before = skipped.total() + reader.skipped().total();
                 if fingerprint(document.text.as_bytes()) >= self.threshold {
                     goes_on = take(document)?;
                 }
             }
             skipped.merge(reader.skipped());
-            is_useful |= goes_on != Some(true);
-            if goes_on.is_none() || (!is_useful && skipped.total() >= MOST_USELESS) {
+            if goes_on.is_none() || skipped.total() - skipped_before >= MOST_UNUSABLE {
                 break;
             }
         }

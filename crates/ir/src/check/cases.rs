@@ -279,9 +279,9 @@ pub const LINEAR_ATTENTION: &[Case] = cases! {
     "linear attention, symmetric, strict" => |t| symmetric(t, LinearMask::Strict, [2, 1], even(2, 5));
     "linear attention, symmetric, ragged, full" => |t| symmetric(t, LinearMask::Full, [1, 1], UNEVEN);
     "linear attention, symmetric, ragged, strict" => |t| symmetric(t, LinearMask::Strict, [3, 1], UNEVEN);
-    "linear attention, turned, full" => |t| turned(t, LinearMask::Full, [3, 1], even(2, 5));
-    "linear attention, turned, causal" => |t| turned(t, LinearMask::Causal, [2, 2], even(2, 5));
-    "linear attention, turned, ragged, strict" => |t| turned(t, LinearMask::Strict, [3, 1], UNEVEN);
+    "linear attention, rotated, full" => |t| rotated(t, LinearMask::Full, [3, 1], even(2, 5));
+    "linear attention, rotated, causal" => |t| rotated(t, LinearMask::Causal, [2, 2], even(2, 5));
+    "linear attention, rotated, ragged, strict" => |t| rotated(t, LinearMask::Strict, [3, 1], UNEVEN);
     "linear attention of one tensor to itself" => |t| {
         let (x, q) = (t.x(&[5, 1, 3]), Segments::Uniform { len: 5 });
         let attend = LinearAttend { scale: 0.7, mask: LinearMask::Causal, q, k: Keys::Given(q), rotary: Rotary::None };
@@ -538,7 +538,7 @@ fn symmetric(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<
     vec![r.linear_attention(None, values, &attend, &Masking { q: bounds, ..Masking::default() })]
 }
 
-fn turned(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Tensor<'_>> {
+fn rotated(t: &Trial, mask: LinearMask, [h, hv]: [usize; 2], cut: Cut) -> Vec<Tensor<'_>> {
     let rows = cut.rows();
     let (a, values) = (t.x(&[rows, h, 4]), t.x(&[rows, hv, 5]));
     let (q, bounds) = cut.segments(t);

@@ -51,7 +51,7 @@ impl Segments {
 }
 
 impl Attr for Mask {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Mask::Full => "full".into(),
             Mask::Causal => "causal".into(),
@@ -73,7 +73,7 @@ impl Attr for Mask {
 }
 
 impl Attr for Segments {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Segments::Uniform { len } => format!("uniform:{len}"),
             Segments::Ragged { max_segments, max_len } => format!("ragged:{max_segments}:{max_len}"),

@@ -25,7 +25,7 @@ impl Cap {
 }
 
 impl Attr for Cap {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         self.0.map_or("none".into(), |cap| cap.to_string())
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -46,7 +46,7 @@ mod tests {
     #[test]
     fn text_reads_back_equal() {
         for cap in [Cap::NONE, Cap(Some(50.0)), Cap(Some(0.3))] {
-            assert_eq!(Cap::read(&cap.show()), Ok(cap));
+            assert_eq!(Cap::read(&cap.to_text()), Ok(cap));
         }
         assert!(Cap::read("wide").is_err());
         assert_eq!(Cap::omitted(), Some(Cap::NONE));

@@ -87,7 +87,7 @@ pub const NAMED: [(&str, E); 29] = [
 ];
 
 impl Attr for Elementwise {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             E::Cast(dtype) => format!("cast:{}", dtype.name()),
             E::Fp8Scale(dtype) => format!("fp8_scale:{}", dtype.name()),

@@ -135,7 +135,7 @@ fn mix(a: f64, b: f64, share: f64) -> f64 {
 /// `10000`, `10000:linear:4`, `500000:llama3:8:1:4:8192`, `10000:yarn:4:32:1:2048:1.1`, `10000:divided:1.1:1:1.5:4` with the
 /// amplitude first; `10000:runs:2` and `10000:runs:2:linear:4` have two runs.
 impl Attr for Frequencies {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         let theta = match self.runs {
             1 => self.theta.to_string(),
             runs => format!("{}:runs:{runs}", self.theta),
@@ -203,8 +203,8 @@ mod tests {
         for scaling in ALL.into_iter().chain([divided]) {
             for runs in [1, 2] {
                 let frequencies = Frequencies { theta: 5e5, scaling, runs };
-                assert_eq!(Frequencies::read(&frequencies.show()), Ok(frequencies));
-                assert_eq!(frequencies.show().contains("runs"), runs == 2);
+                assert_eq!(Frequencies::read(&frequencies.to_text()), Ok(frequencies));
+                assert_eq!(frequencies.to_text().contains("runs"), runs == 2);
             }
         }
         for wrong in [

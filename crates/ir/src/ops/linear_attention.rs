@@ -43,10 +43,10 @@ pub enum Keys {
 }
 
 impl Attr for Keys {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Keys::Queries => "queries".into(),
-            Keys::Given(segments) => segments.show(),
+            Keys::Given(segments) => segments.to_text(),
         }
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -88,11 +88,11 @@ impl Rotary {
 
 /// `angles:10000`, `table:10000`.
 impl Attr for Rotary {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Rotary::None => "none".into(),
-            Rotary::Angles(freq) => format!("angles:{}", freq.show()),
-            Rotary::Table(freq) => format!("table:{}", freq.show()),
+            Rotary::Angles(freq) => format!("angles:{}", freq.to_text()),
+            Rotary::Table(freq) => format!("table:{}", freq.to_text()),
         }
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -248,7 +248,7 @@ pub fn infer(at: &LinearAttend, ins: &[&TensorType]) -> Result<Vec<TensorType>, 
     }
     if at.rotary != Rotary::None {
         if at.k != Keys::Queries {
-            return Err("only queries that are their own keys are turned".into());
+            return Err("only queries that are their own keys are rotated".into());
         }
         let table = at.rotary.has_table().then(|| ins[at.positions() + 1]);
         rope::check(q, &vec![0; q.dims[2] / 2], ins[at.positions()], table)?;

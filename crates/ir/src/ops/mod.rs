@@ -65,7 +65,7 @@ pub(crate) use shapes::{arity, expect, expect_axes, expect_float};
 use thin_product::Thin;
 
 impl Attr for SlotId {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         format!("${}", self.0)
     }
     fn read(text: &str) -> Result<Self, String> {
@@ -102,7 +102,7 @@ macro_rules! ops {
                 match self {
                     $(Op::$variant { $($field),* } => {
                         let all: Vec<(&'static str, String, bool)> =
-                            vec![$((stringify!($field), $field.show(), is_omitted($field))),*];
+                            vec![$((stringify!($field), $field.to_text(), is_omitted($field))),*];
                         all.into_iter().filter(|(_, _, omitted)| !omitted).map(|(n, v, _)| (n, v)).collect()
                     })*
                 }
@@ -308,7 +308,7 @@ impl OpKind {
 }
 
 impl Attr for Box<Graph> {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         format!("{{\n{self}}}")
     }
     fn read(text: &str) -> Result<Self, String> {

@@ -82,9 +82,9 @@ pub fn again_at(op: &Op) -> Option<usize> {
 }
 
 impl Attr for NormSpec {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         let NormSpec { eps, center, weight, bias } = self;
-        format!("{eps}:{center}:{}:{bias}", weight.show())
+        format!("{eps}:{center}:{}:{bias}", weight.to_text())
     }
     fn read(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split(':').collect();

@@ -156,15 +156,17 @@ impl Source {
 }
 
 impl Attr for Source {
-    fn show(&self) -> String {
+    fn to_text(&self) -> String {
         match self {
             Source::Given => "given".into(),
-            Source::Gated(act) => format!("gated:{}", act.show()),
-            Source::GatedGrad { act, again: false } => format!("gated_grad:{}", act.show()),
-            Source::GatedGrad { act, again: true } => format!("gated_grad_again:{}", act.show()),
-            Source::Norm(spec, residual) => format!("norm:{}:{residual}", spec.show()),
-            Source::NormGrad { spec, add, again: false } => format!("norm_grad:{}:{add}", spec.show()),
-            Source::NormGrad { spec, add, again: true } => format!("norm_grad_again:{}:{add}", spec.show()),
+            Source::Gated(act) => format!("gated:{}", act.to_text()),
+            Source::GatedGrad { act, again: false } => format!("gated_grad:{}", act.to_text()),
+            Source::GatedGrad { act, again: true } => format!("gated_grad_again:{}", act.to_text()),
+            Source::Norm(spec, residual) => format!("norm:{}:{residual}", spec.to_text()),
+            Source::NormGrad { spec, add, again: false } => format!("norm_grad:{}:{add}", spec.to_text()),
+            Source::NormGrad { spec, add, again: true } => {
+                format!("norm_grad_again:{}:{add}", spec.to_text())
+            }
         }
     }
     fn read(text: &str) -> Result<Self, String> {

@@ -34,7 +34,7 @@ pub const STEP: usize = 8;
 
 impl Thin {
     /// Whether the operands are stored transposed.
-    pub fn turned(self) -> [bool; 2] {
+    pub fn transposed(self) -> [bool; 2] {
         match self {
             Thin::Down => [false, true],
             Thin::Up => [false, false],
@@ -71,7 +71,7 @@ pub fn infer(
     if base && form == Thin::Down {
         return Err("what is narrowed is added to nothing".into());
     }
-    let ([ta, tb], (operands, drawn)) = (form.turned(), ins.split_at(operands));
+    let ([ta, tb], (operands, drawn)) = (form.transposed(), ins.split_at(operands));
     let result = product::infer(ta, tb, out, base, Epilogue::None, operands)?;
     let dropped = match (form, Thin::drops(p)) {
         (Thin::Up | Thin::Out, false) => return Ok(result),
@@ -87,7 +87,7 @@ pub fn infer(
 
 pub fn expand<'g>(b: &'g Builder, op: &Op, key: u64, ins: &[Tensor<'g>]) -> Tensor<'g> {
     let &Op::ThinProduct { form, p, out, base } = op else { unreachable!("called for thin products") };
-    let ([ta, tb], (operands, drawn)) = (form.turned(), ins.split_at(2 + base as usize));
+    let ([ta, tb], (operands, drawn)) = (form.transposed(), ins.split_at(2 + base as usize));
     let drop = |x| match drawn {
         [rng, rows] => b.op_keyed(Op::Dropout { p }, &[x, *rng, *rows], key),
         _ => x,
@@ -110,5 +110,5 @@ pub fn flops(form: Thin, p: f32, ins: &[&TensorType], out: &TensorType) -> usize
         Thin::Up | Thin::Out => out.elements(),
         Thin::Weight => ins[1].elements(),
     };
-    2 * product::inner(form.turned()[0], ins[0]) * out.elements() + 2 * dropped
+    2 * product::inner(form.transposed()[0], ins[0]) * out.elements() + 2 * dropped
 }

@@ -309,7 +309,7 @@ const TYPED: &[Pass] = &[
         enabled: |o, _| o.fuse_norm,
         run: |s, o, _| {
             s.rewrite(joint_heads::joint_heads(&s.graph, &o.update), |pairs| {
-                format!("{pairs} pairs of q and k are normed and turned together")
+                format!("{pairs} pairs of q and k are normed and rotated together")
             })
         },
     },
@@ -363,8 +363,8 @@ const TYPED: &[Pass] = &[
         name: "rotated_scores",
         enabled: |o, _| o.fuse_elementwise,
         run: |s, _, _| {
-            s.rewrite(rotated_scores::rotated_scores(&s.graph), |turned| {
-                format!("{turned} linear attentions turn what they read")
+            s.rewrite(rotated_scores::rotated_scores(&s.graph), |count| {
+                format!("{count} linear attentions rotate what they read")
             })
         },
     },

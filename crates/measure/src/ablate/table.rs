@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::kept::{Kept, Visit};
+use super::stored_visits::{StoredVisits, Visit};
 use super::variants::{BASE, Fate, Group, Variant};
 use crate::bench::Timed;
 use crate::statistics::{
@@ -134,7 +134,12 @@ pub struct Table {
 }
 
 /// `None` while the base was not visited. `precision` is the base's.
-pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: usize) -> Option<Table> {
+pub fn table(
+    variants: &[Variant],
+    kept: &StoredVisits,
+    precision: Precision,
+    tokens: usize,
+) -> Option<Table> {
     let bases: Vec<(&Visit, &Timed)> = of(kept, BASE).collect();
     let base = base_row(&bases, kept, tokens)?;
     let noise = spread(variants, kept, &bases);
@@ -146,7 +151,7 @@ pub fn table(variants: &[Variant], kept: &Kept, precision: Precision, tokens: us
 
 /// The noise of a ratio where nothing differs: from the base compared with itself, or from the scatter between rounds where that
 /// is larger.
-fn spread(variants: &[Variant], kept: &Kept, bases: &[(&Visit, &Timed)]) -> Noise {
+fn spread(variants: &[Variant], kept: &StoredVisits, bases: &[(&Visit, &Timed)]) -> Noise {
     let of_base = match around(kept).next() {
         Some(_) => paired_noise(around(kept)),
         None => noise(&unbroken(bases)),
@@ -160,7 +165,7 @@ fn spread(variants: &[Variant], kept: &Kept, bases: &[(&Visit, &Timed)]) -> Nois
 }
 
 /// Compares every measured rung with the one below and the first, round by round.
-fn climb(variants: &[Variant], rows: &mut [Row], kept: &Kept, noise: Noise) {
+fn climb(variants: &[Variant], rows: &mut [Row], kept: &StoredVisits, noise: Noise) {
     // Ratios to the base by round; none for the base itself, whose ratio is 1 in every round.
     let mut rungs: Vec<Option<BTreeMap<usize, f64>>> = vec![];
     for (variant, row) in variants.iter().zip(rows) {
@@ -203,7 +208,7 @@ fn over(
     }
 }
 
-fn of<'a>(kept: &'a Kept, key: &'a str) -> impl Iterator<Item = (&'a Visit, &'a Timed)> {
+fn of<'a>(kept: &'a StoredVisits, key: &'a str) -> impl Iterator<Item = (&'a Visit, &'a Timed)> {
     kept.visits.iter().filter(move |visit| visit.key == key).filter_map(|visit| Some((visit, visit.timed()?)))
 }
 
@@ -217,12 +222,12 @@ fn unbroken(bases: &[(&Visit, &Timed)]) -> Vec<Vec<f64>> {
 }
 
 /// The base's times in the visits where it was interleaved with a variant.
-fn around(kept: &Kept) -> impl Iterator<Item = &[f64]> {
+fn around(kept: &StoredVisits) -> impl Iterator<Item = &[f64]> {
     let around = kept.visits.iter().filter_map(Visit::timed).map(|timed| &timed.around_ms[..]);
     around.filter(|around| !around.is_empty())
 }
 
-fn base_row(bases: &[(&Visit, &Timed)], kept: &Kept, tokens: usize) -> Option<BaseRow> {
+fn base_row(bases: &[(&Visit, &Timed)], kept: &StoredVisits, tokens: usize) -> Option<BaseRow> {
     let (_, first) = bases.first()?;
     // Where the base is interleaved with variants it has a single visit of its own, which is cold.
     let beside: Vec<f64> = around(kept).map(median).collect();
@@ -253,7 +258,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 
 fn row(
     variant: &Variant,
-    kept: &Kept,
+    kept: &StoredVisits,
     base: &BaseRow,
     bases: &[(&Visit, &Timed)],
     noise: Noise,
@@ -282,17 +287,17 @@ fn row(
 }
 
 /// The failure after which a variant is not visited again.
-pub fn failure(kept: &Kept, key: &str) -> Option<String> {
+pub fn failure(kept: &StoredVisits, key: &str) -> Option<String> {
     kept.visits.iter().filter(|visit| visit.key == key).find_map(|visit| match &visit.end {
-        super::kept::End::Failed(why) => Some(why.clone()),
-        super::kept::End::Timed(_) => None,
+        super::stored_visits::End::Failed(why) => Some(why.clone()),
+        super::stored_visits::End::Timed(_) => None,
     })
 }
 
 fn measure(
     variant: &Variant,
     visits: &[(&Visit, &Timed)],
-    kept: &Kept,
+    kept: &StoredVisits,
     base: &BaseRow,
     bases: &[(&Visit, &Timed)],
     noise: Noise,
@@ -335,7 +340,7 @@ fn measure(
 
 /// The ratio of a visit's time to the base's at that moment: update by update where the two were interleaved, otherwise to the
 /// median of the base's nearest visits in the same process.
-fn ratio((visit, timed): &(&Visit, &Timed), kept: &Kept) -> Option<f64> {
+fn ratio((visit, timed): &(&Visit, &Timed), kept: &StoredVisits) -> Option<f64> {
     if !timed.around_ms.is_empty() {
         return Some(paired_ratio(&timed.step_ms, &timed.around_ms));
     }

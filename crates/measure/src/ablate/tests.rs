@@ -1,7 +1,7 @@
 //! Tests the method on simulated clocks, with noise, drift and disturbances of known size.
 
 use super::*;
-use crate::ablate::kept::tests::timed;
+use crate::ablate::stored_visits::tests::timed;
 use crate::ablate::table::{BreakEven, Measured, RowState, Table, Verdict};
 use crate::ablate::variants::Group;
 use crate::bench::guarded;
@@ -71,7 +71,7 @@ fn measured(seed: u64, ratios: &[f64], repeats: usize) -> Table {
     let mut machine = Machine::new(seed);
     let plan =
         Plan { variants: &variants, base: &base, repeats, budget: Duration::MAX, is_interleaved: false };
-    let mut kept = Kept::nowhere(None);
+    let mut kept = StoredVisits::nowhere(None);
     let mut visit = |config: &Config, _: Subject| {
         let ratio = if config.train.seed == 0 { 1.0 } else { ratios[config.train.seed as usize - 1] };
         Ok(machine.visit(BASE_MS * ratio))
@@ -157,7 +157,7 @@ fn interleaving_finds_a_tenth_on_shared_cores() {
             budget: Duration::MAX,
             is_interleaved: false,
         };
-        let mut kept = Kept::nowhere(None);
+        let mut kept = StoredVisits::nowhere(None);
         rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).expect("rounds");
         let table = table(&variants, &kept, Precision::F32, 1024).expect("a table");
         assert!((table.base.step_ms / BASE_MS - 1.0).abs() < 0.2, "{}", table.base.step_ms);
@@ -212,7 +212,7 @@ fn rungs_are_compared_with_the_one_below() {
     let top = Fate::Measured { key: BASE.into(), config: Box::new(base.clone()) };
     let variants =
         [on_ladder("plain", 1), on_ladder("better", 2), Variant { fate: top, ..on_ladder("base", 0) }];
-    let mut kept = Kept::nowhere(None);
+    let mut kept = StoredVisits::nowhere(None);
     let mut machine = Machine::new(3);
     let mut visit = |config: &Config, _: Subject| {
         Ok(machine.visit(BASE_MS * [1.0, 3.0, 1.5][config.train.seed as usize]))
@@ -238,7 +238,7 @@ fn rungs_are_compared_with_the_one_below() {
 fn a_slower_start_is_repaid_by_faster_updates() {
     let base = base();
     let variants = [variant(&base, "slow", 1, Class::Bitwise), variant(&base, "quick", 2, Class::Bitwise)];
-    let mut kept = Kept::nowhere(None);
+    let mut kept = StoredVisits::nowhere(None);
     let plan =
         Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_interleaved: false };
     let mut visit = |config: &Config, _: Subject| {
@@ -268,7 +268,7 @@ fn losses_are_checked_against_the_class() {
         .map(|(off, class)| variant(&base, &format!("{off}{class:?}"), 1 + off as u64, class))
         .collect();
     let kept_in = |loose_base: bool| {
-        let mut kept = Kept::nowhere(None);
+        let mut kept = StoredVisits::nowhere(None);
         let mut visits = 0;
         let mut visit = |config: &Config, _: Subject| {
             visits += 1;
@@ -301,7 +301,7 @@ fn losses_are_checked_against_the_class() {
 fn a_failing_variant_is_a_row_and_the_rest_is_measured() {
     let base = base();
     let variants = [1, 2, 3].map(|number| variant(&base, &format!("v{number}"), number, Class::Bitwise));
-    let mut kept = Kept::nowhere(None);
+    let mut kept = StoredVisits::nowhere(None);
     let mut visited = vec![];
     let mut visit = |config: &Config, _: Subject| {
         visited.push(config.train.seed);
@@ -336,7 +336,7 @@ fn a_variant_that_breaks_the_base_is_named() {
     };
     let plan =
         Plan { variants: &variants, base: &base, repeats: 3, budget: Duration::MAX, is_interleaved: false };
-    let mut kept = Kept::nowhere(None);
+    let mut kept = StoredVisits::nowhere(None);
     let failed = rounds(&plan, &mut kept, &mut visit, &mut || Duration::ZERO, &mut |_| {}).unwrap_err();
     assert!(failed.to_string().contains("the base ran before `breaker` failed"), "{failed}");
     // Continuing leaves it out.
@@ -360,7 +360,7 @@ fn a_budget_ends_between_visits_and_the_next_call_continues() {
     let mut calls = 0;
     loop {
         calls += 1;
-        let mut kept = Kept::open(folder.path(), "the same").expect("a file");
+        let mut kept = StoredVisits::open(folder.path(), "the same").expect("a file");
         let seconds = std::cell::Cell::new(0);
         let mut visit = |_: &Config, _: Subject| {
             seconds.set(seconds.get() + 1);

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 /// A comparison and the values of its sides.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Compared {
+pub struct Comparison {
     pub text: String,
     pub left: f64,
     /// `>` or `<`.
@@ -16,13 +16,13 @@ pub struct Compared {
 }
 
 /// `160 * sample_tflop > rtx3090.bf16_tflops`, both sides computed.
-pub fn compare(text: &str, known: &HashMap<String, f64>) -> Result<Compared, String> {
+pub fn compare(text: &str, known: &HashMap<String, f64>) -> Result<Comparison, String> {
     let at = text.find(['<', '>']).ok_or_else(|| format!("`{text}` compares nothing"))?;
     let relation = if text.as_bytes()[at] == b'>' { '>' } else { '<' };
     let left = value(&text[..at], known)?;
     let right = value(&text[at + 1..], known)?;
     let holds = if relation == '>' { left > right } else { left < right };
-    Ok(Compared { text: text.into(), left, relation, right, holds })
+    Ok(Comparison { text: text.into(), left, relation, right, holds })
 }
 
 pub fn value(text: &str, known: &HashMap<String, f64>) -> Result<f64, String> {

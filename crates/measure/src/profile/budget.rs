@@ -21,6 +21,7 @@ use flatout_runtime::{LaunchTime, Posted, Session};
 
 use super::launches::Timed;
 use crate::bench::Bench;
+use crate::statistics::median;
 use flatout_train::Failure;
 use flatout_train::training::update::{collect, post};
 
@@ -202,13 +203,4 @@ fn run(session: &mut Session, runs: &[(Role, u64)]) -> Result<(), Failure> {
         }
     }
     Ok(())
-}
-
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    match sorted.len() {
-        0 => 0.0,
-        n => (sorted[(n - 1) / 2] + sorted[n / 2]) / 2.0,
-    }
 }

@@ -11,10 +11,10 @@ use std::time::Instant;
 use flatout_ir::Role;
 use flatout_runtime::Session;
 
-use super::budget::median;
 use super::launches::Timed;
 use super::table::kernel;
 use crate::bench::Bench;
+use crate::statistics::median;
 use flatout_train::training::update::{collect, post};
 use flatout_train::{Failure, UserError};
 

@@ -7,8 +7,9 @@ use flatout_ir::{Role, Work};
 use flatout_runtime::LaunchTime;
 use serde_json::Value;
 
-use super::budget::{Round, launches, median, normalised};
+use super::budget::{Round, launches, normalised};
 use super::*;
+use crate::statistics::median;
 use flatout_train::recipes::resolve;
 use flatout_train::resolve::compile::Compiled;
 

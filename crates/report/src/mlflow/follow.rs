@@ -11,8 +11,8 @@ use flatout_train::Config;
 use serde_json::{Value, json};
 
 use super::client::{Client, Trouble};
-use super::kept::Kept;
 use super::points::{Batch, MOST, first_start, pair, read};
+use super::upload_record::UploadRecord;
 
 /// The experiment of runs that name none.
 const EXPERIMENT: &str = "flatout";
@@ -76,7 +76,7 @@ pub struct Follower {
     name: String,
     tags: Vec<Value>,
     parameters: Vec<Value>,
-    kept: Kept,
+    kept: UploadRecord,
     /// The most points in a request; fewer once the server has found a request too large.
     most: usize,
     /// Reasons of refusals that are not reported yet, and all known reasons without their digits, since times and steps differ.
@@ -109,7 +109,7 @@ impl Follower {
                 .map(|(key, value)| pair(key, &value))
                 .collect(),
             parameters: config.shown_values().iter().map(|(key, value)| pair(key, value)).collect(),
-            kept: Kept::of(run, server, experiment(config)),
+            kept: UploadRecord::of(run, server, experiment(config)),
             most: MOST,
             refusals: vec![],
             known_refusals: HashSet::new(),

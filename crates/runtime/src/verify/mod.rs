@@ -7,11 +7,15 @@
 mod attention;
 pub mod cases;
 pub mod collective;
+mod copies;
+mod elementwise;
 mod layers;
 mod linear_attention;
 pub mod packed;
 mod products;
+mod quantization;
 pub mod real;
+mod regions;
 pub mod speed;
 mod trial;
 

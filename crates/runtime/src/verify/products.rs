@@ -3,11 +3,12 @@
 use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::product::{Compute, plain};
+use flatout_ir::ops::thin_product::Thin;
 use flatout_ir::types::DType;
 use flatout_ir::{Op, OpKind};
 
 use super::Data;
-use super::cases::{FLOATS, Input, Table, tensor, x};
+use super::cases::{FLOATS, I32, Input, Table, tensor, x};
 
 /// The relative L2 error that a mode allows in addition to the types. In TF32 an operand is off by at most a relative 2^-10,
 /// however the device reduces it to 10 bits (the oracle rounds, some devices truncate), so a term is off by 2^-9; the loss
@@ -178,4 +179,36 @@ fn tf32(table: &mut Table) {
     }
     let op = plain(false, true, out, compute);
     table.add(op, vec![x(out, &[3, 2, 32, 48]), x(out, &[3, 2, 64, 48])]);
+}
+
+/// Ranks that do and do not fill a product of 16 terms, rows and columns that do and do not fill a tile, drop probabilities on
+/// both sides of a half, no dropout, and shapes for the slow kernel. The oracle rounds kept elements, which the kernels do not.
+pub(super) fn thin_products(table: &mut Table) {
+    let (bf16, out) = (DType::BF16, |form| if form == Thin::Weight { DType::F32 } else { DType::BF16 });
+    for (m, rank, width, p) in [
+        (37, 12, 20, 0.25),
+        (333, 24, 200, 0.6),
+        (1100, 48, 136, 0.05),
+        (70, 64, 192, 0.1),
+        (517, 32, 640, 0.5),
+    ] {
+        let (wide, thin, a) = (x(bf16, &[m, width]), x(bf16, &[m, rank]), x(bf16, &[rank, width]));
+        let rng = tensor(I32, &[3], Data::Values(vec![12_345.0, -7.0, 99.0]));
+        let rows = tensor(I32, &[m, 2], Data::Between(0.0, 1000.0));
+        for (form, base, tensors) in [
+            (Thin::Down, false, vec![wide.clone(), a.clone()]),
+            (Thin::Up, false, vec![thin.clone(), a.clone()]),
+            (Thin::Up, true, vec![thin.clone(), a, wide.clone()]),
+            (Thin::Weight, false, vec![thin.clone(), wide.clone()]),
+            (Thin::Weight, true, vec![thin, wide, x(DType::F32, &[rank, width])]),
+        ] {
+            let op = Op::ThinProduct { form, p, out: out(form), base };
+            table.add(op, [tensors, vec![rng.clone(), rows.clone()]].concat());
+        }
+        let (wide, thin) = (x(bf16, &[m, width]), x(bf16, &[m, rank]));
+        for (form, factor) in [(Thin::Up, [rank, width]), (Thin::Out, [width, rank])] {
+            let op = Op::ThinProduct { form, p: 0.0, out: bf16, base: true };
+            table.add(op, vec![thin.clone(), x(bf16, &factor), wide.clone()]);
+        }
+    }
 }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use flatout_models::config::{ModelKind, Tower};
 use toml::{Table, Value};
 
+use super::check::SetKey;
 use super::schema::{self, Meaning, QualifiedKey};
 use super::value::{self, Written};
 use super::{Config, foreign, nearest, text};
@@ -69,6 +70,8 @@ pub(crate) struct Layers {
     layer: usize,
     /// Number of the last layer that is an embedded recipe.
     embedded: usize,
+    /// Numbers of the layers whose keys the user gave, rather than a recipe of the program or a file with all keys.
+    given: Vec<usize>,
     recipe: String,
     description: String,
 }
@@ -77,6 +80,10 @@ pub(crate) struct Layers {
 struct LayerValue {
     value: Value,
     layer: usize,
+    /// Whether a lower layer set the key to another value.
+    changes_another: bool,
+    /// Whether the layer first gave another value, as when words are appended to a command.
+    changes_itself: bool,
 }
 
 /// Parses a TOML file, or says in a sentence with file and line what is wrong.
@@ -132,6 +139,7 @@ impl Layers {
     /// Adds `key=value` arguments, in order, as one layer.
     pub fn overrides(&mut self, arguments: &[String]) -> Result<(), UserError> {
         self.layer += 1;
+        self.note_given();
         let mut pairs = arguments.iter().filter_map(|argument| argument.split_once('='));
         let given = pairs.rfind(|(key, _)| [KIND, "kind"].contains(&key.trim()));
         let kind = given.and_then(|(_, kind)| kind.trim().parse().ok()).unwrap_or(self.kind());
@@ -314,12 +322,21 @@ impl Layers {
     }
 
     fn put(&mut self, path: String, value: Value) {
-        self.values.insert(path, LayerValue { value, layer: self.layer });
+        let lower = self.values.get(&path);
+        let changes_another =
+            lower.is_some_and(|held| held.changes_another || held.layer < self.layer && held.value != value);
+        let changes_itself = lower.is_some_and(|held| held.layer == self.layer && held.value != value);
+        self.values.insert(path, LayerValue { value, layer: self.layer, changes_another, changes_itself });
     }
 
     /// Notes that the last layer, like those below it, is an embedded recipe.
     pub fn note_embedded(&mut self) {
         self.embedded = self.layer;
+    }
+
+    /// Notes that the user chose the keys of the last layer.
+    pub fn note_given(&mut self) {
+        self.given.push(self.layer);
     }
 
     /// Whether `train.groups` comes from an embedded recipe, which also serves models with other parameters.
@@ -342,6 +359,15 @@ impl Layers {
         if let Some(found) = missing(&others, |path| self.values.contains_key(path)) {
             refuse!("`{}` is missing: give {}", found.path, found.key.kind);
         }
+        let set_keys: BTreeMap<String, SetKey> = self
+            .values
+            .iter()
+            .map(|(path, held)| {
+                let LayerValue { layer, changes_another, changes_itself, .. } = *held;
+                let is_given = self.given.contains(&layer);
+                (path.clone(), SetKey { layer, is_given, changes_another, changes_itself })
+            })
+            .collect();
         let mut tree = Table::new();
         for (section, _) in schema::sections() {
             tree.insert(section.to_string(), Value::Table(Table::new()));
@@ -361,6 +387,7 @@ impl Layers {
         tree.insert("description".into(), Value::String(self.description));
         let config: Config = Value::Table(tree).try_into().expect("checked values fit the tree");
         config.validate()?;
+        config.refuse_unread(&set_keys)?;
         Ok(config)
     }
 }

@@ -120,7 +120,8 @@ fn scores(loaded: &mut Loaded, device: &Device, asked: &mut TokenisedAnswers) ->
     if shares_prompts {
         asked.table.share_prefixes();
     }
-    let layout = Layout::reading(vec![shape], Some(vec![read])).sharing(shares_prompts.then_some(tokens));
+    let layout =
+        Layout::with_loss_rows(vec![shape], Some(vec![read])).sharing(shares_prompts.then_some(tokens));
     let graph = capacities::texts(&loaded.config, &Capacities::of_shape(&loaded.config, &layout, 0), false);
     let mut session = loaded.session(device, &[Program { role: Role::Eval, graph }])?;
     let parts = once(&asked.table, usize::MAX, &layout, &[]);

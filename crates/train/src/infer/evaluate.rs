@@ -12,7 +12,7 @@ use crate::tasks::batch::{Batch, EvalSet};
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
 pub use crate::tasks::dataset::Share;
-use crate::tasks::preference::{AnswerSplit, Compared, Scores};
+use crate::tasks::preference::{AnswerSplit, ComparedAnswers, Scores};
 use crate::training::baseline;
 use crate::training::evaluate::{Counted, EvalResults, evaluate_all};
 use crate::training::reference;
@@ -77,7 +77,7 @@ pub fn rows(loaded: &mut Loaded, overrides: &[String]) -> Result<Rows, Failure> 
 fn scores(
     loaded: &Loaded,
     rows: &Rows,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     layout: &Layout,
     device: &Device,
 ) -> Result<Scores, Failure> {

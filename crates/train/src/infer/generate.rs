@@ -124,12 +124,12 @@ impl Generator {
     }
 
     pub fn new(loaded: Loaded, device: &Device, room: GeneratorCapacity) -> Result<Generator, Failure> {
-        Generator::seeing(loaded, device, room, Pictures::default(), CHUNK)
+        Generator::with_pictures(loaded, device, room, Pictures::default(), CHUNK)
     }
 
     /// Opens a model with pictures. Prompts are read `chunk` tokens at a time, or more if the largest picture with the text
     /// around it requires it.
-    pub fn seeing(
+    pub fn with_pictures(
         loaded: Loaded,
         device: &Device,
         room: GeneratorCapacity,

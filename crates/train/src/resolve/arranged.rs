@@ -211,7 +211,8 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
     let seen = arrangement.layout.seen().map(|seen| vec![seen[0]]);
     let Some(rows) = config.eval.micro_batch.given() else {
         let read = arrangement.layout.read(0).map(|rows| vec![rows]);
-        let layout = Layout::reading(vec![largest], read).sharing(arrangement.layout.trees()).seeing(seen);
+        let layout =
+            Layout::with_loss_rows(vec![largest], read).sharing(arrangement.layout.trees()).with_images(seen);
         return layout.comparing(arrangement.layout.together());
     };
     let together = arrangement.layout.together();
@@ -223,5 +224,5 @@ pub fn eval_layout(config: &Config, arrangement: &Arrangement) -> Layout {
         Shape::Padded { .. } => Shape::Padded { rows, len: context },
     };
     let trees = arrangement.layout.trees().map(|most| most.min(shape.tokens()));
-    Layout::new(vec![shape]).sharing(trees).seeing(seen).comparing(together)
+    Layout::new(vec![shape]).sharing(trees).with_images(seen).comparing(together)
 }

@@ -122,3 +122,49 @@ fn trained(
     }
     Ok((freeze, update))
 }
+
+#[cfg(test)]
+mod tests {
+    use flatout_models::form::Form;
+
+    use super::*;
+    use crate::recipes::resolve;
+    use crate::tasks::{self, capacities::Capacities};
+
+    /// A run trains on codes with the scales of its training graph, and other programs read its weights later.
+    #[test]
+    fn weights_share_a_scale_alike_in_every_program() {
+        let small = || vec!["small".to_string()];
+        let whole = ["tiny", "preference-tiny", "vision-tiny", "bdh-cifar10"].map(|recipe| (recipe, vec![]));
+        let seen = ["qwen3-vl-2b-vqa", "fvlm-135m-sft", "fvlm-135m-dpo", "text-classify"];
+        for (recipe, with) in whole.into_iter().chain(seen.map(|recipe| (recipe, small()))) {
+            let config = resolve(recipe, &with, &[]).expect(recipe);
+            let model = &config.model;
+            let least = model.build(model.least());
+            let rows = Capacities::of_rows(&config, 2);
+            let mut graphs = vec![tasks::graph(&config, &rows, true), tasks::graph(&config, &rows, false)];
+            if model.as_decoder().is_some() && model.classes().is_none() {
+                let vision = model.vision().map(|vision| vision.least());
+                for seen in [None, vision] {
+                    let form = Form::Cached { sequences: 2, tokens: 4, capacity: 8, read: 1, seen };
+                    graphs.push(model.build(form));
+                }
+            }
+            for (number, graph) in graphs.iter().enumerate() {
+                // Where some of the weights are trained, the others share a scale alike too.
+                for trained in ["none", "wq", "wk", "wv", "gate", "up"] {
+                    let frozen = |graph: &Graph| {
+                        let linear = base::linear(graph).into_iter();
+                        linear.filter(|path| !path.ends_with(trained)).collect::<BTreeSet<_>>()
+                    };
+                    let all = fp8_base::groups(&least, &frozen(&least));
+                    for group in fp8_base::groups(graph, &frozen(graph)) {
+                        let one = group.first().expect("a weight");
+                        let of = all.iter().find(|of| of.contains(one));
+                        assert_eq!(of, Some(&group), "{recipe}, graph {number}, {trained} trained");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -10,8 +10,8 @@ use flatout_settings::choice;
 
 use crate::Failure;
 use crate::UserError;
-use crate::config::Config;
 use crate::config::resolved::Resolved;
+use crate::config::{Config, nearest};
 use crate::refuse;
 use flatout_data::{Vocabulary, durable};
 
@@ -80,7 +80,7 @@ impl Run {
         let mut created = vec![];
         if !is_run(dir) {
             if resume == Resume::Must {
-                refuse!("there is no run in {}: nothing to resume", dir.display());
+                refuse!("there is no run in {}: nothing to resume; {}", dir.display(), other_runs(dir));
             }
             created = create(dir)?;
             let mut entries = fs::read_dir(dir).map_err(cannot("be read", dir))?.flatten();
@@ -209,6 +209,37 @@ pub fn named(path: &Path) -> PathBuf {
     if !is_there && is_run(&Path::new(RUNS).join(name)) { Path::new(RUNS).join(path) } else { path.into() }
 }
 
+/// The error for a directory without a run.
+pub fn no_run(dir: &Path) -> UserError {
+    UserError(format!("there is no run in {}; {}", dir.display(), other_runs(dir)))
+}
+
+/// The end of a sentence about a directory without a run: a run of a similar name, beside it or below [`RUNS`], or else the command
+/// that lists the runs.
+pub fn other_runs(dir: &Path) -> String {
+    let path = dir.to_string_lossy();
+    let path = path.rsplit_once('@').map_or(&*path, |(path, _)| path);
+    let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy();
+    let parent = Path::new(path).parent().unwrap_or(Path::new(""));
+    for folder in [parent, Path::new(RUNS)] {
+        let readable = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
+        let entries = fs::read_dir(readable).into_iter().flatten().flatten();
+        let runs = entries.filter(|entry| is_run(&entry.path()));
+        let mut runs: Vec<String> =
+            runs.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+        runs.sort();
+        let named = runs.iter().map(String::as_str);
+        let begins = |run: &&str| name.len() > 1 && run.starts_with(&*name);
+        if let Some(meant) = nearest(&name, named.clone()).or_else(|| named.clone().find(begins)) {
+            return format!("did you mean {}?", folder.join(meant).display());
+        }
+        if folder != Path::new(RUNS) && !runs.is_empty() {
+            return format!("`flatout runs {}` lists the runs there", readable.display());
+        }
+    }
+    "`flatout runs` lists the runs".into()
+}
+
 /// Whether the directory holds a run, complete or not.
 pub fn is_run(dir: &Path) -> bool {
     dir.join(CONFIG).is_file()
@@ -235,7 +266,7 @@ pub fn checkpoints_dir(dir: &Path) -> PathBuf {
 /// The requested config of a run and its resolved config. Runs of earlier versions store both in `config.toml`.
 pub fn asked_and_resolved(dir: &Path) -> Result<(Config, Resolved), UserError> {
     if !is_run(dir) {
-        refuse!("there is no run in {}", dir.display());
+        return Err(no_run(dir));
     }
     let path = dir.join(CONFIG);
     let text = fs::read_to_string(&path).map_err(cannot("be read", &path))?;
@@ -387,6 +418,23 @@ mod tests {
         let dir = folder.path().join("none");
         assert!(Run::reopen(&dir).unwrap_err().0.contains("nothing to resume"));
         assert!(config(&dir).unwrap_err().0.contains("there is no run in"));
+        assert!(config(&dir).unwrap_err().0.ends_with("; `flatout runs` lists the runs"));
+        let begin = |name: &str| {
+            let run = folder.path().join(format!("kept/{name}"));
+            fs::create_dir_all(&run).unwrap();
+            fs::write(run.join(CONFIG), "").unwrap();
+            run
+        };
+        let kept = begin("tiny-1");
+        for (name, meant) in [("tiny-2", &kept), ("tiyn-1@best", &kept), ("ti", &kept)] {
+            let advice = other_runs(&folder.path().join("kept").join(name));
+            assert_eq!(advice, format!("did you mean {}?", meant.display()));
+        }
+        let advice = other_runs(&folder.path().join("kept/other"));
+        assert_eq!(
+            advice,
+            format!("`flatout runs {}` lists the runs there", folder.path().join("kept").display())
+        );
         assert!(!dir.exists());
         assert!(matches!(Run::enter(&dir, Resume::Auto), Ok(Entered::Fresh(_))));
         assert!(matches!(Run::enter(&dir, Resume::Auto), Ok(Entered::Fresh(_))), "begun but for its config");

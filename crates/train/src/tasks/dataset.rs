@@ -6,7 +6,7 @@ use flatout_runtime::Session;
 use serde_json::Value;
 
 use super::batch::{BatchSource, EvalSet, Inputs};
-use super::preference::Compared;
+use super::preference::ComparedAnswers;
 use super::seen::PatchImages;
 use crate::config::Config;
 use crate::config::resolved::Resolved;
@@ -101,7 +101,7 @@ pub trait Dataset {
     }
 
     /// The answers that are compared, which need a reference's scores before the first update.
-    fn compared(&self) -> Option<&Compared> {
+    fn compared(&self) -> Option<&ComparedAnswers> {
         None
     }
 

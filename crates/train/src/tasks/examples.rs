@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use super::batch::{Batch, BatchSource, EvalSet, HostTensor, Inputs, Shown, ShownAs};
 use super::dataset::{Dataset, Feeding, Share, loader_threads, read_cursor, updates};
-use super::preference::{AnswerSplit, Compared};
+use super::preference::{AnswerSplit, ComparedAnswers};
 use super::seen::{PatchImages, SeenImages};
 use super::text;
 use crate::config::resolved::Resolved;
@@ -38,7 +38,7 @@ pub struct Examples {
     /// The images among their tokens, if there are any.
     pub images: Option<SeenImages>,
     /// Their comparisons, if answers are compared.
-    pub compared: Option<Compared>,
+    pub compared: Option<ComparedAnswers>,
 }
 
 /// Number of synthetic examples: enough that few repeat in a measurement.
@@ -68,7 +68,7 @@ pub fn read(
     }
     let sides = || [examples.train.clone(), examples.held_out.clone()];
     let is_compared = config.data.task == Task::Preference;
-    let compared = is_compared.then(|| Compared::new(sides(), images.clone(), mark));
+    let compared = is_compared.then(|| ComparedAnswers::new(sides(), images.clone(), mark));
     Ok(Examples { images, compared, ..examples })
 }
 
@@ -381,7 +381,7 @@ impl Dataset for Examples {
         }))
     }
 
-    fn compared(&self) -> Option<&Compared> {
+    fn compared(&self) -> Option<&ComparedAnswers> {
         self.compared.as_ref()
     }
 
@@ -404,7 +404,7 @@ impl Dataset for Examples {
         let images = most.images.max(mean(|share| share.images));
         let shape = Shape::Packed { tokens, segments: AT_ONCE };
         let room = ImageRoom { patches, images, largest: lengths.largest_image() };
-        Some(Layout::new(vec![shape]).seeing(Some(vec![room])).comparing(together))
+        Some(Layout::new(vec![shape]).with_images(Some(vec![room])).comparing(together))
     }
 
     fn eval_set(
@@ -459,7 +459,7 @@ struct ExampleSource {
     waited: Waited,
     /// Inputs of the plan of every shape.
     inputs: Vec<Inputs>,
-    compared: Option<Compared>,
+    compared: Option<ComparedAnswers>,
 }
 
 impl BatchSource for ExampleSource {
@@ -529,7 +529,7 @@ pub struct LaidOut {
     /// The images among their tokens, if there are any.
     pub images: Option<SeenImages>,
     /// Their comparisons and their split, if answers are compared.
-    pub compared: Option<(Compared, AnswerSplit)>,
+    pub compared: Option<(ComparedAnswers, AnswerSplit)>,
 }
 
 impl EvalSet for LaidOut {
@@ -579,7 +579,7 @@ pub fn batch(
     role: Role,
     mut laid_out: MicroBatch,
     images: Option<(&SeenImages, Vec<u8>)>,
-    compared: Option<(&Compared, AnswerSplit)>,
+    compared: Option<(&ComparedAnswers, AnswerSplit)>,
     inputs: &Inputs,
 ) -> Batch {
     let images = images.map_or(vec![], |(images, rows)| images.tensors(&mut laid_out, rows, inputs));

@@ -14,7 +14,7 @@ use crate::Failure;
 
 /// The answers of a set, and the reference's sums of their log-probabilities once these are known.
 #[derive(Clone)]
-pub struct Compared {
+pub struct ComparedAnswers {
     /// Indexed by [`AnswerSplit`]: two tables for pairs, four for judged answers.
     splits: Vec<Arc<ExampleTable>>,
     /// The images among their tokens, if there are any.
@@ -57,16 +57,16 @@ impl AnswerSplit {
 /// Pairs or judged answers that are laid out together for scoring: first fit over more of them takes long.
 const LAID_OUT_AT_ONCE: usize = 1024;
 
-impl Compared {
+impl ComparedAnswers {
     /// From the answers for training and those held out.
-    pub fn new(splits: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> Compared {
+    pub fn new(splits: [Arc<ExampleTable>; 2], images: Option<SeenImages>, mark: String) -> ComparedAnswers {
         let longest =
             |table: &Arc<ExampleTable>| (0..table.count()).map(|i| table.len_of(i)).max().unwrap_or(0);
         let most = splits.iter().map(longest).max().unwrap_or(0);
         let is_judged = splits[0].together() == 1;
         let mismatched = splits.iter().filter(|_| is_judged).map(|table| Arc::new(table.mismatched(most)));
         let splits = splits.iter().cloned().chain(mismatched).collect();
-        Compared { splits, images, scores: Arc::default(), baseline: Arc::default(), mark }
+        ComparedAnswers { splits, images, scores: Arc::default(), baseline: Arc::default(), mark }
     }
 
     /// Number of answers that one loss compares: 2 for pairs.

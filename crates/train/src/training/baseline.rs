@@ -7,7 +7,7 @@ use flatout_runtime::Session;
 use crate::Failure;
 use crate::ranks::Ranks;
 use crate::tasks::batch::Inputs;
-use crate::tasks::preference::{AnswerSplit, Compared, Scores};
+use crate::tasks::preference::{AnswerSplit, ComparedAnswers, Scores};
 use crate::training::shared_eval::run_for_others;
 
 /// Runs the plan `eval` over the prompts of judged answers, each with the answer of another prompt. The baseline is the mean gain
@@ -15,7 +15,7 @@ use crate::training::shared_eval::run_for_others;
 /// Does nothing where answers are compared in pairs.
 pub fn take(
     session: &mut Session,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     split: AnswerSplit,
     numbers: &[usize],
     layout: Option<&Layout>,
@@ -28,7 +28,7 @@ pub fn take(
 pub fn take_among(
     ranks: &Ranks,
     session: &mut Session,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     (split, numbers): (AnswerSplit, &[usize]),
     layout: Option<&Layout>,
 ) -> Result<(), Failure> {
@@ -62,7 +62,7 @@ pub fn take_among(
 /// Log-probability of each answer of a micro-batch minus that under the reference.
 fn gained(
     session: &mut Session,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     split: AnswerSplit,
     part: &MicroBatch,
     inputs: &Inputs,

@@ -20,7 +20,7 @@ use crate::run::checkpoint::tensors::{Dtype, Tensor, TensorFile, write};
 use crate::tasks::batch::Inputs;
 use crate::tasks::capacities::{self, Capacities};
 use crate::tasks::dataset::Dataset;
-use crate::tasks::preference::{AnswerSplit, Compared, Scores};
+use crate::tasks::preference::{AnswerSplit, ComparedAnswers, Scores};
 use crate::training::shared_eval::run_for_others;
 use crate::weights::loaded::Loaded;
 use crate::weights::pretrained::{Origin, Source, open};
@@ -43,7 +43,7 @@ const AHEAD: usize = 2;
 pub type Say<'a> = &'a mut dyn FnMut(String);
 
 /// The answers of a set that have no reference score yet.
-pub fn unscored<'d>(config: &Config, data: &'d dyn Dataset) -> Option<&'d Compared> {
+pub fn unscored<'d>(config: &Config, data: &'d dyn Dataset) -> Option<&'d ComparedAnswers> {
     data.compared().filter(|compared| config.has_reference() && compared.scores().is_none())
 }
 
@@ -123,7 +123,7 @@ fn input_sizes(config: &Config) -> Option<Vec<usize>> {
 /// The scores that an opened model gives.
 pub fn by_model(
     model: &mut Loaded,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     layout: &Layout,
     device: &Device,
     say: Say<'_>,
@@ -134,7 +134,7 @@ pub fn by_model(
 fn by_model_among(
     ranks: &Ranks,
     model: &mut Loaded,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     layout: &Layout,
     device: &Device,
     say: Say<'_>,
@@ -183,7 +183,7 @@ pub fn set_scores(
 /// The stored scores of a run; `None` where they have to be computed.
 fn stored(
     config: &Config,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     run: &Path,
     is_fresh: bool,
 ) -> Result<Option<Scores>, Failure> {
@@ -207,14 +207,14 @@ fn stored(
 }
 
 /// The stored scores of a run's own answers.
-pub fn of_run(config: &Config, compared: &Compared, run: &Path) -> Result<Scores, Failure> {
+pub fn of_run(config: &Config, compared: &ComparedAnswers, run: &Path) -> Result<Scores, Failure> {
     read(&path(run), &key(config, compared, run)?, &compared.counts())
 }
 
 /// Runs the plan `eval`, which applies no dropout, over all answers of both splits, with their images.
 pub fn score(
     session: &mut Session,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     layout: &Layout,
     say: Say<'_>,
 ) -> Result<Scores, Failure> {
@@ -226,7 +226,7 @@ pub fn score(
 fn score_among(
     ranks: &Ranks,
     session: &mut Session,
-    compared: &Compared,
+    compared: &ComparedAnswers,
     layout: &Layout,
     say: Say<'_>,
 ) -> Result<Scores, Failure> {
@@ -330,7 +330,7 @@ fn path(run: &Path) -> PathBuf {
 }
 
 /// Identifies the answers and the weights that scored them, as JSON text.
-fn key(config: &Config, compared: &Compared, run: &Path) -> Result<String, UserError> {
+fn key(config: &Config, compared: &ComparedAnswers, run: &Path) -> Result<String, UserError> {
     let origin = match config.model.from() {
         Some(_) => serde_json::to_value(Origin::of(run)?).expect("a record has a JSON form"),
         None => serde_json::json!({ "seed": config.train.seed }),

@@ -45,16 +45,16 @@ impl Spikes {
             return None;
         }
         let mut losses: Vec<f64> = self.losses.iter().map(|loss| f64::from(*loss)).collect();
-        let median = median(&mut losses);
+        let median = upper_median(&mut losses);
         let mut distances: Vec<f64> = losses.iter().map(|loss| (loss - median).abs()).collect();
-        let deviation = (MAD_TO_STD * self::median(&mut distances)).max(MIN_DEVIATION_SHARE * median.abs());
+        let deviation = (MAD_TO_STD * upper_median(&mut distances)).max(MIN_DEVIATION_SHARE * median.abs());
         let deviations = (f64::from(loss) - median) / deviation;
         deviations.is_finite().then_some(Spike { median: median as f32, deviations })
     }
 }
 
 /// The median; for an even count the upper of the two middle values.
-fn median(values: &mut [f64]) -> f64 {
+fn upper_median(values: &mut [f64]) -> f64 {
     let middle = values.len() / 2;
     *values.select_nth_unstable_by(middle, f64::total_cmp).1
 }

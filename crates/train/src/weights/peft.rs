@@ -66,17 +66,22 @@ impl Peft {
     /// Opens a folder and checks every name, type and shape; no tensor is read yet.
     pub fn open(folder: &Path, model: &DecoderConfig) -> Result<Peft, UserError> {
         let shown = folder.display();
-        let described = read_config(&folder.join(CONFIG))?;
+        let config = folder.join(CONFIG);
+        let described = read_config(&config)?;
+        let located = |why: String| UserError(format!("{}: {why}", config.display()));
         let modules = modules(model)
             .map_err(|why| UserError(format!("`adapter.from` cannot be used with this model: {why}")))?;
         let path = folder.join(TENSORS);
         let file = TensorFile::open(&path).map_err(|error| match error.kind() {
             std::io::ErrorKind::NotFound if folder.join("adapter_model.bin").is_file() => UserError(format!(
                 "{shown} has its adapter only as a pickle, which can run any program and is never opened: convert it to \
-                 safetensors"
+                 safetensors, as PEFT's save_pretrained writes it"
             )),
             std::io::ErrorKind::InvalidData => UserError(error.to_string()),
-            _ => UserError(format!("{} cannot be read: {error}", path.display())),
+            _ => UserError(format!(
+                "{} cannot be read: {error}; `adapter.from` needs a folder as PEFT's save_pretrained writes it",
+                path.display()
+            )),
         })?;
         let is_dora = described["use_dora"].as_bool().unwrap_or(false);
         let shapes = parameters(&model.clone().into());
@@ -90,16 +95,21 @@ impl Peft {
             let first = name(module.first_tensor());
             let Some(a) = file.entries().get(&first) else { continue };
             let [rank, _] = a.shape[..] else {
-                refuse!("{}: `{first}` has shape {:?}, and [rank, in] is expected", path.display(), a.shape);
+                refuse!(
+                    "{}: `{first}` has the shape {:?}, and PEFT's has two axes, the rank and the inputs: save the adapter again",
+                    path.display(),
+                    a.shape
+                );
             };
             if is_dora && is_end(&module.parts[0].weight) {
                 refuse!(
-                    "{} has `{first}`, and its use_dora is true: the embedding and the head can only have LoRA adapters",
+                    "{} has `{first}`, and its use_dora is true: the embedding and the head can only have LoRA adapters, so \
+                     train it without them among target_modules",
                     path.display()
                 );
             }
-            check_rank(&described, &module.name, rank)?;
-            let alpha = alpha_of(&described, &module.name, rank)?;
+            check_rank(&described, &module.name, rank).map_err(located)?;
+            let alpha = alpha_of(&described, &module.name, rank).map_err(located)?;
             let in_file = module.tensors(rank, is_dora);
             for tensor in &in_file {
                 let theirs = name(tensor.name);
@@ -161,18 +171,24 @@ impl Peft {
             }
         }
         if described["ensure_weight_tying"] == true && found.iter().any(|found| is_end(&found.weight)) {
-            refuse!(
-                "{CONFIG} has ensure_weight_tying true and adapters of the embedding or the head, which this model does not tie"
-            );
+            return Err(located(
+                "ensure_weight_tying is true and there are adapters of the embedding or the head, which this model does not \
+                 tie: set it to false if they were trained apart"
+                    .into(),
+            ));
         }
         if let Some(name) = unused.first() {
             refuse!(
-                "{} has `{name}`, which belongs to no weight of the model that can have an adapter",
+                "{} has `{name}`, which belongs to no weight of the model that can have an adapter: give the model that the \
+                 adapter was trained with as model.from",
                 path.display()
             );
         }
         if found.is_empty() {
-            refuse!("{} has no adapter of the model's weights", path.display());
+            refuse!(
+                "{} has no adapter of the model's weights: give the model that it was trained with as model.from",
+                path.display()
+            );
         }
         let mut weights = Weights::of_files(vec![(path, file)]);
         for (ours, name, within) in places {
@@ -225,7 +241,7 @@ impl Peft {
                 if session.read_range(&piece.slot, piece.within())? != theirs {
                     return Err(Failure::User(UserError(format!(
                         "the adapter of `adapter.from` comes with `{name}`, which is not `{weight}` of this model: it belongs \
-                         to another one, or was trained apart from it"
+                         to another one, or was trained apart from it; give the model that it was trained with as model.from"
                     ))));
                 }
             }
@@ -254,10 +270,14 @@ fn read_config(path: &Path) -> Result<Value, UserError> {
     if is_pointer(&bytes) {
         refuse!("{shown} {IS_POINTER}");
     }
-    let value: Value =
-        serde_json::from_slice(&bytes).map_err(|error| UserError(format!("{shown} is not JSON: {error}")))?;
+    let value: Value = serde_json::from_slice(&bytes)
+        .map_err(|error| UserError(format!("{shown} is not JSON: {error}; fetch it again")))?;
     if value["peft_type"] != "LORA" {
-        refuse!("{shown} has peft_type {}, and only LORA is supported", value["peft_type"]);
+        refuse!(
+            "{shown} has peft_type {}, and only LORA can be read: merge the adapter into its model with PEFT, and give that as \
+             model.from",
+            value["peft_type"]
+        );
     }
     let is_default =
         |key: &str| matches!(&value[key], Value::Null | Value::Bool(false)) || value[key] == json!({});
@@ -271,7 +291,10 @@ fn read_config(path: &Path) -> Result<Value, UserError> {
         "trainable_token_indices",
     ] {
         if !is_default(key) {
-            refuse!("{shown} has {key} {}, which is not supported", value[key]);
+            refuse!(
+                "{shown} has {key} {}, which cannot be read: merge the adapter into its model with PEFT, and give that as model.from",
+                value[key]
+            );
         }
     }
     // These took a part out of the model's own weights, and an adapter is trained beside what was left.
@@ -284,7 +307,11 @@ fn read_config(path: &Path) -> Result<Value, UserError> {
         );
     }
     if !matches!(value["bias"].as_str(), None | Some("none")) {
-        refuse!("{shown} has bias {}, and only adapters without biases are supported", value["bias"]);
+        refuse!(
+            "{shown} has bias {}, and only adapters without trained biases can be read: merge the adapter into its model with \
+             PEFT, and give that as model.from",
+            value["bias"]
+        );
     }
     Ok(value)
 }
@@ -296,23 +323,24 @@ fn value_for<'v>(
     key: &str,
     patterns: &str,
     module: &str,
-) -> Result<Option<&'v Value>, UserError> {
+) -> Result<Option<&'v Value>, String> {
     let mut found = described.get(key).filter(|value| !value.is_null());
     let mut by: Option<&str> = None;
     for (pattern, value) in described[patterns].as_object().into_iter().flatten() {
         let names = match Regex::new(&format!("^(?:.*\\.)?(?:{pattern})$")) {
             Ok(expression) => expression.is_match(module),
-            Err(_) => refuse!("{CONFIG} has the {patterns} `{pattern}`, which is not a regular expression"),
+            Err(_) => {
+                return Err(format!("`{pattern}` among {patterns} is not a regular expression: correct it"));
+            }
         };
         if !names {
             continue;
         }
         // In the library the first matching pattern wins, and a JSON object has no order.
         if let Some(other) = by.filter(|_| found != Some(value)) {
-            refuse!(
-                "{CONFIG} has `{other}` and `{pattern}` among its {patterns}, which say different things of `{module}`: \
-                 leave one of them out"
-            );
+            return Err(format!(
+                "`{other}` and `{pattern}` among {patterns} say different things of `{module}`: leave one of them out"
+            ));
         }
         (found, by) = (Some(value), Some(pattern.as_str()));
     }
@@ -320,22 +348,23 @@ fn value_for<'v>(
 }
 
 /// Checks that the rank in the config equals that of the tensors: the library divides alpha by the former.
-fn check_rank(described: &Value, module: &str, rank: usize) -> Result<(), UserError> {
+fn check_rank(described: &Value, module: &str, rank: usize) -> Result<(), String> {
     match value_for(described, "r", "rank_pattern", module)? {
         Some(found) if found.as_u64() != Some(rank as u64) => {
-            refuse!("{CONFIG} says that the rank (r) of `{module}` is {found}, and its tensors have {rank}")
+            let fault = format!("the rank (r) of `{module}` is {found}, and its tensors have {rank}");
+            Err(format!("{fault}: correct it, because alpha is divided by it"))
         }
         _ => Ok(()),
     }
 }
 
 /// The scale of a module's product, times its rank.
-fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserError> {
+fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, String> {
     let alpha = match value_for(described, "lora_alpha", "alpha_pattern", module)? {
         None => 8.0,
         Some(found) => match found.as_f64() {
             Some(alpha) => alpha,
-            None => refuse!("{CONFIG} has the lora_alpha {found} for `{module}`, which is not a number"),
+            None => return Err(format!("the lora_alpha of `{module}` is {found} and must be a number")),
         },
     };
     let ranked = described["use_rslora"].as_bool().unwrap_or(false);
@@ -344,11 +373,15 @@ fn alpha_of(described: &Value, module: &str, rank: usize) -> Result<f64, UserErr
 
 fn check(path: &Path, file: &TensorFile, name: &str, dims: &[usize]) -> Result<(), UserError> {
     let Some(entry) = file.entries().get(name) else {
-        refuse!("{} lacks `{name}`", path.display());
+        refuse!(
+            "{} lacks `{name}`, without which its other tensors are of no use: fetch or save the adapter again",
+            path.display()
+        );
     };
     if entry.shape != dims || !matches!(entry.dtype, Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
         refuse!(
-            "{}: `{name}` is {} {:?}, and the model needs {dims:?} in F32, F16 or BF16",
+            "{}: `{name}` is {} {:?}, and the model needs {dims:?} in F32, F16 or BF16: give the model that the adapter was \
+             trained with as model.from",
             path.display(),
             entry.dtype,
             entry.shape

@@ -75,7 +75,9 @@ fn index_of_parts() {
     for (i, elements) in [4, 2].into_iter().enumerate() {
         let header =
             format!(r#"{{"w":{{"dtype":"F32","shape":[{elements}],"data_offsets":[0,{}]}}}}"#, 4 * elements);
-        let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[i as u8; 16]].concat();
+        let bytes =
+            [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![i as u8; 4 * elements]]
+                .concat();
         fs::write(checkpoint.join(format!("part-{i}")), bytes).unwrap();
     }
     let read = |bytes: &[u8]| {

@@ -184,6 +184,26 @@ mod tests {
     }
 
     #[test]
+    fn a_rewritten_archive_and_a_damaged_index_are_read_again() {
+        let scratch = Scratch::new("archive-index-again");
+        let (cache, archive) = (scratch.path().join("cache"), scratch.write("a.tar", &[0; 4096]));
+        let of = CacheKey::now(&archive, None).unwrap();
+        let made = index(&of);
+        made.store(&cache, &of).unwrap();
+        // As many bytes, written a nanosecond later.
+        let modified = fs::metadata(&archive).unwrap().modified().unwrap();
+        let file = File::options().append(true).open(&archive).unwrap();
+        file.set_modified(modified + std::time::Duration::from_nanos(1)).unwrap();
+        let later = CacheKey::now(&archive, None).unwrap();
+        assert_eq!((later.version.bytes, later == of), (of.version.bytes, false));
+        assert_eq!(ArchiveIndex::load(&cache, &later, OnError::Fail, 3), None);
+        fs::write(later.file_in(&cache), "flatout archive 1\nof").unwrap();
+        assert_eq!(ArchiveIndex::load(&cache, &later, OnError::Fail, 3), None);
+        made.store(&cache, &later).unwrap();
+        assert_eq!(ArchiveIndex::load(&cache, &later, OnError::Fail, 3), Some(made));
+    }
+
+    #[test]
     fn a_damaged_index_is_none() {
         let scratch = Scratch::new("archive-index-damaged");
         let archive = scratch.write("a.tar", &[0; 4096]);

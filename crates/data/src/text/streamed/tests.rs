@@ -7,9 +7,11 @@ use crate::error::DataError;
 use crate::formats::{self, OnError, ReadOptions};
 use crate::order::loader::{Cursor, LoaderOptions, Rows};
 use crate::order::pack::STREAMS;
+use crate::order::permutation::Order;
 use crate::remote::server::{Content, SetServer};
 use crate::scratch::Scratch;
 use crate::text::corpus::{Corpus, DocumentOrder, MixPart, Spec, open};
+use crate::text::streamed::{MOST_UNUSABLE, Streamed};
 
 const CONTEXT: usize = 64;
 
@@ -226,6 +228,27 @@ fn wrong_documents_end_the_rows_or_are_counted() {
     let read = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
     let left_out = taken(&Spec { read, ..spec }).unwrap();
     assert!(left_out.len() == 1 && left_out[0].contains("b.jsonl"), "{left_out:?}");
+}
+
+#[test]
+fn a_sample_ends_after_many_unusable_documents_in_a_row() {
+    const FILES: u64 = 40;
+    let scratch = Scratch::new("streamed-unusable");
+    let first = Order::new(Some(FILES), 0).document(0);
+    let good = "{\"text\": \"once\"}\n".repeat(3);
+    let files: Vec<_> = (0..FILES)
+        .map(|n| (format!("{n:02}.jsonl"), if n == first { good.clone() } else { "{}\n".repeat(1000) }))
+        .map(|(name, lines)| (name, lines.into_bytes()))
+        .collect();
+    let options = ReadOptions { on_error: OnError::Skip, ..ReadOptions::default() };
+    let inputs = formats::find(&written(&scratch, &files), &options).unwrap();
+    let streamed = Streamed::open(inputs, &options, 0.0, None);
+    let mut found = 0;
+    let skipped = streamed.visit(|_| {
+        found += 1;
+        Ok(Some(false))
+    });
+    assert_eq!((found, skipped.unwrap().total()), (1, MOST_UNUSABLE));
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub fn rope_table(g: &Graph, positions: usize) -> (Graph, usize) {
 }
 
 fn table_slot(g: &mut Graph, freq: Frequencies, head_size: usize, positions: usize) -> SlotId {
-    let path = format!("rope_table.{}.{head_size}", freq.show());
+    let path = format!("rope_table.{}.{head_size}", freq.to_text());
     g.find_slot(&path).unwrap_or_else(|| {
         let ty = TensorType::new(DType::F32, [positions, head_size / 2, 2]);
         g.add_slot(Slot { path, ty, class: Class::Const, init: Init::RopeTable { freq }, part: None })

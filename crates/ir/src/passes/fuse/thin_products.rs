@@ -126,7 +126,7 @@ fn is_thin(g: &Graph, form: Thin, product: NodeId, factors: [Value; 2]) -> bool 
     let Op::Product { ta, tb, out, .. } = node.op else { return false };
     let types = factors.map(|v| g.ty(v));
     let wanted = if form == Thin::Weight { DType::F32 } else { DType::BF16 };
-    let has_form = [ta, tb] == form.turned() && out == wanted;
+    let has_form = [ta, tb] == form.transposed() && out == wanted;
     if !has_form || types.iter().any(|ty| ty.dtype != DType::BF16 || ty.rank() != 2) {
         return false;
     }

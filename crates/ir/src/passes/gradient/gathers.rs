@@ -78,13 +78,14 @@ pub(super) fn weight_in(path: &str) -> impl Iterator<Item = (&str, WeightEncodin
         Some((weight, WeightEncoding::Codes(out as u8)))
     });
     let copy = path.strip_prefix(&copy_path("")).map(|weight| (weight, WeightEncoding::Copy));
-    [(path, WeightEncoding::Kept)].into_iter().chain(copy).chain(codes)
+    [(path, WeightEncoding::Full)].into_iter().chain(copy).chain(codes)
 }
 
 /// The encoding of a weight in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum WeightEncoding {
-    Kept,
+    /// In the type of the parameter.
+    Full,
     /// In bf16.
     Copy,
     /// An output of the operation that quantises it: its codes along rows or columns, or their scale.
@@ -158,7 +159,7 @@ impl Shares<'_> {
     fn bucket_copy(&self, weight: &Weight, form: WeightEncoding) -> BucketCopy {
         let is_trained = self.kept_as[weight.divided].1 == Class::Weight;
         let (divided, bucket) = (weight.divided, weight.bucket);
-        BucketCopy { divided, bucket, is_copy: is_trained && form != WeightEncoding::Kept }
+        BucketCopy { divided, bucket, is_copy: is_trained && form != WeightEncoding::Full }
     }
 }
 

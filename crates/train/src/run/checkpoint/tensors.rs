@@ -159,13 +159,35 @@ impl<'de> Deserialize<'de> for OrderedHeader {
     }
 }
 
-/// Two tensors of one file that share bytes.
-fn overlapping(entries: &BTreeMap<String, Entry>) -> Option<(&str, &str)> {
-    let placed = entries.iter().flat_map(|(name, entry)| entry.extents.iter().map(move |s| (s, name)));
-    let mut placed: Vec<(&Extent, &String)> = placed.filter(|(extent, _)| extent.bytes > 0).collect();
-    placed.sort_by_key(|(extent, _)| extent.offset);
-    let both = placed.windows(2).find(|pair| pair[1].0.offset < pair[0].0.offset + pair[0].0.bytes)?;
-    Some((both[0].1, both[1].1))
+/// Checks the format's rule that the tensors of a file take up all its bytes, from `first` to `end`, without gaps and without sharing
+/// any. The error continues a sentence about the file.
+fn check_coverage(entries: &BTreeMap<String, Entry>, first: u64, end: u64) -> Result<(), String> {
+    let mut placed: Vec<(u64, u64, &str)> = vec![];
+    for (name, entry) in entries {
+        placed
+            .extend(entry.extents.iter().map(|held| (held.offset, held.offset + held.bytes, name.as_str())));
+    }
+    placed.sort_unstable();
+    // Empty tensors share no bytes. A shared byte is named before the gap that it may leave elsewhere.
+    let with_bytes: Vec<_> = placed.into_iter().filter(|(start, stop, _)| start < stop).collect();
+    if let Some(pair) = with_bytes.windows(2).find(|pair| pair[1].0 < pair[0].1) {
+        return Err(format!("`{}` and `{}` share bytes", pair[0].2, pair[1].2));
+    }
+    let mut covered = first;
+    for (start, stop, name) in with_bytes {
+        if covered < start {
+            return Err(format!(
+                "no tensor has its bytes from {covered} to {start}, before `{name}`: fetch or write it again"
+            ));
+        }
+        covered = stop;
+    }
+    if covered < end {
+        return Err(format!(
+            "its last tensor ends at byte {covered} of {end}: bytes were added to it, or its header was changed, so fetch or write it again"
+        ));
+    }
+    Ok(())
 }
 
 /// Tensors that are open for reading, in one file or over several.
@@ -176,7 +198,7 @@ pub struct TensorFile {
 }
 
 impl TensorFile {
-    /// Reads the header and checks that every tensor in it lies within the file.
+    /// Reads the header and checks that the tensors in it are all of the file.
     pub fn open(path: &Path) -> io::Result<TensorFile> {
         let broken = |what: String| {
             io::Error::new(io::ErrorKind::InvalidData, format!("{} is broken: {what}", path.display()))
@@ -223,9 +245,7 @@ impl TensorFile {
                 return Err(broken(format!("its header has `{name}` twice")));
             }
         }
-        if let Some((one, other)) = overlapping(&entries) {
-            return Err(broken(format!("`{one}` and `{other}` share bytes")));
-        }
+        check_coverage(&entries, data, length).map_err(broken)?;
         Ok(TensorFile { files: vec![(path.to_path_buf(), file)], entries })
     }
 
@@ -403,9 +423,49 @@ mod tests {
             r#"{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[3,7]}}"#,
             "[]",
         ] {
-            let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[0; 8]].concat();
-            std::fs::write(&path, bytes).unwrap();
+            std::fs::write(&path, file_of(header, 8)).unwrap();
             assert!(TensorFile::open(&path).is_err(), "{header}");
+        }
+    }
+
+    /// A file with this header and so many zeros as bytes of tensors.
+    fn file_of(header: &str, bytes: usize) -> Vec<u8> {
+        [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; bytes]].concat()
+    }
+
+    /// As the reference library refuses them: tensors must take up every byte after the header.
+    #[test]
+    fn bytes_that_belong_to_no_tensor_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("t.safetensors");
+        let opened = |header: &str, bytes: usize| {
+            let file = file_of(header, bytes);
+            std::fs::write(&path, &file).unwrap();
+            let opened = TensorFile::open(&path);
+            assert_eq!(opened.is_ok(), safetensors::SafeTensors::deserialize(&file).is_ok(), "{header}");
+            opened.map_or_else(|error| error.to_string(), |_| "whole".into())
+        };
+        let tensor = |name: &str, [start, end]: [usize; 2]| {
+            format!(r#""{name}":{{"dtype":"U8","shape":[{}],"data_offsets":[{start},{end}]}}"#, end - start)
+        };
+        let two = |one: [usize; 2], other: [usize; 2]| {
+            format!("{{{},{}}}", tensor("one", one), tensor("other", other))
+        };
+        assert_eq!(opened(&two([0, 4], [4, 8]), 8), "whole");
+        assert_eq!(opened(&two([4, 8], [0, 4]), 8), "whole");
+        assert_eq!(opened(&two([8, 8], [0, 8]), 8), "whole");
+        for (header, bytes, wrong, [from, to]) in [
+            (two([0, 4], [4, 8]), 9, "its last tensor ends at byte FROM of TO", [8, 9]),
+            (two([0, 4], [5, 8]), 8, "no tensor has its bytes from FROM to TO, before `other`", [4, 5]),
+            (two([2, 4], [4, 8]), 8, "no tensor has its bytes from FROM to TO, before `one`", [0, 2]),
+            (two([0, 5], [4, 8]), 8, "`one` and `other` share bytes", [0, 0]),
+            ("{}".into(), 3, "its last tensor ends at byte FROM of TO", [0, 3]),
+        ] {
+            let place = |at: usize| (8 + header.len() + at).to_string();
+            let words = wrong.replace("FROM", &place(from)).replace("TO", &place(to));
+            let sentence = opened(&header, bytes);
+            assert!(sentence.starts_with(&format!("{} is broken: ", path.display())), "{sentence}");
+            assert!(sentence.contains(&words), "{header}: {sentence:?} lacks {words:?}");
         }
     }
 }

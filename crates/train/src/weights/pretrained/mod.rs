@@ -76,8 +76,9 @@ impl Source {
                 path.display()
             ),
             None => refuse!(
-                "there is no run in {0}, and no model in the Hugging Face layout: {0} does not exist; flatout runs lists the runs",
-                path.display()
+                "there is no run in {0}, and no model in the Hugging Face layout: {0} does not exist; {1}",
+                path.display(),
+                run::other_runs(path)
             ),
         }
     }

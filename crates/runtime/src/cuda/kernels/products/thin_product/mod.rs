@@ -216,7 +216,7 @@ impl Call<'_> {
     }
 
     fn any(&self) -> Stages {
-        let [ta, tb] = self.form.turned();
+        let [ta, tb] = self.form.transposed();
         let dropped = match self.form {
             _ if self.drawn.is_none() => -1,
             Thin::Down => 0,

@@ -36,7 +36,7 @@ pub enum End {
 }
 
 /// The visits of an ablation, also on disk where there is a cache folder.
-pub struct Kept {
+pub struct StoredVisits {
     pub visits: Vec<Visit>,
     file: Option<(File, PathBuf)>,
     /// The index of this process among those that contributed visits.
@@ -45,15 +45,15 @@ pub struct Kept {
     pub trouble: Option<String>,
 }
 
-impl Kept {
+impl StoredVisits {
     /// Keeps visits in memory only; `trouble` is the reason where a file was expected.
-    pub fn nowhere(trouble: Option<String>) -> Kept {
-        Kept { visits: vec![], file: None, process: 0, trouble }
+    pub fn nowhere(trouble: Option<String>) -> StoredVisits {
+        StoredVisits { visits: vec![], file: None, process: 0, trouble }
     }
 
     /// Opens the results of an ablation that `identity` describes, in a folder. Another process that measures the same
     /// is an error: the two would also disturb each other's times.
-    pub fn open(folder: &Path, identity: &str) -> Result<Kept, Failure> {
+    pub fn open(folder: &Path, identity: &str) -> Result<StoredVisits, Failure> {
         let path = folder.join(format!("{:016x}.jsonl", xxh3_64(identity.as_bytes())));
         let failed = || Failure::io(format!("{}: keeping results", path.display()));
         fs::create_dir_all(folder).map_err(failed())?;
@@ -78,7 +78,7 @@ impl Kept {
         let visits: Vec<Visit> =
             text[..whole].lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
         let process = visits.iter().map(|visit| visit.process + 1).max().unwrap_or(0);
-        Ok(Kept { visits, file: Some((file, path)), process, trouble: None })
+        Ok(StoredVisits { visits, file: Some((file, path)), process, trouble: None })
     }
 
     pub fn path(&self) -> Option<&Path> {
@@ -153,24 +153,24 @@ pub(super) mod tests {
     fn visits_are_read_back_and_a_truncated_line_is_dropped() {
         let folder = tempfile::tempdir().unwrap();
         let timed = Timed { step_ms: vec![1.25, 0.1 + 0.2], losses: vec![6.5, f32::MIN_POSITIVE], ..timed() };
-        let mut first = Kept::open(folder.path(), "a").unwrap();
+        let mut first = StoredVisits::open(folder.path(), "a").unwrap();
         first.push("base", 0, End::Timed(timed.clone()));
         first.push("x", 0, failed("x"));
         first.push("n", 0, End::Timed(Timed { losses: vec![f32::NAN], ..timed.clone() }));
-        assert!(Kept::open(folder.path(), "a").is_err(), "two would disturb each other");
+        assert!(StoredVisits::open(folder.path(), "a").is_err(), "two would disturb each other");
         let path = first.path().unwrap().to_path_buf();
         drop(first);
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"key\":\"y\",\"pro").unwrap();
 
-        let mut again = Kept::open(folder.path(), "a").unwrap();
+        let mut again = StoredVisits::open(folder.path(), "a").unwrap();
         assert_eq!((again.visits.len(), again.process), (3, 1));
         assert_eq!(again.visits[0].timed(), Some(&timed), "to the bit");
         again.push("z", 1, failed("z"));
         drop(again);
-        let third = Kept::open(folder.path(), "a").unwrap();
+        let third = StoredVisits::open(folder.path(), "a").unwrap();
         assert_eq!((third.visits.len(), third.visits[3].process, third.process), (4, 1, 2));
         assert!(third.visits[2].timed().unwrap().losses[0].is_nan());
-        assert!(Kept::open(folder.path(), "b").unwrap().visits.is_empty());
+        assert!(StoredVisits::open(folder.path(), "b").unwrap().visits.is_empty());
         third.finish().unwrap();
         assert!(!path.exists());
     }

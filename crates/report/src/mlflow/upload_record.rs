@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 const FILE: &str = "mlflow.json";
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct UploadRecord {
     pub server: String,
     pub experiment: String,
     /// The key of the run on the server, chosen before the run is created.
@@ -24,10 +24,11 @@ pub struct Kept {
     pub time: f64,
 }
 
-impl Kept {
+impl UploadRecord {
     /// The record of an experiment on a server; an empty one where there is none.
-    pub fn of(run: &Path, server: &str, experiment: &str) -> Kept {
-        let fresh = Kept { server: plain(server), experiment: experiment.into(), ..Kept::default() };
+    pub fn of(run: &Path, server: &str, experiment: &str) -> UploadRecord {
+        let fresh =
+            UploadRecord { server: plain(server), experiment: experiment.into(), ..UploadRecord::default() };
         all(run).into_iter().find(|kept| kept.is_of(&fresh)).unwrap_or(fresh)
     }
 
@@ -50,18 +51,18 @@ impl Kept {
         log.map_or(0, |log| BufReader::new(log).split(b'\n').map_while(Result::ok).count())
     }
 
-    fn is_of(&self, other: &Kept) -> bool {
+    fn is_of(&self, other: &UploadRecord) -> bool {
         (&self.server, &self.experiment) == (&other.server, &other.experiment)
     }
 }
 
 /// The records of a run's folder. Earlier versions kept a single one.
-fn all(run: &Path) -> Vec<Kept> {
+fn all(run: &Path) -> Vec<UploadRecord> {
     #[derive(Deserialize)]
     #[serde(untagged)]
     enum Records {
-        Several(Vec<Kept>),
-        One(Kept),
+        Several(Vec<UploadRecord>),
+        One(UploadRecord),
     }
     let text = fs::read(run.join(FILE)).unwrap_or_default();
     let kept = match serde_json::from_slice(&text) {
@@ -69,7 +70,7 @@ fn all(run: &Path) -> Vec<Kept> {
         Ok(Records::One(one)) => vec![one],
         Err(_) => vec![],
     };
-    kept.into_iter().map(|kept| Kept { server: plain(&kept.server), ..kept }).collect()
+    kept.into_iter().map(|kept| UploadRecord { server: plain(&kept.server), ..kept }).collect()
 }
 
 /// An address in the form in which addresses are compared.
@@ -85,9 +86,9 @@ mod tests {
     fn every_server_and_experiment_has_a_record() {
         let folder = tempfile::tempdir().unwrap();
         let run = folder.path();
-        let offset_of = |server: &str, experiment: &str| Kept::of(run, server, experiment).offset;
+        let offset_of = |server: &str, experiment: &str| UploadRecord::of(run, server, experiment).offset;
         let keep = |server: &str, experiment: &str, offset: u64| {
-            Kept { offset, ..Kept::of(run, server, experiment) }.keep(run).unwrap();
+            UploadRecord { offset, ..UploadRecord::of(run, server, experiment) }.keep(run).unwrap();
         };
         assert_eq!(offset_of("http://a", "x"), 0);
         keep("http://a", "x", 3);
@@ -101,11 +102,16 @@ mod tests {
         assert_eq!((all(run).len(), offset_of("http://b", "y")), (3, 0));
 
         std::fs::write(run.join("events.jsonl"), "one\ntwo\nthree\n").unwrap();
-        let left = |server: &str| Kept::of(run, server, "x").lines_left(run);
+        let left = |server: &str| UploadRecord::of(run, server, "x").lines_left(run);
         assert_eq!([left("http://a"), left("http://elsewhere")], [2, 3]);
 
         // The format of earlier versions, with a single record.
-        let one = Kept { server: "http://a/".into(), experiment: "x".into(), offset: 9, ..Kept::default() };
+        let one = UploadRecord {
+            server: "http://a/".into(),
+            experiment: "x".into(),
+            offset: 9,
+            ..UploadRecord::default()
+        };
         std::fs::write(run.join(FILE), serde_json::to_vec(&one).unwrap()).unwrap();
         assert_eq!((offset_of("http://a", "x"), offset_of("http://b", "x")), (9, 0));
     }
