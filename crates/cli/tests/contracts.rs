@@ -133,7 +133,7 @@ fn a_plan_has_layers_work_rows_and_alternatives() {
         instead.iter().find(|row| row["switch"] == switch && row["value"] == value).expect("a row").clone()
     };
     assert!(row("memory_plan", "off")["more_bytes"].as_i64().unwrap() > 0);
-    assert!(row("recompute", "full")["more_bytes"].as_i64().unwrap() < 0);
+    assert!(row("recompute", "wide")["more_bytes"].as_i64().unwrap() < 0);
     assert!(row("precision", "tf32")["refused"].as_str().unwrap().contains("cannot run on the CPU"));
     let svg = fs::read_to_string(folder.path().join("pictures/arena.svg")).expect("a picture");
     assert!(svg.starts_with("<svg") && svg.contains(">grad</text>") && svg.contains(">apply</text>"));

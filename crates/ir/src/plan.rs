@@ -326,8 +326,9 @@ impl PlanSet {
         (0..self.plans.len()).rev().max_by_key(|plan| ends(*plan)).unwrap_or(0)
     }
 
-    /// Bytes by category, which add up to the arena. Transient buffers overlay, so the largest plan's peak is split: its
-    /// largest workspace, its largest landing area of exchanges, and the rest as activations. Plans of one rank have no
+    /// Bytes by category, which add up to the arena. Transient buffers overlay, so the largest plan's peak is split: the
+    /// gradients that it has written by then, its largest workspace, its largest landing area of exchanges, and the rest as
+    /// activations. Plans of one rank have no
     /// category for the wire.
     pub fn categories(&self) -> BTreeMap<&'static str, usize> {
         let is_counted = |c: &&Category| **c != Category::Wire || self.mesh.ranks() > 1;
@@ -337,9 +338,13 @@ impl PlanSet {
             *sums.entry(buffer.category.name()).or_default() += buffer.bytes;
         }
         let mut left = self.transient_bytes;
-        for category in [Category::Workspace, Category::Wire] {
-            let own = self.transients(self.largest_plan()).filter(|b| b.category == category);
-            let most = own.map(|b| b.bytes).max().unwrap_or(0).min(left);
+        let plan = self.largest_plan();
+        for category in [Category::Gradients, Category::Workspace, Category::Wire] {
+            let own = self.transients(plan).filter(|b| b.category == category);
+            let most = match category {
+                Category::Gradients => self.gradients_at_peak(plan),
+                _ => own.map(|b| b.bytes).max().unwrap_or(0).min(left),
+            };
             if let Some(sum) = sums.get_mut(category.name()) {
                 *sum += most;
                 left -= most;
@@ -347,6 +352,21 @@ impl PlanSet {
         }
         *sums.entry(Category::Activations.name()).or_default() += left;
         sums
+    }
+
+    /// Bytes of the transient gradients of a plan that are alive at the launch with the most bytes alive.
+    fn gradients_at_peak(&self, plan: usize) -> usize {
+        let live = |b: &Buffer| b.live.as_ref().map_or(0..0, |(_, range)| range.clone());
+        let alive = |at: usize| self.transients(plan).filter(move |b| live(b).contains(&at));
+        let is_gradient = |b: &&Buffer| b.category == Category::Gradients;
+        if !self.transients(plan).any(|b| is_gradient(&b)) {
+            return 0;
+        }
+        let launches = self.plans.get(plan).map_or(0, |plan| plan.launches.len());
+        let bytes = |at: usize| alive(at).map(|b| b.bytes).sum::<usize>();
+        // Reversed, so that of equals the first wins.
+        let peak = (0..launches).rev().max_by_key(|at| bytes(*at)).unwrap_or(0);
+        alive(peak).filter(is_gradient).map(|b| b.bytes).sum()
     }
 
     pub fn slot(&self, path: &str) -> Option<&PlacedSlot> {

@@ -112,6 +112,8 @@ pub struct Program {
 pub fn compile(programs: &[Program], target: &Target, options: &Options) -> Result<PlanSet, Refusal> {
     lanes::check(options)?;
     shards::check(options)?;
+    let gradient_plans = programs.iter().filter(|program| program.role.is_grad()).count();
+    assert!(!options.one_run || (gradient_plans == 1 && options.mesh.ranks() == 1 && options.lanes == 1));
     let mut reports = Reports::default();
     let mut graphs: Vec<(Role, Graph)> = vec![];
     let mut divided: Vec<Divided> = vec![];
@@ -372,8 +374,8 @@ const TYPED: &[Pass] = &[
     Pass {
         name: "differentiate",
         enabled: |_, role| role.is_grad(),
-        run: |s, _, _| {
-            let trained = differentiate::differentiate(&s.graph);
+        run: |s, o, _| {
+            let trained = differentiate::with_gradients(&s.graph, o.one_run);
             if trained.weights.is_empty() {
                 return Err(Refusal("every parameter is frozen: there is nothing to train".into()));
             }

@@ -213,6 +213,8 @@ pub struct Options {
     /// Low-rank adapters beside frozen weights.
     pub adapters: Vec<Adapter>,
     pub update: Update,
+    /// An update follows one run of one gradient plan, on one rank: gradients are written instead of added to sums.
+    pub one_run: bool,
     /// The ranks that run the plans together.
     pub mesh: Mesh,
     pub shard: Shard,
@@ -284,6 +286,7 @@ impl Default for Options {
             freeze: BTreeSet::new(),
             adapters: vec![],
             update: Update::default(),
+            one_run: false,
             mesh: Mesh::ONE,
             shard: Shard::None,
             keep_gathered: false,

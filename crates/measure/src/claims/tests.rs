@@ -205,7 +205,7 @@ fn figures_of_plans_are_what_plan_prints() {
             "plan-gemma",
             format!(
                 "Gemma-3-1B with DoRA, 8 pairs of 512 at once: {} GB: frozen weights {}, activations {}, adapters with their \
-                 gradients and moments {}",
+                 moments and the gradients at the peak {}",
                 gb(gemma.arena_bytes),
                 gb(of_gemma["frozen"]),
                 gb(of_gemma["activations"]),
@@ -222,7 +222,9 @@ fn figures_of_plans_are_what_plan_prints() {
             ),
         ),
     ];
-    assert_eq!(pretrain("micro_batch=8 train.batch=8").0, bytes, "accumulation takes no memory");
+    // Where updates consist of one micro-batch, gradients overlay activations; accumulation keeps their sums.
+    let more = bytes - pretrain("micro_batch=8 train.batch=8").0;
+    assert!(more > 0 && more < 4 * 226_546_432, "accumulation takes {more} bytes");
     for (name, made) in &made {
         println!("{name}: {made}");
     }

@@ -72,7 +72,8 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
         plans.buffers.iter().filter(|b| b.live.is_none()).map(|b| (b.offset, b.category)).collect();
     for slot in innermost(plans) {
         let layer = layer_within(&slot.path, &of_model);
-        if let Some(layer) = layer.filter(|_| slot.class != Class::Input) {
+        let is_persistent = slot.view.offset < plans.persistent_bytes;
+        if let Some(layer) = layer.filter(|_| slot.class != Class::Input && is_persistent) {
             let (_, &category) =
                 starts.range(..=slot.view.offset).next_back().expect("a slot lies in a buffer");
             let bytes = slot.ty.bytes();
@@ -84,7 +85,11 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
     let is_alive = |b: &&Buffer| b.live.as_ref().is_some_and(|(_, range)| range.contains(&at.launch));
     for buffer in plans.transients(largest).filter(is_alive) {
         let path = buffer.name.strip_suffix(" scratch").unwrap_or(&buffer.name);
-        add(&layer_of(path), buffer.category, buffer.bytes);
+        let layer = match buffer.category {
+            Category::Gradients => layer_within(path, &of_model),
+            _ => None,
+        };
+        add(&layer.unwrap_or_else(|| layer_of(path)), buffer.category, buffer.bytes);
     }
     for (category, bytes) in persistent {
         add(OTHER, category, bytes);

@@ -24,7 +24,7 @@ const CONTEXT: usize = 16;
 const UPDATES: usize = 20;
 const VOCAB: usize = 61;
 
-fn graph(rows: usize) -> Graph {
+pub fn graph(rows: usize) -> Graph {
     let config = DecoderConfig {
         width: 32,
         layers: 3,
@@ -139,7 +139,7 @@ fn together(ranks: impl IntoIterator<Item = Vec<Bytes>>) -> BTreeMap<String, Vec
 
 /// Bits of loss and norm of every update, and of the final state.
 #[derive(Clone, PartialEq)]
-struct Run {
+pub struct Run {
     told: Vec<[u32; 2]>,
     state: BTreeMap<String, Vec<u8>>,
 }
@@ -150,7 +150,7 @@ impl Run {
     }
 
     /// Describes the first difference between two runs, for a message.
-    fn parts_from(&self, other: &Run) -> Option<String> {
+    pub fn parts_from(&self, other: &Run) -> Option<String> {
         if let Some(at) = (0..UPDATES).find(|at| self.told[*at] != other.told[*at]) {
             let [a, b] = [self, other].map(|run| run.told[at].map(f32::from_bits));
             return Some(format!("update {at} gives {a:?} and {b:?}"));
@@ -202,7 +202,7 @@ fn train(
 }
 
 /// The run of all ranks, which must agree on every update.
-fn on_ranks(o: &Options, batch: usize, rows: usize) -> Run {
+pub fn on_ranks(o: &Options, batch: usize, rows: usize) -> Run {
     let program = Program { role: Role::GRAD, graph: graph(rows) };
     let plans = compile(&[program], &cpu::target(1), o).expect("plans");
     let ranks = o.mesh.ranks();
@@ -227,7 +227,7 @@ fn on_ranks(o: &Options, batch: usize, rows: usize) -> Run {
     Run { told: told[0].clone(), state: together(saved) }
 }
 
-fn options(mesh: Mesh, lanes: usize, moments: Moments) -> Options {
+pub fn options(mesh: Mesh, lanes: usize, moments: Moments) -> Options {
     let update = Update { clip: 0.5, average: Some(0.9), moments, ..Update::default() };
     Options { mesh, lanes, update, ..Options::default() }
 }

@@ -4,4 +4,5 @@ mod chunks;
 mod collectives;
 mod lanes;
 mod merge;
+mod one_run;
 mod order;

@@ -312,7 +312,11 @@ pub fn compile_for(
         programs.push(program(Role::Eval, &capacities, false));
     }
     programs.extend(samples::programs(config));
+    let is_one_run = arranged.is_none() && capacities.len() == 1 && micro_batch == config.train.batch;
     let mut settled = settle(config, target, &programs[0].graph)?.with_lengths(arranged);
+    let options = &mut settled.options;
+    options.one_run =
+        is_one_run && options.mesh.ranks() == 1 && options.lanes == 1 && !options.exchange_alone;
     check_base(config, &settled)?;
     settled.chosen.extend(of_images.clone());
     fp8_layers::settle(config, &programs[0], target, &mut settled)?;

@@ -39,7 +39,19 @@ pub fn freeze(g: &mut Graph, paths: &BTreeSet<String>) -> usize {
     g.slots.iter_mut().filter(frozen).map(|s| s.class = Class::Frozen).count()
 }
 
+/// Adds the gradients of trained parameters, the loss and the weight of samples to their sums.
 pub fn differentiate(g: &Graph) -> Trained {
+    with_gradients(g, false)
+}
+
+/// Whether the gradient of a parameter is written instead of added to a sum. Those of vectors are small, and their last step is
+/// often part of a launch that also adds.
+pub(super) fn is_written(parameter: &Slot, one_run: bool) -> bool {
+    one_run && parameter.ty.rank() >= 2
+}
+
+/// Adds the gradients of trained parameters, or writes them where nothing is added before or after.
+pub(crate) fn with_gradients(g: &Graph, one_run: bool) -> Trained {
     let (loss, weight) = (g.result("loss").expect("a loss"), g.result("weight").expect("a weight"));
     let trained: Vec<(SlotId, _)> = g
         .ids()
@@ -62,28 +74,33 @@ pub fn differentiate(g: &Graph) -> Trained {
             None => sums.push((*slot, grad)),
         }
     }
-    let add_to = |path: &str, value: Tensor<'_>| {
+    let add_to = |path: &str, value: Tensor<'_>, is_first: bool| {
         let ty = value.ty();
         let slot = b.edit(|g| {
             g.add_slot(Slot { path: path.into(), ty, class: Class::Carry, init: Init::Zeros, part: None })
         });
         // Adds term by term onto the sum, so that each producer can add to it in place.
-        let sum =
-            b.at_path(path, || terms(&b, value, forward).into_iter().fold(b.read(slot), |sum, t| sum + t));
+        let sum = b.at_path(path, || {
+            let before = (!is_first).then(|| b.read(slot));
+            let terms = before.into_iter().chain(terms(&b, value, forward));
+            terms.reduce(|sum, term| sum + term).expect("a gradient has a term")
+        });
         b.write(slot, sum);
         slot
     };
-    let weights = sums
-        .iter()
-        .map(|(slot, grad)| {
-            (*slot, add_to(&gradient_path(&b.with_graph(|g| g.slot(*slot).path.clone())), *grad))
-        })
-        .collect();
-    add_to(LOSS_SUM, loss);
-    add_to(WEIGHT_SUM, weight);
+    let gradient = |(slot, grad): &(SlotId, Tensor<'_>)| {
+        let (path, is_written) = b.with_graph(|g| {
+            let parameter = g.slot(*slot);
+            (gradient_path(&parameter.path), is_written(parameter, one_run))
+        });
+        (*slot, add_to(&path, *grad, is_written))
+    };
+    let weights = sums.iter().map(gradient).collect();
+    add_to(LOSS_SUM, loss, false);
+    add_to(WEIGHT_SUM, weight, false);
     for (name, value) in &g.results {
         if let Some(name) = name.strip_prefix(SUM) {
-            add_to(&format!("{CARRIED_SUM}{name}"), b.tensor(*value));
+            add_to(&format!("{CARRIED_SUM}{name}"), b.tensor(*value), false);
         }
     }
     Trained { graph: b.finish(), forward, weights }

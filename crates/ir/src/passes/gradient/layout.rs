@@ -35,7 +35,7 @@ const GRADIENTS: &str = ".grads";
 const WEIGHTS: &str = ".weights";
 
 /// Whether a slot holds the gradient sums of a region, or a rank's share of them.
-pub(super) fn is_gradient_region(path: &str) -> bool {
+pub(crate) fn is_gradient_region(path: &str) -> bool {
     let is_sum = |path: &str| path.starts_with(REGION) && path.ends_with(GRADIENTS);
     is_sum(path) || shards::whole_path(path).is_some_and(is_sum)
 }
@@ -100,7 +100,7 @@ pub(super) struct Region {
 }
 
 pub(super) struct Member {
-    weight: SlotId,
+    pub weight: SlotId,
     gradient: SlotId,
     /// Index of its first element in the layout of the region.
     pub start: usize,

@@ -13,8 +13,8 @@ use crate::ops::reduce::Fold;
 use crate::optimizers::{self, Matrix, Step};
 use crate::passes::gradient::average;
 use crate::passes::gradient::buckets::Bucket;
-use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, SUM, Trained, WEIGHT_SUM};
-use crate::passes::gradient::layout::{CHUNK, Region, Slots, is_chunked, lay_out, regions, slot};
+use crate::passes::gradient::differentiate::{CARRIED_SUM, LOSS_SUM, SUM, Trained, WEIGHT_SUM, is_written};
+use crate::passes::gradient::layout::{CHUNK, Member, Region, Slots, is_chunked, lay_out, regions, slot};
 use crate::passes::gradient::scatter::{Scattered, scatter};
 use crate::passes::gradient::shards::{Divided, all_gather};
 use crate::passes::gradient::totals::Totals;
@@ -43,6 +43,8 @@ struct UpdateRange<'a> {
 /// The gradient sums of a region.
 struct Sums {
     slot: SlotId,
+    /// Whether gradients are added to them, so that they must be cleared.
+    are_sums: bool,
     /// The slot of each bucket, and its number of elements in the layout, where ranks divide the region.
     buckets: Vec<(SlotId, usize)>,
 }
@@ -62,7 +64,9 @@ pub(crate) fn update(trained: &mut Trained, o: &Options, fused: bool) -> Updated
         let laid = lay_out(&mut trained.graph, i, region, o);
         let elements = region.buckets.iter().map(|bucket| bucket.layout.len());
         let buckets = laid.shares.iter().map(|share| share.gradient).zip(elements).collect();
-        sums.push(Sums { slot: laid.whole.gradient, buckets });
+        let is_sum = |member: &Member| !is_written(trained.graph.slot(member.weight), o.one_run);
+        let are_sums = region.members.iter().any(is_sum);
+        sums.push(Sums { slot: laid.whole.gradient, are_sums, buckets });
         let is_shared = !region.buckets.is_empty();
         let matrices = |members| region.matrices(&trained.graph, members);
         let at: Vec<(Slots, usize, Vec<Vec<Matrix>>)> = match fused {
@@ -163,7 +167,8 @@ fn apply(slots: Graph, sums: &[Sums], pieces: &[UpdateRange<'_>], o: &Options) -
             true => sums.buckets.iter().map(|(slot, _)| *slot).collect(),
             false => vec![sums.slot],
         };
-        for slot in sums.iter().flat_map(clears).chain(small) {
+        let cleared = sums.iter().filter(|sums| sums.are_sums).flat_map(clears);
+        for slot in cleared.chain(small) {
             let ty = b.with_graph(|g| g.slot(slot).ty.clone());
             b.write(slot, b.fill(0.0, ty.dtype, &ty.dims));
         }
@@ -189,7 +194,7 @@ fn squares_by_chunks<'g>(b: &'g Builder, totals: &Totals<'g>, sums: &[Sums], o: 
         sums.iter().flat_map(|sums| &sums.buckets).map(|(slot, _)| chunks(*slot)).collect();
     let gathered = (!shares.is_empty()).then(|| all_gather(b.concat(&shares, 0), o));
     let (mut all, mut at, mut shares) = (vec![], 0, shares.into_iter());
-    for Sums { slot, buckets } in sums {
+    for Sums { slot, buckets, .. } in sums {
         if buckets.is_empty() {
             all.push(chunks(*slot));
         }

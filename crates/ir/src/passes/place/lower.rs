@@ -197,14 +197,24 @@ impl Lowering<'_> {
                 }
                 chain.push(base);
             };
-            // A longer chain only helps if it starts from the slot itself; otherwise only the last node may write there.
-            if from_slot.is_none() {
+            // A longer chain only helps if it starts from the slot itself, or if no value of the slot is read at all; otherwise only
+            // the last node may write there.
+            if from_slot.is_none() && self.is_read(*slot) {
                 chain.truncate(1);
             }
             if self.may_overwrite(*slot, chain[chain.len() - 1].node, from_slot) {
                 chain.into_iter().for_each(|v| _ = self.homes.insert(v, Home::Slot(*slot)));
             }
         }
+    }
+
+    fn is_read(&self, slot: SlotId) -> bool {
+        let (root, range) = extent(self.g, slot);
+        self.g.nodes.iter().any(|node| {
+            let Op::Read { slot } = node.op else { return false };
+            let (other_root, other) = extent(self.g, slot);
+            other_root == root && other.start < range.end && range.start < other.end
+        })
     }
 
     /// Whether nothing reads the slot's old value after `writer`, nor in `writer` except through the input `in_place`.

@@ -7,7 +7,12 @@ pub mod queues;
 pub mod slots;
 pub mod views;
 
-use crate::graph::Graph;
+use std::collections::{BTreeMap, BTreeSet};
+
+use self::memory::SlotsLive;
+use crate::graph::{Graph, SlotId};
+use crate::ops::Op;
+use crate::passes::gradient::layout::is_gradient_region;
 use crate::passes::options::Options;
 use crate::passes::state::Reports;
 use crate::pieces::Sharded;
@@ -24,7 +29,8 @@ pub(super) fn plan(
     mut reports: Reports,
 ) -> Result<PlanSet, Refusal> {
     let all: Vec<&Graph> = graphs.iter().map(|(_, g)| g).collect();
-    let (slots, mut persistent_bytes, mut buffers) = slots::Slots::place(&all, target.align)?;
+    let transient = if o.memory_plan { transient_gradients(&graphs, o) } else { BTreeSet::new() };
+    let (mut slots, mut persistent_bytes, mut buffers) = slots::Slots::place(&all, &transient, target.align)?;
     let inputs = slots.inputs(persistent_bytes);
     let mut landings = vec![];
     for area in 0..if inputs.is_empty() { 0 } else { target.landings } {
@@ -34,11 +40,26 @@ pub(super) fn plan(
         persistent_bytes += bytes;
     }
     let (mut plans, mut transient_bytes) = (vec![], 0);
+    let mut of_slots = 0..slots.place_among_transients(&transient, persistent_bytes, target.align);
+    // The plan of gradients chooses their place, and every other plan follows it.
+    assert!(transient.is_empty() || graphs[0].0 == Role::GRAD);
     for (role, g) in &graphs {
         let mut lowered = lower::lower(g, &slots, target, o.memory_plan)?;
         queues::join(&mut lowered, o.overlap);
         let (in_place, copies) = (lowered.in_place, lowered.copies);
-        let placed = memory::place(lowered, *role, persistent_bytes, target.align, o.memory_plan);
+        // Gradients live from when `grad` writes them to the end of `apply`.
+        let slots_live = match role {
+            Role::Apply => SlotsLive::Throughout,
+            role if role.is_grad() => SlotsLive::FromFirstWrite,
+            _ => SlotsLive::Never,
+        };
+        let (base, reuse) = (persistent_bytes, o.memory_plan);
+        let region = memory::Transients { base, slots: of_slots.clone(), slots_live, reuse };
+        let placed = memory::place(lowered, *role, &region, target.align);
+        if slots_live == SlotsLive::FromFirstWrite {
+            of_slots = placed.slots_start..placed.slots_start + of_slots.len();
+            slots.place_among_transients(&transient, base + of_slots.start, target.align);
+        }
         reports.add(*role, "memory", placed.plan.launches.len(), || {
             let launches = placed.plan.launches.len();
             format!(
@@ -82,6 +103,31 @@ pub(super) fn plan(
         sharded,
         done: reports.0,
     })
+}
+
+/// The regions of gradients that an update writes anew in every part, so that they need memory only from then on.
+fn transient_gradients(graphs: &[(Role, Graph)], o: &Options) -> BTreeSet<String> {
+    let Some((_, g)) = graphs.iter().find(|(role, _)| *role == Role::GRAD && o.one_run) else {
+        return BTreeSet::new();
+    };
+    let mut written: BTreeMap<SlotId, usize> = BTreeMap::new();
+    for (slot, _) in &g.writes {
+        let (root, elements) = verify::extent(g, *slot);
+        *written.entry(root).or_default() += elements.len();
+    }
+    let added_to: BTreeSet<SlotId> = g
+        .nodes
+        .iter()
+        .filter_map(|node| match node.op {
+            Op::Read { slot } => Some(verify::extent(g, slot).0),
+            _ => None,
+        })
+        .collect();
+    let is_whole = |(root, elements): &(SlotId, usize)| {
+        let slot = g.slot(*root);
+        is_gradient_region(&slot.path) && !added_to.contains(root) && *elements == slot.ty.elements()
+    };
+    written.into_iter().filter(is_whole).map(|(root, _)| g.slot(root).path.clone()).collect()
 }
 
 fn with_plan(mut buffer: Buffer, plan: usize) -> Buffer {

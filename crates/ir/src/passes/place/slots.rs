@@ -1,6 +1,6 @@
 //! The persistent part of the arena: one table of slots for all plans, identified by path, at the same offset in each.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
 use crate::graph::{Class, Graph, Slot, SlotPart};
@@ -35,8 +35,13 @@ pub fn category(class: Class) -> Category {
 }
 
 impl Slots {
-    /// Merges the graphs' slots by path and assigns offsets, ordered by category, with inputs last.
-    pub fn place(graphs: &[&Graph], align: usize) -> Result<(Slots, usize, Vec<Buffer>), Refusal> {
+    /// Merges the graphs' slots by path and assigns offsets, ordered by category, with inputs last. Those that lie among
+    /// transient tensors have their place in `place_among_transients`.
+    pub fn place(
+        graphs: &[&Graph],
+        transient: &BTreeSet<String>,
+        align: usize,
+    ) -> Result<(Slots, usize, Vec<Buffer>), Refusal> {
         let mut slots = Slots { order: vec![], by_path: HashMap::new() };
         for g in graphs {
             g.slots.iter().try_for_each(|slot| slots.join(g, slot))?;
@@ -46,8 +51,9 @@ impl Slots {
             true => Category::Adapters,
             false => category(class),
         };
-        let mut roots: Vec<String> =
-            slots.order.iter().filter(|p| slots.by_path[*p].part.is_none()).cloned().collect();
+        let is_persistent =
+            |path: &&String| slots.by_path[*path].part.is_none() && !transient.contains(*path);
+        let mut roots: Vec<String> = slots.order.iter().filter(is_persistent).cloned().collect();
         // Inputs come last, in one range.
         let is_input = |class: Class| class == Class::Input;
         roots.sort_by_key(|p| {
@@ -69,11 +75,28 @@ impl Slots {
             });
             end += bytes.next_multiple_of(align);
         }
-        for path in &slots.order {
-            let offset = slots.resolve(path);
-            slots.by_path.get_mut(path).expect("listed").offset = offset;
-        }
+        slots.resolve_all();
         Ok((slots, end, buffers))
+    }
+
+    /// Assigns offsets from `start` to slots that lie among transient tensors. Returns the number of bytes.
+    pub fn place_among_transients(&mut self, paths: &BTreeSet<String>, start: usize, align: usize) -> usize {
+        let mut end = start;
+        for path in paths {
+            let entry = self.by_path.get_mut(path).expect("a slot of the plans");
+            entry.offset = end;
+            end += entry.slot.ty.bytes().next_multiple_of(align);
+        }
+        self.resolve_all();
+        end - start
+    }
+
+    /// Gives parts the offsets that follow from those of their wholes.
+    fn resolve_all(&mut self) {
+        for at in 0..self.order.len() {
+            let offset = self.resolve(&self.order[at]);
+            self.by_path.get_mut(&self.order[at]).expect("listed").offset = offset;
+        }
     }
 
     fn join(&mut self, g: &Graph, slot: &Slot) -> Result<(), Refusal> {
