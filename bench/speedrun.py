@@ -16,7 +16,7 @@ seed. `gpt2-speedrun` is run with each of `--lengths`, as the number of updates 
 seed; that length is run with the other seeds. Time counts updates only: the sum of a run's steps. Losses between two evaluations are
 interpolated linearly. Every run is a new process, and the runs of the seeds are interleaved. Overrides apply to both recipes, and those of
 `--speedrun` after them to `gpt2-speedrun` only. `--results` keeps the evaluations of finished runs in a file, and a later call with the same
-arguments continues after them; `--runs` ends a call after so many runs. GPUs of one kind differ by some 2%, so let the runs of a seed share one.
+arguments continues after them; `--runs` ends a call after this number of runs. GPUs of one kind differ by some 2%, so let the runs of a seed share one.
 
 `--llmc` names llm.c's program, built with nvcc from its public source: it trains the same model on the same tokens with the best rate
 and the same batch, schedule and weight decay. Its losses are of its own held-out shard, which has our held-out tokens in its format.

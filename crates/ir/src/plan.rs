@@ -273,6 +273,14 @@ pub struct Buffer {
     pub live: Option<(usize, Range<usize>)>,
 }
 
+/// The launch of the largest plan at which most is alive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Instant {
+    pub launch: usize,
+    /// Transient bytes alive there, besides the persistent ones.
+    pub transient_bytes: usize,
+}
+
 /// The report of a pass: what it did, in words a user can read, and how often.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassReport {
@@ -338,11 +346,12 @@ impl PlanSet {
             *sums.entry(buffer.category.name()).or_default() += buffer.bytes;
         }
         let mut left = self.transient_bytes;
-        let plan = self.largest_plan();
+        let largest = self.largest_plan();
+        let gradients = self.alive_bytes(largest, |b| b.category == Category::Gradients);
         for category in [Category::Gradients, Category::Workspace, Category::Wire] {
-            let own = self.transients(plan).filter(|b| b.category == category);
+            let own = self.transients(largest).filter(|b| b.category == category);
             let most = match category {
-                Category::Gradients => self.gradients_at_peak(plan),
+                Category::Gradients => gradients.get(self.peak().launch).copied().unwrap_or(0),
                 _ => own.map(|b| b.bytes).max().unwrap_or(0).min(left),
             };
             if let Some(sum) = sums.get_mut(category.name()) {
@@ -354,19 +363,27 @@ impl PlanSet {
         sums
     }
 
-    /// Bytes of the transient gradients of a plan that are alive at the launch with the most bytes alive.
-    fn gradients_at_peak(&self, plan: usize) -> usize {
-        let live = |b: &Buffer| b.live.as_ref().map_or(0..0, |(_, range)| range.clone());
-        let alive = |at: usize| self.transients(plan).filter(move |b| live(b).contains(&at));
-        let is_gradient = |b: &&Buffer| b.category == Category::Gradients;
-        if !self.transients(plan).any(|b| is_gradient(&b)) {
-            return 0;
-        }
+    /// Bytes alive at every launch of a plan, in the transients that `counts` selects.
+    pub fn alive_bytes(&self, plan: usize, counts: impl Fn(&Buffer) -> bool) -> Vec<usize> {
         let launches = self.plans.get(plan).map_or(0, |plan| plan.launches.len());
-        let bytes = |at: usize| alive(at).map(|b| b.bytes).sum::<usize>();
-        // Reversed, so that of equals the first wins.
-        let peak = (0..launches).rev().max_by_key(|at| bytes(*at)).unwrap_or(0);
-        alive(peak).filter(is_gradient).map(|b| b.bytes).sum()
+        let mut changes = vec![0_i64; launches + 1];
+        for buffer in self.transients(plan).filter(|b| counts(b)) {
+            let (_, range) = buffer.live.as_ref().expect("a transient");
+            changes[range.start] += buffer.bytes as i64;
+            changes[range.end] -= buffer.bytes as i64;
+        }
+        let running = changes.iter().scan(0, |sum, change| {
+            *sum += change;
+            Some(*sum as usize)
+        });
+        running.take(launches).collect()
+    }
+
+    /// The launch of the largest plan at which the most is alive; the first of equals.
+    pub fn peak(&self) -> Instant {
+        let alive = self.alive_bytes(self.largest_plan(), |_| true);
+        let most = alive.iter().copied().max().unwrap_or(0);
+        Instant { launch: alive.iter().position(|n| *n == most).unwrap_or(0), transient_bytes: most }
     }
 
     pub fn slot(&self, path: &str) -> Option<&PlacedSlot> {

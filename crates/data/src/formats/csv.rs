@@ -308,7 +308,7 @@ struct Record {
     wrong_quotes: Option<WrongQuotes>,
 }
 
-/// What is wrong with the quotes of a field, and its column, from 0.
+/// The error in the quotes of a field, and the field's column, from 0.
 #[derive(Clone, Copy)]
 struct WrongQuotes {
     what: &'static str,

@@ -6,8 +6,6 @@ use flatout_ir::passes::adapter::SCOPE;
 use flatout_ir::plan::{Buffer, Category, PlacedSlot};
 use flatout_ir::{Class, PlanSet};
 
-use super::timeline::peak;
-
 /// Memory outside the model: inputs, tables, counters, padding for alignment.
 const OTHER: &str = "other";
 /// Gaps between transient buffers, each of which keeps its place for its whole life.
@@ -81,7 +79,7 @@ pub fn layers(plans: &PlanSet) -> Vec<Layers> {
             *persistent.entry(category).or_default() -= bytes;
         }
     }
-    let (at, largest) = (peak(plans), plans.largest_plan());
+    let (at, largest) = (plans.peak(), plans.largest_plan());
     let is_alive = |b: &&Buffer| b.live.as_ref().is_some_and(|(_, range)| range.contains(&at.launch));
     for buffer in plans.transients(largest).filter(is_alive) {
         let path = buffer.name.strip_suffix(" scratch").unwrap_or(&buffer.name);

@@ -9,14 +9,6 @@ use flatout_ir::{PlanSet, Role};
 use flatout_report::plot::{Area, Areas, Mark};
 use flatout_report::words;
 
-/// The launch of the largest plan at which most is alive.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Instant {
-    pub launch: usize,
-    /// Transient bytes alive there, besides the persistent ones.
-    pub transient_bytes: usize,
-}
-
 /// Buffers of one name that are alive at the peak.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct Alive {
@@ -40,15 +32,8 @@ pub struct Peak {
     pub alive: Vec<Alive>,
 }
 
-/// The launch of the largest plan at which the most is alive; the first of equals.
-pub fn peak(plans: &PlanSet) -> Instant {
-    let alive = alive_bytes(plans, plans.largest_plan(), |_| true);
-    let most = alive.iter().copied().max().unwrap_or(0);
-    Instant { launch: alive.iter().position(|n| *n == most).unwrap_or(0), transient_bytes: most }
-}
-
 pub fn describe(plans: &PlanSet) -> Peak {
-    let (at, largest) = (peak(plans), plans.largest_plan());
+    let (at, largest) = (plans.peak(), plans.largest_plan());
     let plan = &plans.plans[largest];
     let is_alive = |b: &&Buffer| b.live.as_ref().is_some_and(|(_, range)| range.contains(&at.launch));
     // The numbers that occur, by name without its number and by size.
@@ -103,22 +88,6 @@ fn unnumbered(path: &str) -> (String, Option<usize>) {
     (parts.join("."), number)
 }
 
-/// Bytes alive at every launch of a plan, in the transients that `counts` selects.
-fn alive_bytes(plans: &PlanSet, plan: usize, counts: impl Fn(&Buffer) -> bool) -> Vec<usize> {
-    let launches = plans.plans.get(plan).map_or(0, |plan| plan.launches.len());
-    let mut changes = vec![0_i64; launches + 1];
-    for buffer in plans.transients(plan).filter(|b| counts(b)) {
-        let (_, range) = buffer.live.as_ref().expect("a transient");
-        changes[range.start] += buffer.bytes as i64;
-        changes[range.end] -= buffer.bytes as i64;
-    }
-    let running = changes.iter().scan(0, |sum, change| {
-        *sum += change;
-        Some(*sum as usize)
-    });
-    running.take(launches).collect()
-}
-
 /// The arena over the plans of a step, one after another.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Timeline {
@@ -142,7 +111,7 @@ pub fn over_step(plans: &PlanSet, micro_batches: usize) -> Timeline {
         let is_of = |b: &Buffer| b.category == *category;
         let always: usize =
             plans.buffers.iter().filter(|b| b.live.is_none() && is_of(b)).map(|b| b.bytes).sum();
-        let alive = step.iter().flat_map(|plan| alive_bytes(plans, *plan, is_of));
+        let alive = step.iter().flat_map(|plan| plans.alive_bytes(*plan, is_of));
         (category.name(), alive.map(|n| always + n).collect::<Vec<usize>>())
     };
     let areas = Category::ALL.iter().map(area).filter(|(_, bytes)| bytes.iter().any(|n| *n > 0)).collect();

@@ -173,7 +173,7 @@ impl<'a> Prepare<'a> {
         self.facts
     }
 
-    /// What the next launch multiplies by, for kernels that request it ahead.
+    /// The weight that the next launch multiplies by, for kernels that request it ahead.
     pub fn next_weight(&self) -> NextWeight {
         NextWeight::of(self.next, self.facts, |view| self.address(view))
     }

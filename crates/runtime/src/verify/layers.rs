@@ -168,28 +168,17 @@ pub(super) fn rotations(table: &mut Table) {
                         let size = weights(first) * 2 * half;
                         let w = || weight.is_some().then(|| x(DType::F32, &[size]));
                         let forward = || [Some(x(dtype, &dims)), w(), Some(positions()), rotation()];
-                        let axes = axis_of_freq.clone();
-                        let op = Op::QkNormRope {
-                            eps,
-                            weight,
-                            first,
-                            freq,
-                            axis_of_freq: axes,
-                            pairs,
-                            table: has_table,
-                        };
-                        table.add(op, forward().into_iter().flatten().collect());
-                        let axes = axis_of_freq.clone();
-                        let op = Op::QkNormRopeGrad {
-                            eps,
-                            weight,
-                            first,
-                            freq,
-                            axis_of_freq: axes,
-                            pairs,
-                            table: has_table,
-                        };
-                        table.add(op, forward().into_iter().flatten().chain([x(dtype, &dims)]).collect());
+                        macro_rules! op {
+                            ($kind:ident) => {{
+                                let (axis_of_freq, table) = (axis_of_freq.clone(), has_table);
+                                Op::$kind { eps, weight, first, freq, axis_of_freq, pairs, table }
+                            }};
+                        }
+                        table.add(op!(QkNormRope), forward().into_iter().flatten().collect());
+                        table.add(
+                            op!(QkNormRopeGrad),
+                            forward().into_iter().flatten().chain([x(dtype, &dims)]).collect(),
+                        );
                         if first == 0 {
                             continue;
                         }
@@ -198,17 +187,10 @@ pub(super) fn rotations(table: &mut Table) {
                         let rows = tensor(I32, &[tokens], Data::Values(rows));
                         let heads = |rows: usize| x(dtype, &[rows, dims[1] - first, dims[2]]);
                         let cached = [heads(tokens), heads(40), heads(40), rows];
-                        let axes = axis_of_freq.clone();
-                        let op = Op::CachedQkNormRope {
-                            eps,
-                            weight,
-                            first,
-                            freq,
-                            axis_of_freq: axes,
-                            pairs,
-                            table: has_table,
-                        };
-                        table.add(op, forward().into_iter().flatten().chain(cached).collect());
+                        table.add(
+                            op!(CachedQkNormRope),
+                            forward().into_iter().flatten().chain(cached).collect(),
+                        );
                     }
                 }
             }

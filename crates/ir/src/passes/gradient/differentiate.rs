@@ -74,14 +74,14 @@ pub(crate) fn with_gradients(g: &Graph, one_run: bool) -> Trained {
             None => sums.push((*slot, grad)),
         }
     }
-    let add_to = |path: &str, value: Tensor<'_>, is_first: bool| {
+    let add_to = |path: &str, value: Tensor<'_>, replaces: bool| {
         let ty = value.ty();
         let slot = b.edit(|g| {
             g.add_slot(Slot { path: path.into(), ty, class: Class::Carry, init: Init::Zeros, part: None })
         });
         // Adds term by term onto the sum, so that each producer can add to it in place.
         let sum = b.at_path(path, || {
-            let before = (!is_first).then(|| b.read(slot));
+            let before = (!replaces).then(|| b.read(slot));
             let terms = before.into_iter().chain(terms(&b, value, forward));
             terms.reduce(|sum, term| sum + term).expect("a gradient has a term")
         });
@@ -89,11 +89,8 @@ pub(crate) fn with_gradients(g: &Graph, one_run: bool) -> Trained {
         slot
     };
     let gradient = |(slot, grad): &(SlotId, Tensor<'_>)| {
-        let (path, is_written) = b.with_graph(|g| {
-            let parameter = g.slot(*slot);
-            (gradient_path(&parameter.path), is_written(parameter, one_run))
-        });
-        (*slot, add_to(&path, *grad, is_written))
+        let parameter = b.with_graph(|g| g.slot(*slot).clone());
+        (*slot, add_to(&gradient_path(&parameter.path), *grad, is_written(&parameter, one_run)))
     };
     let weights = sums.iter().map(gradient).collect();
     add_to(LOSS_SUM, loss, false);

@@ -199,7 +199,7 @@ impl Lowering<'_> {
             };
             // A longer chain only helps if it starts from the slot itself, or if no value of the slot is read at all; otherwise only
             // the last node may write there.
-            if from_slot.is_none() && self.is_read(*slot) {
+            if from_slot.is_none() && self.reads_of(*slot).next().is_some() {
                 chain.truncate(1);
             }
             if self.may_overwrite(*slot, chain[chain.len() - 1].node, from_slot) {
@@ -208,24 +208,20 @@ impl Lowering<'_> {
         }
     }
 
-    fn is_read(&self, slot: SlotId) -> bool {
+    /// The reads of a slot, of its parts and of what it is part of.
+    fn reads_of(&self, slot: SlotId) -> impl Iterator<Item = (NodeId, SlotId)> {
         let (root, range) = extent(self.g, slot);
-        self.g.nodes.iter().any(|node| {
-            let Op::Read { slot } = node.op else { return false };
-            let (other_root, other) = extent(self.g, slot);
-            other_root == root && other.start < range.end && range.start < other.end
+        self.g.ids().filter_map(move |id| {
+            let Op::Read { slot: other } = self.g.node(id).op else { return None };
+            let (other_root, other_range) = extent(self.g, other);
+            let meets = other_root == root && other_range.start < range.end && range.start < other_range.end;
+            meets.then_some((id, other))
         })
     }
 
     /// Whether nothing reads the slot's old value after `writer`, nor in `writer` except through the input `in_place`.
     fn may_overwrite(&self, slot: SlotId, writer: NodeId, in_place: Option<usize>) -> bool {
-        let (root, range) = extent(self.g, slot);
-        self.g.ids().all(|id| {
-            let Op::Read { slot: other } = self.g.node(id).op else { return true };
-            let (other_root, other_range) = extent(self.g, other);
-            if other_root != root || other_range.end <= range.start || range.end <= other_range.start {
-                return true;
-            }
+        self.reads_of(slot).all(|(id, other)| {
             let last = self.last.get(&id.out(0)).copied().unwrap_or(0);
             let reads = &self.g.node(writer).ins;
             let here = |(i, v): (usize, &Value)| {

@@ -19,7 +19,6 @@ pub struct Placed {
 }
 
 /// The region of transient tensors, which the plans of a run share.
-#[derive(Clone)]
 pub struct Transients {
     /// The offset at which it begins.
     pub base: usize,
@@ -176,7 +175,6 @@ impl Lifetime {
     }
 }
 
-#[derive(Clone)]
 struct Occupied {
     start: usize,
     end: usize,
@@ -184,8 +182,8 @@ struct Occupied {
 }
 
 impl Occupied {
-    fn moved(&self, by: usize) -> Occupied {
-        Occupied { start: self.start + by, end: self.end + by, live: self.live.clone() }
+    fn moved(self, by: usize) -> Occupied {
+        Occupied { start: self.start + by, end: self.end + by, live: self.live }
     }
 }
 

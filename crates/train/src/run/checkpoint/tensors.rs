@@ -428,7 +428,7 @@ mod tests {
         }
     }
 
-    /// A file with this header and so many zeros as bytes of tensors.
+    /// A file with this header and this number of zeros as bytes of tensors.
     fn file_of(header: &str, bytes: usize) -> Vec<u8> {
         [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &vec![0; bytes]].concat()
     }
