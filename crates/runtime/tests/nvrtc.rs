@@ -16,6 +16,7 @@ use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Accumulate, Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
+use flatout_ir::ops::product::Compute;
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize;
 use flatout_ir::ops::reduce::Fold;
@@ -168,6 +169,26 @@ fn real() -> Vec<TypedOp> {
         forms.push((Op::ActivatedProduct { act, tb: true, bias: true }, ins));
         let ins = vec![wide.clone(), ty(bf16, &[768, 2048]), gate.clone()];
         forms.push((Op::ActivatedProductGrad { act, tb: false, again: true, sum: true }, ins));
+    }
+    // Products of 8 bits and weights' gradients, which are split along the inner extent.
+    let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+    for (a, b, out, base, [m, n, k]) in [
+        (e4m3, e4m3, bf16, false, [65536, 4096, 768]),
+        (e5m2, e4m3, bf16, false, [65536, 768, 4096]),
+        (e4m3, e4m3, bf16, true, [16384, 4096, 4096]),
+        (e4m3, e5m2, f32s, false, [768, 4096, 65536]),
+        (e4m3, e5m2, f32s, true, [768, 4096, 65536]),
+        (e5m2, e4m3, f32s, true, [4096, 12288, 16384]),
+        (bf16, bf16, f32s, false, [768, 768, 65536]),
+        (bf16, bf16, f32s, true, [768, 768, 65536]),
+    ] {
+        let (compute, epilogue, is_wide) = (Compute::Full, Epilogue::None, a == bf16);
+        let op = Op::Product { ta: is_wide, tb: !is_wide, out, base, compute, epilogue };
+        let (a_dims, b_dims) = if is_wide { ([k, m], [k, n]) } else { ([m, k], [n, k]) };
+        let mut ins = vec![ty(a, &a_dims), ty(b, &b_dims)];
+        ins.extend(base.then(|| ty(out, &[m, n])));
+        ins.extend(std::iter::repeat_n(ty(f32s, &[1]), if is_wide { 0 } else { 2 }));
+        forms.push((op, ins));
     }
     let drawn = [ty(DType::I32, &[3]), ty(DType::I32, &[65536, 2])];
     for (op, tensors) in [

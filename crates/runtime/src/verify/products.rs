@@ -71,6 +71,15 @@ fn of_matrix_units(table: &mut Table) {
         for (m, n, k) in [(128, 64, 64), (136, 72, 200), (328, 520, 104), (1032, 136, 328)] {
             table.add(op(), vec![x(bf16, &stored(ta, m, k)), x(bf16, &stored(tb, k, n))]);
         }
+        // Weights' gradients: in f32, onto those so far, with a long inner extent that our kernel splits.
+        for (m, n, k) in [(136, 72, 200), (328, 264, 104), (128, 64, 1032)] {
+            for base in [false, true] {
+                let (out, epilogue) = (DType::F32, Epilogue::None);
+                let op = Op::Product { ta, tb, out, base, compute, epilogue };
+                let ins = [x(bf16, &stored(ta, m, k)), x(bf16, &stored(tb, k, n))];
+                table.add(op, ins.into_iter().chain(base.then(|| x(out, &[m, n]))).collect());
+            }
+        }
         let [[a0, a1], [b0, b1]] = [stored(ta, 136, 72), stored(tb, 72, 264)];
         table.add(op(), vec![x(bf16, &[3, a0, a1]), x(bf16, &[3, b0, b1])]);
     }
@@ -118,7 +127,8 @@ fn activated(table: &mut Table) {
     }
 }
 
-/// Both layouts and unaligned, where our kernel runs, and as tensor cores support them.
+/// Both layouts and unaligned, where our kernel runs, as tensor cores support them, and less than a tile, several tiles, and an
+/// inner extent that is long enough to be split for Hopper's kernel.
 fn fp8(table: &mut Table) {
     let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
     let scale = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
@@ -129,13 +139,15 @@ fn fp8(table: &mut Table) {
                 Op::Product { ta, tb, out, base, compute, epilogue }
             };
             let scaled = |ins: Vec<Input>| ins.into_iter().chain([scale(0.5), scale(0.03125)]).collect();
-            for (m, n, k) in [(37, 29, 19), (17, 32, 48), (96, 64, 128)] {
+            let sizes = [(37, 29, 19), (17, 32, 48), (96, 64, 128), (128, 64, 64), (328, 528, 208), (136, 80, 2064)];
+            for (m, n, k) in sizes {
                 let ins = vec![x(a, &[m, k]), x(b, &[n, k])];
                 table.add(op(false, true, false), scaled(ins.clone()));
                 table.add(op(false, true, true), scaled([ins, vec![x(out, &[m, n])]].concat()));
             }
             table.add(op(true, false, false), scaled(vec![x(a, &[48, 32]), x(b, &[48, 64])]));
             table.add(op(false, true, false), scaled(vec![x(a, &[3, 16, 32]), x(b, &[3, 48, 32])]));
+            table.add(op(false, true, false), scaled(vec![x(a, &[2, 136, 80]), x(b, &[2, 64, 80])]));
         }
     }
 }

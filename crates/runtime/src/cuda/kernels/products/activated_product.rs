@@ -112,6 +112,7 @@ impl<'a> Problem<'a> {
             bias,
             partial,
             epilogue: self.epilogue,
+            extras: hopper::Extras::default(),
         })
     }
 

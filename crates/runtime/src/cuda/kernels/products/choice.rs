@@ -77,7 +77,6 @@ pub(super) fn fastest(
     p: &Prepare<'_>,
 ) -> Prepared {
     let facts = p.facts();
-    let forms = call.epilogue.forms();
     let own = |form: &ProductConfig| {
         p.count_product(form.name);
         own_work(call, form, rest, p)
@@ -94,11 +93,12 @@ pub(super) fn fastest(
     if !facts.product.has_own(facts) || !call.is_served() {
         return library();
     }
+    let forms = call.forms(facts);
     if facts.product == ProductKernel::Wgmma {
-        return own(&forms[0]);
+        return own(forms[0]);
     }
     if p.tuned().candidates() <= 1 {
-        return if untimed == Untimed::Own { own(&forms[0]) } else { library() };
+        return if untimed == Untimed::Own { own(forms[0]) } else { library() };
     }
     let times = times(name, call, &prepare_library, rest, p)?;
     match forms.iter().find(|form| times.first().is_some_and(|best| best.name == form.name)) {
@@ -123,9 +123,8 @@ fn times(
     rest: Rest<'_>,
     p: &Prepare<'_>,
 ) -> Result<Vec<KernelTime>, CudaError> {
-    let forms = call.epilogue.forms();
-    let sources = forms.iter().map(|form| call.source(form));
-    let texts: Vec<String> = sources.map(|source| format!("{source}{}", source.code)).collect();
+    let forms = call.forms(p.facts());
+    let texts: Vec<String> = call.sources(p.facts()).iter().map(|source| format!("{source}{}", source.code)).collect();
     let problem = format!("{name} or {}", store::name(texts.iter().map(String::as_str)));
     if let Some(known) = p.tuned().recall_kernels(&problem) {
         return Ok(known);

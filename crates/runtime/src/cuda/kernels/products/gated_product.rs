@@ -153,6 +153,7 @@ impl<'a> Problem<'a> {
             bias: 0,
             partial: 0,
             epilogue: self.epilogue(),
+            extras: hopper::Extras::default(),
         })
     }
 

@@ -176,24 +176,41 @@ impl<'a> Cut<'a> {
             && self.base.is_none_or(is_row)
     }
 
-    /// Whether our Hopper kernel supports these types, layouts and extents; only products that fill a device.
+    /// Whether our Hopper kernel supports these types and extents; only products that fill a device.
     fn is_for_hopper(&self, launch: &Launch) -> bool {
         let [m, n, k] = self.extents();
-        let is_bf16 = [self.a, self.b, self.out].iter().all(|view| view.dtype == DType::BF16);
         let is_large = m * self.count >= 128 && n >= 64 && k >= 64;
-        is_bf16
-            && is_large
-            && self.base.is_none()
-            && EpilogueTensors::of(launch).is_none()
-            && self.is_for_library()
+        let has_kernel = match self.a.dtype {
+            DType::BF16 => self.base.is_none() || self.out.dtype == DType::F32,
+            input => input.is_fp8(),
+        };
+        has_kernel && is_large && EpilogueTensors::of(launch).is_none() && self.is_for_library()
     }
 
-    /// Whether a is contiguous along M, and b along N.
-    fn hopper_layout(&self) -> [bool; 2] {
-        let turned = |view: &View, transposed| {
-            expressible(view, 0, 0, transposed).is_some_and(|matrices| matrices.is_transposed)
+    /// The arguments of our Hopper kernel for each call, if it supports them all.
+    fn hopper_calls(&self, launch: &Launch, address: impl Fn(&View) -> u64) -> Option<Vec<hopper::Call>> {
+        if !self.is_for_hopper(launch) || !self.is_base_direct() {
+            return None;
+        }
+        let workspace = launch.workspace.as_ref().map_or((0, 0), |w| (address(w), w.span_bytes()));
+        let scales = self.scales.map(|scales| scales.map(&address));
+        let operand = |view: &View, start: usize, transposed: bool| {
+            let at = address(view) + (start * view.dtype.bytes()) as u64;
+            expressible(view, at, self.step(view), transposed)
         };
-        [turned(self.a, self.ta), !turned(self.b, self.tb)]
+        let [a, b, out] = [self.a, self.b, self.out].map(|view| self.starts(view));
+        let base = self.base.map(|base| (base, self.starts(base)));
+        let call = |i: usize| {
+            let operands = [(self.a, a[i], self.ta), (self.b, b[i], self.tb), (self.out, out[i], false)];
+            let [a, b, d] = operands.map(|(view, start, transposed)| operand(view, start, transposed));
+            let base = match &base {
+                Some((view, starts)) => Some(operand(view, starts[i], false)?),
+                None => None,
+            };
+            let extras = hopper::Extras { scales, base, workspace };
+            Some(own_call(self.count, [a?, b?, d?], extras)).filter(hopper::Call::is_served)
+        };
+        (0..out.len()).map(call).collect()
     }
 
     /// Whether cuBLASLt can read the base in place.
@@ -230,10 +247,10 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let own = own.map(|cut| cut.source());
     let mut sources: Vec<Source> =
         own.into_iter().chain(EpilogueTensors::of(launch).map(|parts| parts.source())).collect();
-    if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && may_use_own_kernel(facts)) {
-        let epilogue = hopper::Epilogue::Plain;
-        let forms = choice::forms(epilogue.forms(), facts);
-        sources.extend(forms.iter().map(|form| form.source(cut.hopper_layout(), epilogue)));
+    if let Some(cut) = Cut::of(launch).filter(|_| facts.product.has_own(facts) && may_use_own_kernel(facts)) {
+        // All calls of a launch have the same sources.
+        let calls = cut.hopper_calls(launch, |view| view.offset as u64);
+        sources.extend(calls.iter().flatten().take(1).flat_map(|call| call.sources(facts)));
     }
     sources
 }
@@ -254,6 +271,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     };
     let (a, b, out) = (starts(cut.a), starts(cut.b), starts(cut.out));
     let base = cut.base.map(starts);
+    let own = cut.hopper_calls(launch, |view| p.address(view));
     let mut works: Vec<Box<dyn Work>> = vec![];
     for i in 0..out.len() {
         let base = base.as_ref().map(|base| base[i]);
@@ -290,28 +308,27 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             Some(fusion) => Multiply { fusion, ..multiply }.prepare_fused(p)?,
             None => None,
         };
-        match fused {
-            Some(work) => works.push(work),
-            // Which 8-bit products the library supports depends on the device; our kernel handles the others.
-            None if cut.scales.is_some() => works.push(match multiply.prepare_fused(p)? {
-                Some(work) => work,
-                None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?,
-            }),
-            None if cut.is_for_hopper(launch) => {
-                let call = own_call(cut.count, [multiply.a, multiply.b, multiply.d]);
-                let library = || multiply.prepare(p);
-                works.push(choice::fastest(
-                    &multiply.name(),
-                    library,
-                    &call,
-                    &|| Ok(None),
-                    Untimed::Library,
-                    p,
-                )?);
-            }
-            None => {
+        // Which 8-bit products the library supports depends on the device; our plain kernel handles the others.
+        let library = || match cut.scales {
+            Some(_) => match multiply.prepare_fused(p)? {
+                Some(work) => Ok(work),
+                None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p),
+            },
+            None => multiply.prepare(p),
+        };
+        match (fused, &own) {
+            (Some(work), _) => works.push(work),
+            (None, Some(calls)) => works.push(choice::fastest(
+                &multiply.name(),
+                library,
+                &calls[i],
+                &|| Ok(None),
+                Untimed::Library,
+                p,
+            )?),
+            (None, None) => {
                 p.count_product(choice::LIBRARY);
-                works.push(multiply.prepare(p)?);
+                works.push(library()?);
                 works.extend(finish(&parts, cut.out, p)?);
             }
         }
@@ -319,28 +336,16 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     Ok(sequence(works))
 }
 
-/// The arguments of our kernel.
-fn own_call(count: usize, [a, b, d]: [Matrices; 3]) -> hopper::Call {
+/// The arguments of our Hopper kernel.
+fn own_call(count: usize, [a, b, d]: [Matrices; 3], extras: hopper::Extras) -> hopper::Call {
     let epilogue = hopper::Epilogue::Plain;
     let outs = [Some(d), None, None];
-    hopper::Call { count, a, b, b2: None, outs, sides: [None; 2], bias: 0, partial: 0, epilogue }
+    hopper::Call { count, a, b, b2: None, outs, sides: [None; 2], bias: 0, partial: 0, epilogue, extras }
 }
 
 /// Whether our Hopper kernel supports a launch, assuming an aligned arena.
 pub(super) fn is_served(launch: &Launch) -> bool {
-    let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch)) else { return false };
-    let is_served = |starts: [usize; 3]| {
-        let operands = [(cut.a, cut.ta), (cut.b, cut.tb), (cut.out, false)];
-        let matrices = [0, 1, 2].map(|i| {
-            let (view, transposed) = operands[i];
-            let at = view.offset + starts[i] * view.dtype.bytes();
-            expressible(view, at as u64, cut.step(view), transposed)
-        });
-        let [Some(a), Some(b), Some(d)] = matrices else { return false };
-        own_call(cut.count, [a, b, d]).is_served()
-    };
-    let [a, b, out] = [cut.a, cut.b, cut.out].map(|view| cut.starts(view));
-    (0..out.len()).all(|i| is_served([a[i], b[i], out[i]]))
+    Cut::of(launch).is_some_and(|cut| cut.hopper_calls(launch, |view| view.offset as u64).is_some())
 }
 
 /// Our epilogue kernel on a plain product. An epilogue applies to a single matrix, so there is one call.
