@@ -190,6 +190,11 @@ fn real() -> Vec<TypedOp> {
         ins.extend(std::iter::repeat_n(ty(f32s, &[1]), if is_wide { 0 } else { 2 }));
         forms.push((op, ins));
     }
+    for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
+        let scalars = vec![ty(f32s, &[1]); 4];
+        let ins = [vec![ty(e4m3, &[65536, 768]), ty(e4m3, &[4096, 768])], scalars].concat();
+        forms.push((Op::GatedProduct { act }, ins));
+    }
     let drawn = [ty(DType::I32, &[3]), ty(DType::I32, &[65536, 2])];
     for (op, tensors) in [
         (Op::Gated { act: Act::Relu, p: 0.1 }, 2),

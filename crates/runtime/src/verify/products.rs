@@ -60,6 +60,7 @@ pub(super) fn products(table: &mut Table) {
     fp8(table);
     of_matrix_units(table);
     gated(table);
+    gated_codes(table);
     activated(table);
 }
 
@@ -103,6 +104,21 @@ fn gated(table: &mut Table) {
     }
 }
 
+/// Products of 8-bit operands followed by gated activations in 8 bits: less than one tile, several tiles, and sizes that our
+/// kernel leaves to others. The bound allows for sums that fall on either side of a rounding boundary of 8 bits.
+fn gated_codes(table: &mut Table) {
+    let e4m3 = DType::E4M3;
+    let scalar = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
+    for (m, f, k) in [(37, 24, 40), (130, 80, 64), (300, 144, 208), (520, 336, 400)] {
+        for &act in Act::ALL {
+            let wide = tensor(e4m3, &[2 * f, k], Data::Normal(0.5));
+            let scales = [0.25, 0.5, 0.0625, 0.5].map(scalar);
+            let ins = [vec![x(e4m3, &[m, k]), wide], scales.to_vec()].concat();
+            table.add_within(Op::GatedProduct { act }, ins, 2e-2);
+        }
+    }
+}
+
 /// Products followed by activations, and by their derivatives: with either type of bias and without, either layout of the
 /// weight.
 fn activated(table: &mut Table) {
@@ -139,7 +155,8 @@ fn fp8(table: &mut Table) {
                 Op::Product { ta, tb, out, base, compute, epilogue }
             };
             let scaled = |ins: Vec<Input>| ins.into_iter().chain([scale(0.5), scale(0.03125)]).collect();
-            let sizes = [(37, 29, 19), (17, 32, 48), (96, 64, 128), (128, 64, 64), (328, 528, 208), (136, 80, 2064)];
+            let sizes =
+                [(37, 29, 19), (17, 32, 48), (96, 64, 128), (128, 64, 64), (328, 528, 208), (136, 80, 2064)];
             for (m, n, k) in sizes {
                 let ins = vec![x(a, &[m, k]), x(b, &[n, k])];
                 table.add(op(false, true, false), scaled(ins.clone()));

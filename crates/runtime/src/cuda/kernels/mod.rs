@@ -53,6 +53,7 @@ pub mod products {
     pub mod activated_product;
     pub mod choice;
     mod epilogue;
+    pub mod gated_codes;
     pub mod gated_product;
     pub mod head_loss;
     pub mod hopper;
@@ -86,6 +87,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     elementwise::dropout::KERNELS,
     elementwise::map::KERNELS,
     elementwise::gated::KERNELS,
+    products::gated_codes::KERNELS,
     products::gated_product::KERNELS,
     products::activated_product::KERNELS,
     products::head_loss::KERNELS,

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use flatout_ir::{Launch, OpKind};
 
 use super::hopper::{Call, ProductConfig};
-use super::{activated_product, gated_product, product};
+use super::{activated_product, gated_codes, gated_product, product};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Work, sequence};
 use crate::cuda::driver::store;
 use crate::cuda::kernels::timing;
@@ -44,6 +44,7 @@ impl ProductKernel {
 pub fn serving(launch: &Launch, facts: &Facts) -> Vec<ProductKernel> {
     let is_served = match launch.op.kind() {
         OpKind::Product => product::is_served(launch),
+        OpKind::GatedProduct if launch.ins[0].dtype.is_fp8() => gated_codes::is_served(launch),
         OpKind::GatedProduct | OpKind::GatedProductGrad => gated_product::is_served(launch),
         OpKind::ActivatedProduct | OpKind::ActivatedProductGrad => activated_product::is_served(launch),
         _ => false,
@@ -124,7 +125,8 @@ fn times(
     p: &Prepare<'_>,
 ) -> Result<Vec<KernelTime>, CudaError> {
     let forms = call.forms(p.facts());
-    let texts: Vec<String> = call.sources(p.facts()).iter().map(|source| format!("{source}{}", source.code)).collect();
+    let texts: Vec<String> =
+        call.sources(p.facts()).iter().map(|source| format!("{source}{}", source.code)).collect();
     let problem = format!("{name} or {}", store::name(texts.iter().map(String::as_str)));
     if let Some(known) = p.tuned().recall_kernels(&problem) {
         return Ok(known);

@@ -207,7 +207,7 @@ impl<'a> Cut<'a> {
                 Some((view, starts)) => Some(operand(view, starts[i], false)?),
                 None => None,
             };
-            let extras = hopper::Extras { scales, base, workspace };
+            let extras = hopper::Extras { scales, base, workspace, ..hopper::Extras::default() };
             Some(own_call(self.count, [a?, b?, d?], extras)).filter(hopper::Call::is_served)
         };
         (0..out.len()).map(call).collect()

@@ -16,6 +16,21 @@ use crate::cuda::kernels::elementwise::gated;
 use crate::cuda::kernels::stage::c_type;
 use crate::cuda::tensor_map::{Swizzle, Tensor};
 
+/// The source of a product, with the headers it includes and further ones.
+macro_rules! product_source {
+    ($($file:literal)?) => {
+        concat!(
+            include_str!("../../prelude.cuh"),
+            include_str!("../../matrices.cuh"),
+            include_str!("../../wgmma.cuh"),
+            include_str!("../../wgmma_fp8.cuh"),
+            $(include_str!($file),)?
+            include_str!("../../elementwise/activation.cuh"),
+            include_str!("product.cu")
+        )
+    };
+}
+
 /// A configuration that product.cu is compiled with; its header explains the fields.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProductConfig {
@@ -27,21 +42,43 @@ pub struct ProductConfig {
     tn: usize,
     stages: usize,
     cluster: usize,
+    /// Stages that the second of the warpgroups that share a tile begins after the first; with promotion only.
+    stagger: usize,
     /// Whether K is split into parts, as many as `Call::parts` finds.
     is_split: bool,
 }
 
 /// Both warpgroups share a tile of 128 by 256: loads the fewest bytes, for products with a comparatively short epilogue.
-const SHARED: ProductConfig =
-    ProductConfig { name: "wgmma-128x256", pingpong: false, mi: 1, tn: 256, stages: 4, cluster: 2, is_split: false };
+const SHARED: ProductConfig = ProductConfig {
+    name: "wgmma-128x256",
+    pingpong: false,
+    mi: 1,
+    tn: 256,
+    stages: 4,
+    cluster: 2,
+    stagger: 0,
+    is_split: false,
+};
 /// A tile of 128 by 128 per warpgroup, in turns, so that epilogues overlap the other's products.
-const TURNS: ProductConfig =
-    ProductConfig { name: "wgmma-128x128-pair", pingpong: true, mi: 2, tn: 128, stages: 4, cluster: 2, is_split: false };
+const TURNS: ProductConfig = ProductConfig {
+    name: "wgmma-128x128-pair",
+    pingpong: true,
+    mi: 2,
+    tn: 128,
+    stages: 4,
+    cluster: 2,
+    stagger: 0,
+    is_split: false,
+};
 /// As TURNS, without sharing b with another block: less waiting if epilogues are long.
 const APART: ProductConfig = ProductConfig { name: "wgmma-128x128", cluster: 1, ..TURNS };
 
 /// As SHARED, with K split.
 const SPLIT: ProductConfig = ProductConfig { name: "wgmma-128x256-split", is_split: true, ..SHARED };
+/// As SHARED, for 8-bit operands: one warpgroup's epilogue overlaps products of the other.
+const STAGGERED: ProductConfig = ProductConfig { name: "wgmma-128x256-staggered", stagger: 2, ..SHARED };
+/// A tile of 256 by 128 that shares nothing with another block.
+const TALL: ProductConfig = ProductConfig { name: "wgmma-256x128", mi: 2, tn: 128, cluster: 1, ..SHARED };
 
 const GROUPS: usize = 2;
 const THREADS: u32 = 384;
@@ -74,6 +111,11 @@ pub enum Epilogue {
     },
     /// Also stores the activation's value if `keep`.
     GatedGrad {
+        act: Act,
+        keep: bool,
+    },
+    /// As `Gated` of 8-bit operands, with the activation's value in E4M3.
+    GatedCodes {
         act: Act,
         keep: bool,
     },
@@ -123,6 +165,7 @@ impl Epilogue {
         match self {
             Epilogue::Plain => &[SHARED, TURNS, SPLIT],
             Epilogue::Gated { .. } | Epilogue::Activated { .. } => &[APART, TURNS],
+            Epilogue::GatedCodes { .. } => &[STAGGERED, SHARED],
             Epilogue::GatedGrad { .. } | Epilogue::ActivatedGrad { .. } => &[TURNS, APART],
         }
     }
@@ -135,7 +178,13 @@ impl Epilogue {
             Epilogue::GatedGrad { act, keep } => [2, gated::code(act), keep as u8],
             Epilogue::Activated { act, keep, .. } => [3, gated::code(act), keep as u8],
             Epilogue::ActivatedGrad { act, keep, .. } => [4, gated::code(act), keep as u8],
+            Epilogue::GatedCodes { act, keep } => [5, gated::code(act), keep as u8],
         }
+    }
+
+    /// Whether b has two halves, each with half of a tile's columns.
+    fn is_gated(self) -> bool {
+        matches!(self, Epilogue::Gated { .. } | Epilogue::GatedCodes { .. })
     }
 
     fn bias(self) -> Option<DType> {
@@ -169,16 +218,24 @@ pub fn shared_bytes(source: &Source) -> usize {
         };
         source.name == NAME && names.into_iter().all(is_same)
     };
-    let of = |epilogue: Epilogue| {
-        epilogue.forms().iter().find(|form| is_of(epilogue, form)).map(|form| form.shared_bytes(epilogue))
-    };
-    EPILOGUES.into_iter().find_map(of).unwrap_or(0)
+    all_forms()
+        .find(|(epilogue, form)| is_of(*epilogue, form))
+        .map_or(0, |(epilogue, form)| form.shared_bytes(epilogue))
+}
+
+/// Every configuration with an epilogue that it is compiled for, of those that differ in shared memory.
+fn all_forms() -> impl Iterator<Item = (Epilogue, &'static ProductConfig)> {
+    let of = |epilogue: Epilogue| epilogue.forms().iter().map(move |form| (epilogue, form));
+    EPILOGUES.into_iter().flat_map(of).chain(FP8_FORMS.iter().map(|form| (Epilogue::Plain, form)))
 }
 
 const NAME: &str = "products/hopper/product.cu";
+/// The configurations worth timing for plain products of 8-bit operands, with the default first.
+const FP8_FORMS: &[ProductConfig] = &[STAGGERED, TALL, SPLIT];
 /// One of each kind that differs in shared memory.
-const EPILOGUES: [Epilogue; 6] = [
+const EPILOGUES: [Epilogue; 7] = [
     Epilogue::Plain,
+    Epilogue::GatedCodes { act: Act::Silu, keep: true },
     Epilogue::Gated { act: Act::Silu, keep: true },
     Epilogue::GatedGrad { act: Act::Silu, keep: true },
     Epilogue::Activated { act: Act::Gelu, keep: true, bias: None },
@@ -228,17 +285,16 @@ impl ProductConfig {
             ("F32_OUT", (types.out == DType::F32) as usize),
             ("HAS_BASE", types.has_base as usize),
             ("SPLIT", self.is_split as usize),
+            ("STAGGER", self.stagger),
+            // Codes are in E4M3.
+            ("TO", 4),
         ];
         let bias = epilogue.bias().unwrap_or(DType::BF16);
         let named = [("T_BIAS", bias), ("T_A", types.a), ("T_B", types.b), ("T_OUT", types.out)];
-        let code = concat!(
-            include_str!("../../prelude.cuh"),
-            include_str!("../../matrices.cuh"),
-            include_str!("../../wgmma.cuh"),
-            include_str!("../../wgmma_fp8.cuh"),
-            include_str!("../../elementwise/activation.cuh"),
-            include_str!("product.cu")
-        );
+        let code = match epilogue {
+            Epilogue::GatedCodes { .. } => product_source!("../../elementwise/codes.cuh"),
+            _ => product_source!(),
+        };
         Source {
             name: NAME,
             code: Cow::Borrowed(code),
@@ -258,6 +314,8 @@ pub struct Extras {
     pub scales: Option<[u64; 2]>,
     /// Has the result's shape and type, and may be the same memory.
     pub base: Option<Matrices>,
+    /// Addresses of the scale and of the largest magnitude of codes.
+    pub codes: [u64; 2],
     /// Address and bytes of the workspace, which holds the parts of a split product.
     pub workspace: (u64, usize),
 }
@@ -302,11 +360,16 @@ impl Call {
             let is_even = is_even(m.pitch) && (self.count == 1 || is_even(m.step));
             is_even && m.alignment(self.count) >= 16 && m.pitch >= m.columns
         };
-        let is_plain = self.epilogue == Epilogue::Plain;
-        let is_typed = if is_plain {
-            types.is_served() && self.extras.base.is_none_or(|base| base.dtype == types.out)
-        } else {
-            self.operands().all(|m| m.dtype == DType::BF16)
+        let is_typed = match self.epilogue {
+            Epilogue::Plain => {
+                types.is_served() && self.extras.base.is_none_or(|base| base.dtype == types.out)
+            }
+            Epilogue::GatedCodes { .. } => {
+                let [kept @ .., codes] = &self.outs;
+                let are_codes = codes.is_some_and(|codes| codes.dtype == DType::E4M3);
+                types.is_fp8() && are_codes && kept.iter().flatten().all(|m| m.dtype == DType::BF16)
+            }
+            _ => self.operands().all(|m| m.dtype == DType::BF16),
         };
         // Products of 8 bits have no transposed form.
         let is_along_k = self.layout() == [false, false];
@@ -318,7 +381,13 @@ impl Call {
             && (is_along_k || !types.is_fp8())
             && self.operands().all(is_movable)
             && self.is_in_pairs()
-            && self.outs.iter().flatten().chain(self.sides.iter().flatten()).chain(&self.extras.base).all(is_result)
+            && self
+                .outs
+                .iter()
+                .flatten()
+                .chain(self.sides.iter().flatten())
+                .chain(&self.extras.base)
+                .all(is_result)
             && self.operands().all(|m| m.rows.max(m.columns) <= i32::MAX as usize)
     }
 
@@ -339,14 +408,19 @@ impl Call {
             Epilogue::Plain => {
                 Types { a: self.a.dtype, b: self.b.dtype, out, has_base: self.extras.base.is_some() }
             }
+            Epilogue::GatedCodes { .. } => Types { a: self.a.dtype, b: self.b.dtype, ..Types::BF16 },
             _ => Types::BF16,
         }
     }
 
     /// The configurations worth timing on a device, with the default first.
     pub fn forms(&self, facts: &Facts) -> Vec<&'static ProductConfig> {
-        let forms = self.epilogue.forms().iter();
-        let mut forms: Vec<_> = forms.filter(|form| !form.is_split || self.parts(form, facts.sms) > 1).collect();
+        let forms = match self.epilogue {
+            Epilogue::Plain if self.types().is_fp8() => FP8_FORMS,
+            epilogue => epilogue.forms(),
+        };
+        let is_useful = |form: &&ProductConfig| !form.is_split || self.parts(form, facts.sms) > 1;
+        let mut forms: Vec<_> = forms.iter().filter(is_useful).collect();
         forms.sort_by_key(|form| !form.is_split);
         forms
     }
@@ -365,8 +439,7 @@ impl Call {
     /// Rows of tiles in clusters, and columns.
     fn tiles(&self, form: &ProductConfig) -> [usize; 2] {
         let [m, n, _] = self.extents();
-        let is_gated = matches!(self.epilogue, Epilogue::Gated { .. });
-        let width = if is_gated { form.tn / 2 } else { form.tn };
+        let width = if self.epilogue.is_gated() { form.tn / 2 } else { form.tn };
         [m.div_ceil(form.rows() * form.cluster), n.div_ceil(width)]
     }
 
@@ -392,7 +465,8 @@ impl Call {
         let tiles: usize = self.tiles(form).iter().product();
         // In multiply-adds of the whole device.
         let round = (slots * form.cluster * form.rows() * form.tn * k) as f64;
-        let moved = (m * n * 2 * DType::F32.bytes()) as f64 * if types.is_fp8() { 2.0 } else { 1.0 } * PER_BYTE;
+        let moved =
+            (m * n * 2 * DType::F32.bytes()) as f64 * if types.is_fp8() { 2.0 } else { 1.0 } * PER_BYTE;
         let cost = |parts: usize| {
             let rounds = (tiles * parts).div_ceil(slots) as f64 / parts as f64;
             rounds * round + if parts > 1 { parts as f64 * moved } else { 0.0 }
@@ -421,7 +495,8 @@ impl Call {
         let parts = Matrices { at, dtype, rows: m, columns: n, pitch: n, step: m * n, is_transposed: false };
         let count = self.parts(form, sms);
         let extras = Extras { base: None, ..self.extras };
-        let product = Call { outs: [Some(parts), None, None], extras, ..self.clone() }.launch(form, count, p)?;
+        let product =
+            Call { outs: [Some(parts), None, None], extras, ..self.clone() }.launch(form, count, p)?;
         let base = self.extras.base.unwrap_or(out);
         let mut args: Vec<Arg> = [at, base.at, out.at].map(Arg::Ptr).into();
         args.extend([m, n].map(|x| Arg::I32(x as i32)));
@@ -437,7 +512,7 @@ impl Call {
 
     fn launch(&self, form: &ProductConfig, parts: usize, p: &Prepare<'_>) -> Prepared {
         let [m, n, k] = self.extents();
-        let is_gated = matches!(self.epilogue, Epilogue::Gated { .. });
+        let is_gated = self.epilogue.is_gated();
         let [rows, columns] = self.tiles(form);
         let total = rows * columns * self.count * parts;
         let number =
@@ -470,7 +545,8 @@ impl Call {
         if self.types().is_fp8() || self.extras.base.is_some() {
             let [a_scale, b_scale] = self.extras.scales.unwrap_or_default();
             let base = self.extras.base.map_or([0; 3], |base| [base.at, base.pitch as u64, base.step as u64]);
-            args.push(Block::of_words(&[a_scale, b_scale, base[0], base[1], base[2]]));
+            let [scale, amax] = self.extras.codes;
+            args.push(Block::of_words(&[a_scale, b_scale, base[0], base[1], base[2], scale, amax]));
         }
         let clusters = (p.facts().sms as usize / form.cluster).min(total);
         let function = p.function(&self.source(form), "product")?;
@@ -534,13 +610,11 @@ mod tests {
 
     #[test]
     fn every_form_fits_in_shared_memory() {
-        for epilogue in EPILOGUES {
-            for form in epilogue.forms() {
-                let bytes = form.shared_bytes(epilogue);
-                assert!(bytes <= 227 << 10, "{epilogue:?} {form:?}");
-                assert_eq!(shared_bytes(&form.source([true, false], epilogue)), bytes);
-                assert!(!form.name.contains(' '));
-            }
+        for (epilogue, form) in all_forms() {
+            let bytes = form.shared_bytes(epilogue);
+            assert!(bytes <= 227 << 10, "{epilogue:?} {form:?}");
+            assert_eq!(shared_bytes(&form.source([true, false], epilogue)), bytes);
+            assert!(!form.name.contains(' '));
         }
     }
 }
