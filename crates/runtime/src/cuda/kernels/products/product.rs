@@ -4,7 +4,8 @@
 //! columns at a constant distance; leading axes that are not evenly strided become several calls. It multiplies bf16 to bf16 or
 //! f32, and f32 to f32 in full precision or, if the product allows it, in TF32. It multiplies 8-bit operands to bf16 or f32 if
 //! both are contiguous along the inner extent, all addresses and strides, also of the scales, are multiples of 16 bytes, and
-//! not both are E5M2. Our plain kernel always multiplies in full precision.
+//! not both are E5M2. Our kernel for Hopper multiplies bf16, and 8 bits under the same conditions, to bf16 or f32. Our plain
+//! kernel always multiplies in full precision.
 
 use std::borrow::Cow;
 
