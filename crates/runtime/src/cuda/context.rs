@@ -131,6 +131,13 @@ pub struct Source {
     pub defines: Vec<(String, String)>,
 }
 
+impl Source {
+    /// The value of a define that is a number.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        self.defines.iter().find(|(n, _)| n == name).and_then(|(_, value)| value.parse().ok())
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let defines: Vec<String> =
