@@ -289,7 +289,11 @@ impl Function {
     }
 
     /// Number of blocks with the given threads and dynamic shared memory that fit on one multiprocessor (occupancy).
+    /// Opts in to more than 48 KiB of shared memory where needed, without which none would fit.
     pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32, CudaError> {
+        if shared > DEFAULT_SHARED {
+            self.driver.allow_shared(self, shared)?;
+        }
         self.driver.blocks_per_sm(self, block, shared)
     }
 }
