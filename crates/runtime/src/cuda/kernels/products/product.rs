@@ -13,9 +13,9 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
-use super::choice::{self, ProductKernel, Untimed};
+use super::call::Call;
+use super::choice::{self, Untimed};
 use super::epilogue::EpilogueTensors;
-use super::hopper;
 use super::lt::{Fusion, Matrices, Multiply};
 use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
@@ -176,8 +176,8 @@ impl<'a> Cut<'a> {
             && self.base.is_none_or(is_row)
     }
 
-    /// Whether our Hopper kernel supports these types, layouts and extents; only products that fill a device.
-    fn is_for_hopper(&self, launch: &Launch) -> bool {
+    /// Whether our tensor-core kernels support these types and layouts; only products of some size.
+    fn is_for_own(&self, launch: &Launch) -> bool {
         let [m, n, k] = self.extents();
         let is_bf16 = [self.a, self.b, self.out].iter().all(|view| view.dtype == DType::BF16);
         let is_large = m * self.count >= 128 && n >= 64 && k >= 64;
@@ -186,14 +186,6 @@ impl<'a> Cut<'a> {
             && self.base.is_none()
             && EpilogueTensors::of(launch).is_none()
             && self.is_for_library()
-    }
-
-    /// Whether a is contiguous along M, and b along N.
-    fn hopper_layout(&self) -> [bool; 2] {
-        let turned = |view: &View, transposed| {
-            expressible(view, 0, 0, transposed).is_some_and(|matrices| matrices.is_transposed)
-        };
-        [turned(self.a, self.ta), !turned(self.b, self.tb)]
     }
 
     /// Whether cuBLASLt can read the base in place.
@@ -230,17 +222,13 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let own = own.map(|cut| cut.source());
     let mut sources: Vec<Source> =
         own.into_iter().chain(EpilogueTensors::of(launch).map(|parts| parts.source())).collect();
-    if let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch) && may_use_own_kernel(facts)) {
-        let epilogue = hopper::Epilogue::Plain;
-        let forms = choice::forms(epilogue.forms(), facts);
-        sources.extend(forms.iter().map(|form| form.source(cut.hopper_layout(), epilogue)));
+    // Calls of one launch differ only in their addresses, by which one may be served and another not.
+    for source in calls(launch).iter().flat_map(|call| choice::sources(call, Untimed::Library, facts)) {
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
     }
     sources
-}
-
-/// Whether a plain product may run on our kernel: because it was measured to be faster, or is requested.
-fn may_use_own_kernel(facts: &Facts) -> bool {
-    facts.autotune || facts.product == ProductKernel::Wgmma
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
@@ -297,8 +285,8 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
                 Some(work) => work,
                 None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?,
             }),
-            None if cut.is_for_hopper(launch) => {
-                let call = own_call(cut.count, [multiply.a, multiply.b, multiply.d]);
+            None if cut.is_for_own(launch) => {
+                let call = Call::plain(cut.count, multiply.a, multiply.b, multiply.d);
                 let library = || multiply.prepare(p);
                 works.push(choice::fastest(
                     &multiply.name(),
@@ -319,28 +307,19 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     Ok(sequence(works))
 }
 
-/// The arguments of our kernel.
-fn own_call(count: usize, [a, b, d]: [Matrices; 3]) -> hopper::Call {
-    let epilogue = hopper::Epilogue::Plain;
-    let outs = [Some(d), None, None];
-    hopper::Call { count, a, b, b2: None, outs, sides: [None; 2], bias: 0, partial: 0, epilogue }
-}
-
-/// Whether our Hopper kernel supports a launch, assuming an aligned arena.
-pub(super) fn is_served(launch: &Launch) -> bool {
-    let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_hopper(launch)) else { return false };
-    let is_served = |starts: [usize; 3]| {
-        let operands = [(cut.a, cut.ta), (cut.b, cut.tb), (cut.out, false)];
-        let matrices = [0, 1, 2].map(|i| {
-            let (view, transposed) = operands[i];
-            let at = view.offset + starts[i] * view.dtype.bytes();
-            expressible(view, at as u64, cut.step(view), transposed)
-        });
-        let [Some(a), Some(b), Some(d)] = matrices else { return false };
-        own_call(cut.count, [a, b, d]).is_served()
+/// The calls of our tensor-core kernels that would compute a launch, assuming an aligned arena; empty if none can.
+pub(super) fn calls(launch: &Launch) -> Vec<Call> {
+    let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_own(launch)) else { return vec![] };
+    let matrices = |view: &View, start: usize, transposed| {
+        let at = view.offset + start * view.dtype.bytes();
+        expressible(view, at as u64, cut.step(view), transposed)
     };
     let [a, b, out] = [cut.a, cut.b, cut.out].map(|view| cut.starts(view));
-    (0..out.len()).all(|i| is_served([a[i], b[i], out[i]]))
+    let call = |i: usize| {
+        let [a, b] = [matrices(cut.a, a[i], cut.ta)?, matrices(cut.b, b[i], cut.tb)?];
+        Some(Call::plain(cut.count, a, b, matrices(cut.out, out[i], false)?))
+    };
+    (0..out.len()).map(call).collect::<Option<_>>().unwrap_or_default()
 }
 
 /// Our epilogue kernel on a plain product. An epilogue applies to a single matrix, so there is one call.
