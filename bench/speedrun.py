@@ -47,7 +47,7 @@ def arguments():
     p.add_argument("--steps", type=int, default=800, help="updates of the baseline")
     p.add_argument("--rates", type=float, nargs="+", default=[6e-4, 1.2e-3, 2.4e-3])
     p.add_argument("--lengths", type=int, nargs="+", default=[80, 120, 160, 240, 320, 400], help="updates of the speed-run, tried in this order")
-    p.add_argument("--seeds", type=int, default=3)
+    p.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="the rates are compared with the first")
     p.add_argument("--every", type=int, help="updates between evaluations; by default a fortieth of the baseline's")
     p.add_argument("--most", type=float, default=0.45)
     p.add_argument("--results", type=Path, help="a JSON file of finished runs, which are not run again")
@@ -152,11 +152,12 @@ def main():
         a.shards = a.text if a.text.is_dir() else folder / "shards"
         if not a.text.is_dir():
             finish([a.flatout, "data", "prepare", a.text, "--out", a.shards, "--vocab", a.vocab])
-        rates = {rate: baseline(a, folder, rate, 1) for rate in a.rates}
+        first = a.seeds[0]
+        rates = {rate: baseline(a, folder, rate, first) for rate in a.rates}
         best = min(a.rates, key=lambda rate: rates[rate][-1][2])
         print(f"the baseline's best rate is {best:g}", flush=True)
-        own, ratios, length = {1: rates[best]}, [], None
-        for seed in range(1, a.seeds + 1):
+        own, ratios, length = {first: rates[best]}, [], None
+        for seed in a.seeds:
             if seed not in own:
                 own[seed] = baseline(a, folder, best, seed)
             seconds, _, goal = own[seed][-1]
@@ -172,7 +173,7 @@ def main():
             llmc(a, folder, best)
         else:
             print("llm.c is left out: --llmc names its program")
-    print(f"time to the baseline's last held-out loss: {statistics.fmean(ratios):.3f} of its own ({min(ratios):.3f} to {max(ratios):.3f}), {a.seeds} seeds, {length} updates of {a.steps}")
+    print(f"time to the baseline's last held-out loss: {statistics.fmean(ratios):.3f} of its own ({min(ratios):.3f} to {max(ratios):.3f}), seeds {', '.join(map(str, a.seeds))}, {length} updates of {a.steps}")
     sys.exit(0 if max(ratios) <= a.most else 1)
 
 

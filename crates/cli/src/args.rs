@@ -174,6 +174,10 @@ pub struct Plan {
     /// Plan for this many ranks on CPUs: memory of one rank.
     #[arg(long, value_name = "N", conflicts_with = "gpus", value_parser = ranks_of_a_plan)]
     pub ranks: Option<usize>,
+    /// Read the data first, as train does, so that examples have their own lengths. Otherwise each counts as many tokens as the
+    /// context has.
+    #[arg(long)]
+    pub read_data: bool,
     /// Also write arena.svg, a plot of memory over the step, into this folder.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,

@@ -7,6 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use flatout_data::OpenEvent;
 use flatout_measure::forecast::{Layers, Outcome, timeline};
 use flatout_measure::plan::{self, OnPaper, PlanReport, PlanRequest};
 use flatout_train::Failure;
@@ -15,6 +16,7 @@ use flatout_train::recipes;
 use flatout_train::resolve::fp8_layers;
 use flatout_train::resolve::prediction;
 use flatout_train::switches::active;
+use flatout_train::tasks::{self, examples};
 use flatout_train::training::host::HostMemory;
 
 use crate::args::{Plan, recipe_and_overrides};
@@ -23,7 +25,13 @@ use crate::screen::{Screen, bytes, count, duration, flops, short};
 
 pub fn plan(args: &Plan, screen: &Screen) -> Result<ExitCode, Failure> {
     let (recipe, overrides) = recipe_and_overrides(&args.words);
-    let config = recipes::resolve(recipe, &args.with, overrides)?;
+    let mut config = recipes::resolve(recipe, &args.with, overrides)?;
+    if args.read_data {
+        config = tasks::measured(&config, &mut |event| {
+            let (OpenEvent::Note(note) | OpenEvent::LeftOut(note)) = event;
+            screen.note(note);
+        })?;
+    }
     let plan = plan::report(&config, &devices(args))?;
     let drawn = args.out.as_ref().map(|folder| draw(&plan, folder)).transpose()?;
     if let Some(path) = &args.text {
@@ -89,6 +97,11 @@ fn print(plan: &PlanReport<'_>, screen: &Screen) {
     screen.result(format!("micro-batch      {} of {} rows", compiled.micro_batch, config.train.batch));
     if let Some(arrangement) = &compiled.settled.arrangement {
         screen.result(format!("lengths          {}", arrangement.words()));
+    } else if examples::has_unread_lengths(config) {
+        let tokens = count(config.model.tokens() as u64);
+        screen.result(format!(
+            "lengths          unknown: every example counts {tokens} tokens; --read-data reads the data first"
+        ));
     }
     for (line, name) in plan.features.iter().flat_map(|f| f.words()).zip(["vision cache", ""]) {
         screen.result(format!("{name:16} {line}"));

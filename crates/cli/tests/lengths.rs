@@ -64,6 +64,41 @@ fn examples_are_planned_trained_reported_and_evaluated() {
 }
 
 #[test]
+fn a_plan_reads_the_lengths_of_files_where_it_is_asked_to() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let dir = folder.path();
+    let rows: String = (0..60)
+        .map(|n| {
+            let word = "lamp ".repeat(1 + n % 7);
+            format!("{{\"messages\":[{{\"role\":\"user\",\"content\":\"{n}\"}},{{\"role\":\"assistant\",\"content\":\"{word}\"}}]}}\n")
+        })
+        .collect();
+    fs::write(dir.join("chat.jsonl"), rows).expect("written");
+    let data =
+        ["data.task=chat", "data.path=chat.jsonl", "model.context=256", "train.batch=16", "backend=cpu"];
+    let train = small_train(&[&data[..], &["--run", "run"]].concat());
+    ok(dir, &train);
+    let log = fs::read_to_string(dir.join("run/events.jsonl")).expect("a log");
+    let start = json(log.lines().find(|line| line.contains("\"event\":\"start\"")).expect("a start"));
+
+    let plan = |more: &[&'static str]| -> CommandOutput {
+        let words: Vec<&str> =
+            ["plan", "tiny"].iter().chain(&SMALL).chain(&data).chain(more).copied().collect();
+        ok(dir, &words)
+    };
+    let (read, unread) = (json(&plan(&["--read-data", "--json"]).out), json(&plan(&["--json"]).out));
+    assert_eq!(read["arena_bytes"], start["arena_bytes"], "planned to the byte");
+    assert!(unread["arena_bytes"].as_u64() > read["arena_bytes"].as_u64(), "{}", unread["arena_bytes"]);
+    let line =
+        |text: &str| text.lines().find(|line| line.starts_with("lengths ")).expect("a line").to_string();
+    assert_eq!(
+        line(&plan(&[]).out),
+        "lengths          unknown: every example counts 256 tokens; --read-data reads the data first"
+    );
+    assert!(line(&plan(&["--read-data"]).out).contains("padding instead of"));
+}
+
+#[test]
 fn the_gain_of_packing_can_be_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let of = |words: &[&'static str]| -> Vec<&str> {

@@ -485,7 +485,7 @@ fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
     outs.truncate(3);
     let backward = [Some(x), Some(w), Some(target), Some(outs[2]), Some(-weight), add];
     outs.extend(t.b.ops(
-        Op::HeadLossGrad { base, compute: Compute::Full, cap: Cap::NONE },
+        Op::HeadLossGrad { base, kept: false, compute: Compute::Full, cap: Cap::NONE },
         &backward.into_iter().flatten().collect::<Vec<_>>(),
     ));
     let joined = [Some(x), Some(w), Some(target), Some(weight), add];
@@ -501,6 +501,45 @@ fn both_passes(t: &flatout_ir::check::Trial, base: bool) -> Vec<Tensor<'_>> {
         outs[4] = plain[4] + sum_before;
     }
     outs
+}
+
+/// Logits that the forward pass kept give the gradients that computing them again gives.
+#[test]
+fn the_gradient_of_head_loss_may_read_kept_logits() {
+    for (base, cap) in [(false, Cap::NONE), (true, Cap::NONE), (false, Cap(Some(1.5)))] {
+        let (outs, _) = evaluate(match (base, cap) {
+            (false, Cap::NONE) => |t| gradients_of_logits(t, false, Cap::NONE),
+            (true, _) => |t| gradients_of_logits(t, true, Cap::NONE),
+            (false, _) => |t| gradients_of_logits(t, false, Cap(Some(1.5))),
+        });
+        let (again, kept) = outs.split_at(2);
+        for (i, (again, kept)) in again.iter().zip(kept).enumerate() {
+            within(1e-12, kept, again)
+                .unwrap_or_else(|why| panic!("output {i}, base {base}, {cap:?}: {why}"));
+        }
+    }
+}
+
+/// dx and dw with logits computed again, then with kept ones.
+fn gradients_of_logits(t: &flatout_ir::check::Trial, base: bool, cap: Cap) -> Vec<Tensor<'_>> {
+    let (x, w, d, sum_before) = (t.x(&[5, 3]), t.x(&[7, 3]), t.x(&[5]), t.x(&[7, 3]));
+    let target = t.index(&[5], &[2, -1, 6, 0, 2]);
+    let (compute, weight) = (Compute::Full, t.x(&[5]));
+    let loss = t.b.ops(Op::HeadLoss { compute, cap }, &[x, w, target, weight]);
+    let gradients = |kept: bool| {
+        let ins = [
+            Some(x),
+            Some(w),
+            Some(target),
+            Some(loss[2]),
+            Some(d),
+            kept.then_some(loss[4]),
+            base.then_some(sum_before),
+        ];
+        let ins: Vec<Tensor<'_>> = ins.into_iter().flatten().collect();
+        t.b.ops(Op::HeadLossGrad { base, kept, compute, cap }, &ins)
+    };
+    [gradients(false), gradients(true)].concat()
 }
 
 /// formulas.rs checks the numbers; this test checks types and text.

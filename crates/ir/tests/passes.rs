@@ -446,7 +446,7 @@ fn trained() -> flatout_ir::passes::gradient::differentiate::Trained {
          %4 = read{slot=$2} -> f32[5,8] @head
          %5 = read{slot=$3} -> i32[4] @target
          %6 = read{slot=$4} -> f32[4] @weight
-         %7 = head_loss{} %3 %4 %5 %6 -> f32[1] f32[4] f32[4] f32[4] @head
+         %7 = head_loss{} %3 %4 %5 %6 -> f32[1] f32[4] f32[4] f32[4] f32[4,5] @head
          %8 = reduce{axis=0, by=sum} %6 -> f32[1] @head
          result loss %7
          result weight %8",
@@ -715,7 +715,7 @@ fn tf32_is_a_mode_of_products_and_of_the_head() {
          %2 = read{slot=$2} -> i32[4]
          %3 = read{slot=$3} -> f32[4]
          %4 = product{ta=false, tb=true, out=f32, base=false} %0 %1 -> f32[4,6]
-         %5 = head_loss{} %0 %1 %2 %3 -> f32[1] f32[4] f32[4] f32[4]
+         %5 = head_loss{} %0 %1 %2 %3 -> f32[1] f32[4] f32[4] f32[4] f32[4,6]
          result y %4
          result loss %5",
     );
@@ -724,7 +724,7 @@ fn tf32_is_a_mode_of_products_and_of_the_head() {
     same(
         &nodes(&rounding),
         "%4 = product{ta=false, tb=true, out=f32, base=false, compute=tf32} %0 %1 -> f32[4,6]
-         %5 = head_loss{compute=tf32} %0 %1 %2 %3 -> f32[1] f32[4] f32[4] f32[4]
+         %5 = head_loss{compute=tf32} %0 %1 %2 %3 -> f32[1] f32[4] f32[4] f32[4] f32[4,6]
          result y %4
          result loss %5",
     );

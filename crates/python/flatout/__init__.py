@@ -127,6 +127,7 @@ def plan(
     link: str | None = None,
     net: str | None = None,
     ranks: int | None = None,
+    read_data: bool = False,
     presets: str | Sequence[str] = (),
     **keys: Any,
 ) -> dict[str, Any]:
@@ -135,6 +136,7 @@ def plan(
     gpu: plan for this GPU instead of this machine's, as ``"h200"`` or ``"rtx3090"``.
     gpus, nodes, link, net: the number of GPUs per node, the number of nodes, and the links between them.
     ranks: the number of processes on CPUs.
+    read_data: read the data first, so that examples have their own lengths instead of the context's.
     """
     for name, count in (("gpus", gpus), ("nodes", nodes), ("ranks", ranks)):
         if count is not None and not 1 <= count <= 1024:
@@ -147,7 +149,7 @@ def plan(
         raise UserError("gpus plans for GPUs and ranks for CPUs: give one of them")
     words = overrides({**settings, **keys})
     made = _native.plan_json(
-        os.fspath(recipe), _several(presets), words, gpu, gpus, nodes, link, net, ranks
+        os.fspath(recipe), _several(presets), words, gpu, gpus, nodes, link, net, ranks, read_data
     )
     return json.loads(made)
 

@@ -18,7 +18,7 @@ use flatout_measure::plan::{self, PlanRequest};
 use flatout_report::history::History;
 use flatout_report::report;
 use flatout_train::run::{self, Resume, events};
-use flatout_train::{UserError, config, recipes};
+use flatout_train::{UserError, config, recipes, tasks};
 use pyo3::prelude::*;
 use serde_json::json;
 
@@ -94,7 +94,7 @@ fn time_limit(seconds: Option<f64>) -> PyResult<Option<Duration>> {
 
 /// The plan of a recipe, as `plan --json` prints it.
 #[pyfunction]
-#[pyo3(signature = (recipe, presets, overrides, gpu, gpus, nodes, link, net, ranks))]
+#[pyo3(signature = (recipe, presets, overrides, gpu, gpus, nodes, link, net, ranks, read_data))]
 #[allow(clippy::too_many_arguments)]
 fn plan_json(
     py: Python<'_>,
@@ -107,11 +107,15 @@ fn plan_json(
     link: Option<String>,
     net: Option<String>,
     ranks: Option<usize>,
+    read_data: bool,
 ) -> PyResult<String> {
     let asked = PlanRequest { gpu, gpus, nodes, link, net, ranks, with: presets };
     let made = py.detach(|| {
         process::prepare()?;
-        let config = recipes::resolve(recipe, &asked.with, &overrides)?;
+        let mut config = recipes::resolve(recipe, &asked.with, &overrides)?;
+        if read_data {
+            config = tasks::measured(&config, &mut |_| {})?;
+        }
         Ok(plan::object(&plan::report(&config, &asked)?).to_string())
     });
     made.map_err(raised)

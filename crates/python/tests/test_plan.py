@@ -26,6 +26,14 @@ def test_plans_are_the_command_lines(keywords, arguments):
     assert made == printed and made["arena_bytes"] > 0
 
 
+def test_plans_read_data_where_they_are_asked_to(tmp_path):
+    rows = [{"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "lamp " * (1 + n % 7)}]} for n in range(60)]
+    (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"data.task": "chat", "data.path": str(tmp_path / "chat.jsonl"), "backend": "cpu"}
+    read, unread = (flatout.plan("tiny", keys, read_data=reads) for reads in (True, False))
+    assert read["arena_bytes"] < unread["arena_bytes"] and read["layout"] is not None
+
+
 def test_bad_plans_are_sentences():
     for wrong, match in [
         ({"gpu": "h2000"}, "h2000"),

@@ -16,7 +16,7 @@ use flatout_ir::ops::epilogue::Epilogue;
 use flatout_ir::ops::gated::Act;
 use flatout_ir::ops::linear_attention::{Accumulate, Keys, LinearAttend, LinearMask, Rotary};
 use flatout_ir::ops::norm::{NormSpec, NormWeight};
-use flatout_ir::ops::product::Compute;
+use flatout_ir::ops::product::{Compute, plain};
 use flatout_ir::ops::qk_norm_rope::weights;
 use flatout_ir::ops::quantize;
 use flatout_ir::ops::reduce::Fold;
@@ -157,6 +157,14 @@ fn real() -> Vec<TypedOp> {
     for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
         forms.push((Op::Gated { act, p: 0.0 }, vec![gate.clone(); 2]));
         forms.push((Op::GatedGrad { act, again: true, p: 0.0 }, vec![gate.clone(); 3]));
+    }
+    // Products of many tiles and of few, in every layout.
+    for (m, n, k) in [(65536, 768, 2048), (512, 768, 2048)] {
+        for (ta, tb) in [(false, true), (false, false), (true, false), (true, true)] {
+            let a = if ta { [k, m] } else { [m, k] };
+            let b = if tb { [n, k] } else { [k, n] };
+            forms.push((plain(ta, tb, bf16, Compute::Full), vec![ty(bf16, &a), ty(bf16, &b)]));
+        }
     }
     let wide = ty(bf16, &[65536, 768]);
     for act in [Act::Silu, Act::Gelu, Act::GeluExact] {

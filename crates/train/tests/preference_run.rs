@@ -3,10 +3,12 @@
 use std::fs;
 use std::path::Path;
 
+use flatout_ir::{OpKind, Role};
 use flatout_train::config::Config;
 use flatout_train::device::Device;
 use flatout_train::infer::evaluate;
 use flatout_train::metrics::{Metrics, RewardMetrics};
+use flatout_train::resolve::compile::{compile, target};
 use flatout_train::run::checkpoint::TensorFile;
 use flatout_train::run::events::{Event, Step};
 use flatout_train::weights::loaded::Loaded;
@@ -50,6 +52,24 @@ fn scores(run: &Path) -> Vec<Vec<u8>> {
         bytes
     };
     file.entries().keys().filter(|name| *name != "key").map(read).collect()
+}
+
+/// Kept logits have the bits of those that are computed again.
+#[test]
+fn keeping_logits_changes_no_bit_and_saves_a_product() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let words = |recompute| ["model.vocab=336", "train.steps=3", "train.micro_batch=2", recompute];
+    let losses = ["recompute=none", "recompute=cheap"].map(|recompute| {
+        let steps = train_in(&folder.path().join(recompute), &config(&words(recompute)), |_| {});
+        steps.iter().map(|step| step.loss.to_bits()).collect::<Vec<_>>()
+    });
+    assert_eq!(losses[0], losses[1]);
+    let flops = ["recompute=none", "recompute=cheap"].map(|recompute| {
+        let compiled = compile(&config(&words(recompute)), &target()).expect("plans");
+        let plan = compiled.plans.plan(Role::GRAD).expect("a gradient plan");
+        plan.launches.iter().filter(|l| l.op.kind() == OpKind::HeadLossGrad).map(|l| l.flops).sum::<u64>()
+    });
+    assert!(flops[0] > 0 && 3 * flops[0] == 2 * flops[1], "{flops:?}");
 }
 
 /// The reference is the model at the start of training: nothing is preferred yet.

@@ -211,7 +211,7 @@ ops! {
     /// (x [R, D], w [V, D], target i32 [R], weight f32 [R]) -> -sum of weight * logp [1], logp, lse and best [R].
     HeadLoss = "head_loss" { compute: Compute, cap: Cap }
     /// (x, w, target, lse, d logp [R], base of dw?) -> dx, dw.
-    HeadLossGrad = "head_loss_grad" { base: bool, compute: Compute, cap: Cap }
+    HeadLossGrad = "head_loss_grad" { base: bool, kept: bool, compute: Compute, cap: Cap }
     /// (x, w, target, weight, base of dw?) -> sum, logp, lse, dx, dw in one pass over the logits.
     HeadLossTrain = "head_loss_train" { base: bool, compute: Compute, cap: Cap }
     /// (w [M, N], a [R, N], b [M, R]) -> 1 / ||w + scale b a|| of every row, f32 [M].
@@ -393,7 +393,7 @@ impl Op {
                 linear_attention::infer_grad(&LinearAttend { scale, mask, q, k, rotary }, accumulate, &ins)
             }
             Op::HeadLoss { .. } => head_loss::infer(&ins),
-            Op::HeadLossGrad { base, .. } => head_loss::infer_grad(*base, &ins),
+            Op::HeadLossGrad { base, kept, .. } => head_loss::infer_grad(*base, *kept, &ins),
             Op::HeadLossTrain { base, .. } => head_loss::infer_train(*base, &ins),
             Op::LowRankNorm { .. } => low_rank_norm::infer(&ins),
             Op::AdamW { copy, first, .. } => adamw::infer(*copy, *first, &ins),
@@ -532,7 +532,9 @@ impl Op {
                 linear_attention::expand_grad(b, &LinearAttend { scale, mask, q, k, rotary }, accumulate, ins)
             }
             Op::HeadLoss { compute, cap } => head_loss::expand(b, *compute, *cap, ins),
-            Op::HeadLossGrad { base, compute, cap } => head_loss::expand_grad(b, *base, *compute, *cap, ins),
+            Op::HeadLossGrad { base, kept, compute, cap } => {
+                head_loss::expand_grad(b, [*base, *kept], *compute, *cap, ins)
+            }
             Op::HeadLossTrain { base, compute, cap } => {
                 head_loss::expand_train(b, *base, *compute, *cap, ins)
             }
@@ -582,7 +584,8 @@ impl Op {
             Op::Attention { .. } | Op::AttentionGrad { .. } | Op::LinearAttention { .. } => &[],
             Op::LinearAttentionGrad { .. } => return linear_attention::in_place(self),
             Op::HeadLoss { .. } | Op::LowRankNorm { .. } => &[],
-            Op::HeadLossGrad { .. } => &[(5, 1)],
+            Op::HeadLossGrad { kept: false, .. } => &[(5, 1)],
+            Op::HeadLossGrad { kept: true, .. } => &[(6, 1)],
             Op::HeadLossTrain { .. } => &[(4, 4)],
             Op::AdamW { .. } => &[(0, 0), (2, 1), (3, 2), (1, 0), (1, 1), (1, 2)],
             Op::AdamW8 { .. } => &[(0, 0), (2, 1), (3, 2), (4, 3), (5, 4)],
@@ -686,6 +689,7 @@ impl Op {
                 LinearAttend { scale, mask, q, k, rotary }.grad_flops(&ins)
             }
             Op::HeadLoss { .. } => 2 * ins[0].elements() * ins[1].dims[0],
+            Op::HeadLossGrad { kept: true, .. } => 4 * ins[0].elements() * ins[1].dims[0],
             Op::HeadLossGrad { .. } | Op::HeadLossTrain { .. } => 6 * ins[0].elements() * ins[1].dims[0],
             Op::LowRankNorm { .. } => low_rank_norm::flops(&ins),
             Op::AdamW { .. } | Op::AdamW8 { .. } => 12 * ins[0].elements(),

@@ -45,6 +45,7 @@ pub mod gradient {
     pub(crate) mod frozen;
     pub mod gathers;
     pub mod held_ratios;
+    pub mod kept_logits;
     pub mod lanes;
     pub mod layout;
     pub mod one_pass_loss;
@@ -93,7 +94,7 @@ use fuse::{
     gated_products, joined_products, regions, thin_products,
 };
 use gradient::shards::{self, Divided};
-use gradient::{frozen, gathers, held_ratios, one_pass_loss, rejoin, score_gradients};
+use gradient::{frozen, gathers, held_ratios, kept_logits, one_pass_loss, rejoin, score_gradients};
 use options::{Base, Options, Precision, Recompute};
 use place::prefetch;
 use state::{Reports, State};
@@ -490,6 +491,15 @@ const JOINED: &[Pass] = &[
         },
     },
     // Values that the backward pass reads are either kept or recomputed next to their use.
+    Pass {
+        name: "kept_logits",
+        enabled: |o, role| role.is_grad() && o.recompute == Recompute::None,
+        run: |s, _, target| {
+            s.rewrite(kept_logits::kept_logits(&s.graph, target.name != "cpu"), |count| {
+                format!("the gradient of {count} loss reads the logits of the forward pass")
+            })
+        },
+    },
     Pass {
         name: "recompute",
         enabled: |o, role| role.is_grad() && o.recompute != Recompute::None,

@@ -131,6 +131,13 @@ pub struct Source {
     pub defines: Vec<(String, String)>,
 }
 
+impl Source {
+    /// The value of a define that is a number.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        self.defines.iter().find(|(n, _)| n == name).and_then(|(_, value)| value.parse().ok())
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let defines: Vec<String> =
@@ -282,7 +289,11 @@ impl Function {
     }
 
     /// Number of blocks with the given threads and dynamic shared memory that fit on one multiprocessor (occupancy).
+    /// Opts in to more than 48 KiB of shared memory where needed, without which none would fit.
     pub fn blocks_per_sm(&self, block: u32, shared: u32) -> Result<u32, CudaError> {
+        if shared > DEFAULT_SHARED {
+            self.driver.allow_shared(self, shared)?;
+        }
         self.driver.blocks_per_sm(self, block, shared)
     }
 }

@@ -290,9 +290,13 @@ pub(super) fn losses(table: &mut Table) {
     for (dtype, compute) in modes {
         let none = Cap::NONE;
         // The third is a head of two classes, the last has logits beyond its cap.
-        for (rows, width, words, cap) in
-            [(37, 24, 61, none), (130, 32, 300, none), (8, 48, 2, none), (37, 24, 61, Cap(Some(1.5)))]
-        {
+        for (rows, width, words, cap) in [
+            (37, 24, 61, none),
+            (130, 32, 304, none),
+            (8, 48, 2, none),
+            (37, 24, 61, Cap(Some(1.5))),
+            (37, 24, 64, Cap(Some(1.5))),
+        ] {
             let x = || tensor(dtype, &[rows, width], Data::Normal(0.5));
             let w = || tensor(dtype, &[words, width], Data::Normal(0.5));
             let target = || index(rows, words);
@@ -308,7 +312,14 @@ pub(super) fn losses(table: &mut Table) {
                 let ins = [x(), w(), target(), weight()].into_iter().chain(base.then(dw));
                 table.add(Op::HeadLossTrain { base, compute, cap }, ins.collect());
                 let ins = [x(), w(), target(), lse(), weight()].into_iter().chain(base.then(dw));
-                table.add(Op::HeadLossGrad { base, compute, cap }, ins.collect());
+                table.add(Op::HeadLossGrad { base, kept: false, compute, cap }, ins.collect());
+                if words % 8 != 0 {
+                    continue;
+                }
+                let of = Data::Of { op: Op::HeadLoss { compute, cap }, ins: vec![0, 1, 2, 4], out: 4 };
+                let logits = tensor(dtype, &[rows, words], of);
+                let ins = [x(), w(), target(), lse(), weight(), logits].into_iter().chain(base.then(dw));
+                table.add(Op::HeadLossGrad { base, kept: true, compute, cap }, ins.collect());
             }
         }
     }

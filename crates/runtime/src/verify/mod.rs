@@ -35,7 +35,7 @@ use rayon::prelude::*;
 use crate::cpu;
 use crate::cuda::driver::nvrtc::{Nvrtc, Resources};
 use crate::cuda::kernels::attention::choice;
-use crate::cuda::kernels::products::{choice as product_choice, hopper};
+use crate::cuda::kernels::products::choice as product_choice;
 use crate::cuda::kernels::stage;
 use crate::cuda::{self, AttentionKernel, Facts, ProductKernel};
 use trial::{Outputs, Trial, TrialLayout};
@@ -221,7 +221,7 @@ impl KernelSelection {
     /// The layout of rows with gaps that the kernel supports: tensor-core kernels need multiples of 16 bytes.
     fn gaps(self) -> TrialLayout {
         match self {
-            KernelSelection { product: ProductKernel::Wgmma, .. } => TrialLayout::Spaced,
+            KernelSelection { product: ProductKernel::Wgmma | ProductKernel::Mma, .. } => TrialLayout::Spaced,
             KernelSelection { attention: AttentionKernel::Auto | AttentionKernel::Fma, .. } => {
                 TrialLayout::Strided
             }
@@ -339,7 +339,7 @@ pub fn sources_of(launch: &Launch, facts: &Facts) -> Vec<cuda::Source> {
 }
 
 /// As `sources_of`, each with the maximum dynamic shared memory, in bytes, that its kernels are launched with. Only attention
-/// and Hopper's products use more than the default limit; others report 0.
+/// and our products use more than the default limit; others report 0.
 pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source, usize)> {
     let Some(kernel) = cuda::kernel(launch.kernel) else { return vec![] };
     let of = |selection: KernelSelection| {
@@ -348,7 +348,7 @@ pub fn sources_with_shared(launch: &Launch, facts: &Facts) -> Vec<(cuda::Source,
         (kernel.sources)(launch, &facts).into_iter().map(move |source| {
             let shared = match is_attention {
                 true => choice::shared_bytes(launch, &facts, &source),
-                false => hopper::shared_bytes(&source).max(stage::shared_bytes(&source)),
+                false => product_choice::shared_bytes(&source).max(stage::shared_bytes(&source)),
             };
             (source, shared)
         })

@@ -59,6 +59,7 @@ pub(super) fn products(table: &mut Table) {
     epilogues(table);
     fp8(table);
     of_matrix_units(table);
+    of_many_tiles(table);
     gated(table);
     gated_codes(table);
     activated(table);
@@ -83,6 +84,34 @@ fn of_matrix_units(table: &mut Table) {
         }
         let [[a0, a1], [b0, b1]] = [stored(ta, 136, 72), stored(tb, 72, 264)];
         table.add(op(), vec![x(bf16, &[3, a0, a1]), x(bf16, &[3, b0, b1])]);
+    }
+}
+
+/// For kernels whose tiles depend on how many there are: a tile of 128 by 128, or of 256 by 128, for each multiprocessor of any
+/// GPU, and thread blocks that take several. Each layout of an operand occurs with both.
+fn of_many_tiles(table: &mut Table) {
+    let (bf16, act) = (DType::BF16, Act::GeluExact);
+    let mut add = |op: Op, ins: Vec<Input>| {
+        table.add(op, ins);
+        table.0.last_mut().expect("added").brief = true;
+    };
+    for (m, n, layouts) in
+        [(1544, 1800, [(false, false), (true, true)]), (2568, 2048, [(false, true), (true, false)])]
+    {
+        for (ta, tb) in layouts {
+            let ins = vec![x(bf16, &stored(ta, m, 136)), x(bf16, &stored(tb, 136, n))];
+            add(plain(ta, tb, bf16, Compute::Full), ins);
+        }
+        let k = 72;
+        let [x_mk, side] = [x(bf16, &[m, k]), x(bf16, &[m, n])];
+        let w = |dims: &[usize]| tensor(bf16, dims, Data::Normal(0.2));
+        add(Op::GatedProduct { act: Act::Silu }, vec![x_mk.clone(), w(&[n, k])]);
+        let ins = vec![x_mk.clone(), w(&[k, n]), side.clone(), side.clone()];
+        add(Op::GatedProductGrad { act: Act::Silu, again: true }, ins);
+        let ins = vec![x_mk.clone(), w(&[n, k]), x(DType::F32, &[n])];
+        add(Op::ActivatedProduct { act, tb: true, bias: true }, ins);
+        let op = Op::ActivatedProductGrad { act, tb: false, again: true, sum: true };
+        add(op, vec![x_mk, w(&[k, n]), side]);
     }
 }
 

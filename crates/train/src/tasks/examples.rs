@@ -128,6 +128,12 @@ pub fn lengths(config: &Config) -> Option<Lengths> {
     Some(lengths.with_trees(trees).with_largest_image(data.largest_image))
 }
 
+/// Whether the config names examples whose lengths only their files say.
+pub fn has_unread_lengths(config: &Config) -> bool {
+    let is_of_text = matches!(config.data.task, Task::Text | Task::Images);
+    !is_of_text && config.data.source() != SourceKind::Synthetic && lengths(config).is_none()
+}
+
 /// Opens the examples that a config names. Uses the run's own tokeniser if there is one. `fold` holds out one of several folds
 /// instead of a share. `say` receives notes about examples that were left out.
 pub fn example_sets(

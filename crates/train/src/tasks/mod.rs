@@ -23,6 +23,7 @@ use flatout_data::examples::class_names;
 use flatout_ir::Graph;
 
 use crate::Failure;
+use crate::config::resolved::Resolved;
 use crate::config::{Config, Task};
 use capacities::Capacities;
 use dataset::Dataset;
@@ -62,6 +63,18 @@ pub fn open(
     say: &mut dyn FnMut(OpenEvent),
 ) -> Result<Box<dyn Dataset>, Failure> {
     (of(config).open)(config, run, say)
+}
+
+/// The config of a run on its data, with the lengths and classes of the examples: what is planned from it is what such a run
+/// plans. The listener is that of [`open`].
+pub fn measured(config: &Config, say: &mut dyn FnMut(OpenEvent)) -> Result<Config, Failure> {
+    let mut resolved = Resolved::default();
+    if resolved.leaves_sets_open(config) {
+        resolved.pin_sets(config)?;
+    }
+    let data = open(&resolved.over(config), None, say)?;
+    data.measure(config, &mut resolved);
+    Ok(resolved.over(config))
 }
 
 /// Number of classes in the data of a config, where the data can be read more than once.

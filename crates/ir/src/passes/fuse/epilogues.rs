@@ -90,8 +90,8 @@ fn with_base(op: &Op, out: u8) -> Option<Op> {
         (Op::ScatterAdd { rows, out, base: false }, 0) => {
             Some(Op::ScatterAdd { rows: *rows, out: *out, base: true })
         }
-        (Op::HeadLossGrad { base: false, compute, cap }, 1) => {
-            Some(Op::HeadLossGrad { base: true, compute: *compute, cap: *cap })
+        (Op::HeadLossGrad { base: false, kept, compute, cap }, 1) => {
+            Some(Op::HeadLossGrad { base: true, kept: *kept, compute: *compute, cap: *cap })
         }
         (Op::HeadLossTrain { base: false, compute, cap }, 4) => {
             Some(Op::HeadLossTrain { base: true, compute: *compute, cap: *cap })

@@ -51,13 +51,15 @@ pub mod products {
     //! Matrix products on the GPU: cuBLASLt and our kernels, epilogues, adapters, and the fused output head and loss.
 
     pub mod activated_product;
+    mod call;
     pub mod choice;
     mod epilogue;
     pub mod gated_codes;
     pub mod gated_product;
     pub mod head_loss;
-    pub mod hopper;
+    mod hopper;
     pub mod lt;
+    mod mma;
     pub mod product;
     pub mod thin_product;
 }

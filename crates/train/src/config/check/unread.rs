@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 
 use flatout_ir::optimizers::Name;
+use flatout_ir::{Codes, Precision};
 use flatout_models::objectives::preference::PreferenceLoss;
 
 use crate::UserError;
 use crate::config::{AdapterKind, Augmentation, Config, ScheduleName, Task, Unit, text};
 use crate::refuse;
+use crate::switches::Auto;
 
 struct Reader {
     /// The key whose value decides whether the others are read.
@@ -120,6 +122,16 @@ static READERS: &[Reader] = &[
         give: "schedule.name=cosine, linear or wsd",
     },
     Reader {
+        decider: "switches.precision",
+        section: "train",
+        keys: &["fp8_layers"],
+        is_read: |config| match config.switches.compute.precision {
+            Auto::Given(precision) => precision == Precision::FP8,
+            Auto::Auto => config.switches.memory.codes() == Some(Codes::Fp8),
+        },
+        give: "precision=fp8",
+    },
+    Reader {
         decider: "samples.prompts",
         section: "samples",
         keys: &["max_tokens", "temperature"],
@@ -202,6 +214,11 @@ mod tests {
             ("data.classes=[]", "`data.classes` is given but `data.task` is text: give data.task=classes"),
             ("data.still_frames=8", "`data.still_frames` is given but `data.task` is text"),
             ("schedule.name=constant final_ratio=0.1", "because `schedule.name` is constant"),
+            (
+                "train.fp8_layers=all",
+                "because `switches.precision` is auto: leave it out, or give precision=fp8",
+            ),
+            ("precision=bf16 train.fp8_layers=layers.0", "because `switches.precision` is bf16"),
             ("temperature=0.8", "because `samples.prompts` is []: leave it out, or give samples.prompts"),
         ] {
             let sentence = refused(overrides);

@@ -1,6 +1,6 @@
 //! The output head's product fused with the cross entropy: logits exist for one chunk of rows at a time, in the workspace.
 //!
-//! A chunk's logits are computed on all cores, its rows become losses and then, in place, d logits = c (softmax - onehot) with
+//! A chunk's logits are computed on all cores, or read where the forward pass kept them, its rows become losses and then, in place, d logits = c (softmax - onehot) with
 //! c the row's weight (or minus d logp, if given); two more products give dx and add to dw. Chunks are processed in order, so
 //! dw is summed in a fixed order for any number of threads. bf16 is widened as it is read, the head's weight by blocks.
 //!
@@ -87,10 +87,13 @@ struct Head<'a, 'c> {
     cap: Option<f32>,
     /// lse from the forward pass, if given.
     known_lse: Option<Tensor<'a>>,
+    /// Logits from the forward pass, if given.
+    known_logits: Option<Tensor<'a>>,
     sum: Option<Tensor<'a>>,
     logp: Option<Tensor<'a>>,
     lse: Option<Tensor<'a>>,
     best: Option<Tensor<'a>>,
+    logits: Option<Tensor<'a>>,
     dx: Option<Tensor<'a>>,
     dw: Option<Tensor<'a>>,
     sizes: Sizes,
@@ -121,10 +124,12 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
         factor: vec![],
         cap,
         known_lse: None,
+        known_logits: None,
         sum: None,
         logp: None,
         lse: None,
         best: None,
+        logits: None,
         dx: None,
         dw: None,
         sizes,
@@ -132,13 +137,15 @@ fn run(launch: &Launch, cx: &Context<'_>) -> Result<(), String> {
     match launch.op {
         Op::HeadLoss { .. } => {
             let (sum, logp, lse, best) = (cx.output(0), cx.output(1), cx.output(2), cx.output(3));
-            Head { factor: floats(&cx.input(3)), sum, logp, lse, best, ..head }.run();
+            let (factor, logits) = (floats(&cx.input(3)), cx.output(4));
+            Head { factor, sum, logp, lse, best, logits, ..head }.run();
         }
-        Op::HeadLossGrad { base, .. } => {
+        Op::HeadLossGrad { base, kept, .. } => {
             let factor = floats(&cx.input(4)).into_iter().map(|d| -d).collect();
             let (dx, dw) = (cx.output(0), cx.output(1));
-            let head = Head { factor, known_lse: Some(cx.input(3)), dx, dw, ..head };
-            head.start_dw(base.then_some(5), 1);
+            let known_logits = kept.then(|| cx.input(5));
+            let head = Head { factor, known_lse: Some(cx.input(3)), known_logits, dx, dw, ..head };
+            head.start_dw(base.then_some(5 + kept as usize), 1);
             head.run();
         }
         Op::HeadLossTrain { base, .. } => {
@@ -214,7 +221,7 @@ impl Head<'_, '_> {
     }
 
     fn wants_every_row(&self) -> bool {
-        self.logp.is_some() || self.lse.is_some() || self.best.is_some()
+        self.logp.is_some() || self.lse.is_some() || self.best.is_some() || self.logits.is_some()
     }
 
     fn wants_gradient(&self) -> bool {
@@ -233,7 +240,8 @@ impl Head<'_, '_> {
         let (pitch, threads) = (self.sizes.pitch, self.cx.threads);
         let x = self.matrix(&self.x, rows, wide_x);
         let c = Matrix { start: logits.as_mut_ptr(), row: pitch, column: 1 };
-        for block in 0..vocabulary.div_ceil(self.sizes.block) {
+        let blocks = if self.known_logits.is_some() { 0 } else { vocabulary.div_ceil(self.sizes.block) };
+        for block in 0..blocks {
             let block = chunk(block, self.sizes.block, vocabulary);
             let w = self.matrix(&self.w, &block, wide_w);
             let c = Matrix { start: c.start.wrapping_add(block.start), ..c };
@@ -249,6 +257,15 @@ impl Head<'_, '_> {
                 let row = all.slice(i * pitch..i * pitch + vocabulary);
                 (row, logp_of.slice(i..i + 1), lse_of.slice(i..i + 1), best_of.slice(i..i + 1))
             };
+            // SAFETY: a row of an input, which nothing writes during the launch, or of an output, which belongs to one task.
+            unsafe {
+                if let Some(known) = &self.known_logits {
+                    known.rows().load(rows.start + i, 0, row);
+                }
+                if let Some(to) = &self.logits {
+                    to.rows().store(rows.start + i, 0, row);
+                }
+            }
             self.row(rows.start + i, row, [&mut logp[0], &mut lse[0], &mut best[0]]);
         });
         // SAFETY: the statistics of the chunk's rows go to their places; no task is running.
@@ -513,7 +530,7 @@ mod tests {
             );
             for base in [false, true] {
                 case.compare(
-                    Op::HeadLossGrad { base, compute: FULL, cap: case.cap },
+                    Op::HeadLossGrad { base, kept: false, compute: FULL, cap: case.cap },
                     &case.grad_inputs(base),
                     &NAMES[3..],
                     variant,
@@ -543,7 +560,7 @@ mod tests {
             }
             let variant = LaunchVariant { unread: &[0], in_place: Some((5, 1)) };
             case.compare(
-                Op::HeadLossGrad { base: true, compute: FULL, cap: case.cap },
+                Op::HeadLossGrad { base: true, kept: false, compute: FULL, cap: case.cap },
                 &case.grad_inputs(true),
                 &NAMES[3..],
                 variant,

@@ -13,8 +13,8 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::call::{Call, Epilogue, Extras, SUMMED};
 use super::choice::{self, Untimed};
-use super::hopper::{self, Epilogue, SUMMED};
 use super::product::{expressible, library_workspace};
 use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, sequence};
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
@@ -77,7 +77,7 @@ impl<'a> Problem<'a> {
 
     /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands have no dense
     /// rows.
-    fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
+    fn call(&self, address: impl Fn(&View) -> u64) -> Option<Call> {
         let matrices = |view: &View, transposed: bool| {
             expressible(view, address(view), 0, transposed).filter(|m| m.is_transposed == transposed)
         };
@@ -102,7 +102,7 @@ impl<'a> Problem<'a> {
                 ([Some(dh), None, wanted(again)?], Some(matrices(&ins[2], false)?), 0, partial)
             }
         };
-        is_bf16.then_some(hopper::Call {
+        is_bf16.then_some(Call {
             count: 1,
             a: matrices(&ins[0], false)?,
             b: matrices(&ins[1], self.tb)?,
@@ -112,13 +112,8 @@ impl<'a> Problem<'a> {
             bias,
             partial,
             epilogue: self.epilogue,
-            extras: hopper::Extras::default(),
+            extras: Extras::default(),
         })
-    }
-
-    /// The layout of b in our kernel; a is contiguous along K.
-    fn layout(&self) -> [bool; 2] {
-        [false, !self.tb]
     }
 
     /// A launch of another operation in place of this one.
@@ -216,10 +211,9 @@ fn kernel_of(launch: &Launch) -> &'static Kernel {
     kernels.into_iter().find(|kernel| kernel.row.op == kind).expect("every operation of these has a kernel")
 }
 
-/// Whether our kernel supports a launch, assuming an aligned arena.
-pub(super) fn is_served(launch: &Launch) -> bool {
-    let call = Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64));
-    call.is_some_and(|call| call.is_served())
+/// The call of our kernels that would compute a launch, assuming an aligned arena; empty if there is none.
+pub(super) fn calls(launch: &Launch) -> Vec<Call> {
+    Vec::from_iter(Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64)))
 }
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
@@ -227,11 +221,12 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let launches = problem.separate_launches();
     let mut sources: Vec<Source> =
         launches.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
-    let own = choice::forms(problem.epilogue.forms(), facts);
-    sources.extend(own.iter().map(|form| form.source(problem.layout(), problem.epilogue)));
-    if !own.is_empty() && !matches!(problem.epilogue, Epilogue::Activated { .. }) {
+    let own: Vec<Source> =
+        calls(launch).iter().flat_map(|call| choice::sources(call, Untimed::Own, facts)).collect();
+    if !own.is_empty() && problem.epilogue.sums() {
         sources.extend(stage::sources(problem.sums(0)));
     }
+    sources.extend(own);
     sources
 }
 

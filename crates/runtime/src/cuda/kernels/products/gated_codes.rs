@@ -11,9 +11,9 @@ use flatout_ir::target::{KernelRow, Layout};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::call::{Call, Epilogue, Extras};
 use super::choice::{self, Untimed};
 use super::gated_product::{columns, matrices, rows, workspace};
-use super::hopper::{self, Epilogue};
 use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, sequence};
 use crate::cuda::kernels::elementwise::quantize;
 use crate::cuda::kernels::stage::{self, Stage, Value, at};
@@ -53,7 +53,7 @@ impl<'a> Problem<'a> {
 
     /// The arguments of our kernel; `None` if the codes or their largest magnitude are not requested, or operands have no dense
     /// rows.
-    fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
+    fn call(&self, address: impl Fn(&View) -> u64) -> Option<Call> {
         let ins = &self.launch.ins;
         let matrices = |view: &View, transposed| matrices(view, address(view), transposed);
         let [gate, up] = [0, self.half].map(|start| matrices(&rows(&ins[1], start, self.half), true));
@@ -63,12 +63,12 @@ impl<'a> Problem<'a> {
             None => [None; 2],
         };
         let codes = Some(matrices(self.out(1)?, false)?);
-        let extras = hopper::Extras {
+        let extras = Extras {
             scales: Some([&ins[2], &ins[3]].map(&address)),
             codes: [address(&ins[4]), address(self.out(2)?)],
-            ..hopper::Extras::default()
+            ..Extras::default()
         };
-        Some(hopper::Call {
+        Some(Call {
             count: 1,
             a: matrices(&ins[0], false)?,
             b: gate?,
@@ -171,10 +171,9 @@ fn kernel_of(launch: &Launch) -> &'static Kernel {
     &kernels[0]
 }
 
-/// Whether our kernel supports a launch, assuming an aligned arena.
-pub(super) fn is_served(launch: &Launch) -> bool {
-    let call = Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64));
-    call.is_some_and(|call| call.is_served())
+/// The call of our kernels that would compute a launch, assuming an aligned arena; empty if there is none.
+pub(super) fn calls(launch: &Launch) -> Vec<Call> {
+    Vec::from_iter(Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64)))
 }
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
@@ -182,11 +181,12 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let launches = problem.separate_launches();
     let mut sources: Vec<Source> =
         launches.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
-    let own = problem.call(|view| view.offset as u64).filter(|_| facts.product.has_own(facts));
-    if let Some(call) = own.filter(hopper::Call::is_served) {
-        sources.extend(call.sources(facts));
+    let own: Vec<Source> =
+        calls(launch).iter().flat_map(|call| choice::sources(call, Untimed::Own, facts)).collect();
+    if !own.is_empty() {
         sources.extend(problem.start().map(|stage| stage.source));
     }
+    sources.extend(own);
     sources
 }
 
@@ -197,7 +197,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let works = choice::fastest(&problem.name(), library, &call, &|| Ok(None), Untimed::Own, p)?;
     // Harmless before the separate launches, which do the same.
     match problem.start() {
-        Some(start) if p.facts().product.has_own(p.facts()) && call.is_served() => {
+        Some(start) if !choice::sources(&call, Untimed::Own, p.facts()).is_empty() => {
             Ok(sequence(vec![stage::prepare(Ok(vec![start]), p)?, works]))
         }
         _ => Ok(works),

@@ -10,8 +10,8 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
+use super::call::{Call, Epilogue, Extras};
 use super::choice::{self, Untimed};
-use super::hopper::{self, Epilogue};
 use super::lt::{Fusion, Matrices, Multiply};
 use super::product::{expressible, library_workspace};
 use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, Work, sequence};
@@ -126,7 +126,7 @@ impl<'a> Problem<'a> {
 
     /// The arguments of our kernel; `None` if an output that it always computes is not requested, or operands have no dense
     /// rows.
-    fn call(&self, address: impl Fn(&View) -> u64) -> Option<hopper::Call> {
+    fn call(&self, address: impl Fn(&View) -> u64) -> Option<Call> {
         let matrices = |view: &View, transposed| matrices(view, address(view), transposed);
         let part = |view: &View, start: usize| matrices(&columns(view, start, self.half), false);
         let (b, b2, outs, sides) = if self.is_grad {
@@ -143,7 +143,7 @@ impl<'a> Problem<'a> {
                 if let Some([gate, up]) = kept { [Some(gate?), Some(up?), y] } else { [None, None, y] };
             (gate?, Some(up?), outs, [None; 2])
         };
-        Some(hopper::Call {
+        Some(Call {
             count: 1,
             a: matrices(self.a, false)?,
             b,
@@ -153,13 +153,8 @@ impl<'a> Problem<'a> {
             bias: 0,
             partial: 0,
             epilogue: self.epilogue(),
-            extras: hopper::Extras::default(),
+            extras: Extras::default(),
         })
-    }
-
-    /// The layout of b in our kernel; a is contiguous along K.
-    fn layout(&self) -> [bool; 2] {
-        [false, self.is_grad]
     }
 
     fn library(&self, p: &Prepare<'_>) -> Prepared {
@@ -219,10 +214,9 @@ pub(super) fn columns(view: &View, first: usize, count: usize) -> View {
     part
 }
 
-/// Whether our kernel supports a launch, assuming an aligned arena.
-pub(super) fn is_served(launch: &Launch) -> bool {
-    let call = Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64));
-    call.is_some_and(|call| call.is_served())
+/// The call of our kernels that would compute a launch, assuming an aligned arena; empty if there is none.
+pub(super) fn calls(launch: &Launch) -> Vec<Call> {
+    Vec::from_iter(Problem::of(launch).and_then(|problem| problem.call(|view| view.offset as u64)))
 }
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
@@ -230,9 +224,7 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let parts = problem.parts();
     let then = parts.iter().filter_map(|part| part.then.as_ref());
     let mut sources: Vec<Source> = then.flat_map(|then| stage::sources(gated::stages(then))).collect();
-    let epilogue = problem.epilogue();
-    let own = choice::forms(epilogue.forms(), facts).iter();
-    sources.extend(own.map(|form| form.source(problem.layout(), epilogue)));
+    sources.extend(calls(launch).iter().flat_map(|call| choice::sources(call, Untimed::Own, facts)));
     sources
 }
 

@@ -1,9 +1,9 @@
 // The loss of a chunk of logits, and its gradient in place of the logits.
 //
 //   lse = log sum exp(logits), logp = logits[target] - lse, best = max(logits) - lse, loss = -factor logp,
-//   d logits = factor (softmax(logits) - onehot(target)), written over the logits where GRAD is 1.
+//   d logits = factor (softmax(logits) - onehot(target)), written where GRAD is 1, over the logits or apart from them.
 //
-// logits [rows, V] in T_X with row stride `pitch`, a multiple of 16 bytes; the padding past V may hold anything. A row with
+// logits and d logits [rows, V] in T_X with row strides of a multiple of 16 bytes; the padding past V may hold anything. A row with
 // target -1 or factor 0 has no loss and a gradient of exact zeros; a target outside the vocabulary gives NaN losses, so that no
 // step is applied with it.
 //
@@ -98,10 +98,11 @@ __device__ __forceinline__ Vec slope(const Vec& v, int column, float lse, float 
 
 // Row `first_row` + blockIdx.x of the launch. `factor` is the row's weight times `sign`; logp, lse, best and loss may be null.
 extern "C" __global__ void __launch_bounds__(THREADS)
-head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, const int* targets, const float* factors,
+head_rows(const T_X* logits, i64 pitch, T_X* gradient, i64 gradient_pitch, int vocabulary, int first_row, float sign, const int* targets, const float* factors,
           const float* known_lse, float* logps, float* lses, float* bests, float* losses) {
     const int row = first_row + blockIdx.x;
-    T_X* x = logits + (i64)blockIdx.x * pitch;
+    const T_X* x = logits + (i64)blockIdx.x * pitch;
+    [[maybe_unused]] T_X* d = gradient + (i64)blockIdx.x * gradient_pitch;
     const int packs = (vocabulary + N - 1) / N;
     const int target = targets[row];
     const float factor = sign * factors[row];
@@ -110,7 +111,7 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
     if (!counts && (KNOWN || (!logps && !lses && !bests))) {
         Vec none;
         zero(none);
-        if (GRAD) for (int p = threadIdx.x; p < packs; p += THREADS) none.store(x + p * N);
+        if (GRAD) for (int p = threadIdx.x; p < packs; p += THREADS) none.store(d + p * N);
         if (losses && threadIdx.x == 0) losses[row] = 0.0f;
         return;
     }
@@ -167,7 +168,7 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
         if (p < packs) {
             Vec out = slope(kept[j], p * N, shift, factor, target);
             if (!counts) zero(out);
-            out.store(x + p * N);
+            out.store(d + p * N);
         }
     }
 #else
@@ -177,7 +178,7 @@ head_rows(T_X* logits, i64 pitch, int vocabulary, int first_row, float sign, con
         v.load(x + p * N);
         Vec out = slope(v, p * N, shift, factor, target);
         if (!counts) zero(out);
-        out.store(x + p * N);
+        out.store(d + p * N);
     }
 #endif
 #endif

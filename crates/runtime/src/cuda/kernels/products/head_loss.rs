@@ -2,7 +2,7 @@
 //!
 //! cuBLASLt computes the logits of a chunk in the type of x, one kernel turns its rows into losses and, in place, into d logits
 //! = c (softmax - onehot), with c the row's weight (or minus d logp, if given); two more products give dx and add to dw. Chunks
-//! are processed in order, so dw is summed in a fixed order.
+//! are processed in order, so dw is summed in a fixed order. Where the logits are an output, all exist and the gradient may read them.
 
 use std::borrow::Cow;
 
@@ -87,6 +87,8 @@ struct Head<'a> {
     /// The sign that turns a factor into the c of d logits.
     sign: f32,
     known_lse: Option<&'a View>,
+    /// The logits of the forward pass, if given.
+    known_logits: Option<&'a View>,
     base: Option<&'a View>,
     compute: Compute,
     /// Soft cap of logits, if any.
@@ -95,6 +97,7 @@ struct Head<'a> {
     logp: Option<&'a View>,
     lse: Option<&'a View>,
     best: Option<&'a View>,
+    logits: Option<&'a View>,
     dx: Option<&'a View>,
     dw: Option<&'a View>,
 }
@@ -110,6 +113,7 @@ impl<'a> Head<'a> {
             factor: &ins[3],
             sign: 1.0,
             known_lse: None,
+            known_logits: None,
             base: None,
             compute: launch.op.compute().unwrap_or(Compute::Full),
             cap: None,
@@ -117,19 +121,21 @@ impl<'a> Head<'a> {
             logp: None,
             lse: None,
             best: None,
+            logits: None,
             dx: None,
             dw: None,
         };
         match launch.op {
             Op::HeadLoss { cap: Cap(cap), .. } => {
-                Head { cap, sum: out(0), logp: out(1), lse: out(2), best: out(3), ..head }
+                Head { cap, sum: out(0), logp: out(1), lse: out(2), best: out(3), logits: out(4), ..head }
             }
-            Op::HeadLossGrad { base, cap: Cap(cap), .. } => Head {
+            Op::HeadLossGrad { base, kept, cap: Cap(cap), .. } => Head {
                 cap,
                 factor: &ins[4],
                 sign: -1.0,
                 known_lse: Some(&ins[3]),
-                base: base.then(|| &ins[5]),
+                known_logits: kept.then(|| &ins[5]),
+                base: base.then(|| &ins[5 + kept as usize]),
                 dx: out(0),
                 dw: out(1),
                 ..head
@@ -198,6 +204,11 @@ fn rows(view: &View, first: usize, count: usize, p: &Prepare<'_>) -> Result<Matr
     Ok(Matrices { at, dtype: view.dtype, rows: count, columns, pitch, step: 0, is_transposed: false })
 }
 
+/// Whether every row begins at a multiple of the 16 bytes that the kernel reads at a time.
+fn is_in_packs(m: &Matrices) -> bool {
+    m.at.is_multiple_of(16) && (m.pitch * m.dtype.bytes()).is_multiple_of(16)
+}
+
 fn transposed(m: Matrices) -> Matrices {
     Matrices { is_transposed: true, ..m }
 }
@@ -224,7 +235,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     for first in (0..row_count).step_by(sizes.rows.max(1)) {
         let count = sizes.rows.min(row_count - first);
         let x = rows(head.x, first, count, p)?;
-        let logits = Matrices {
+        let chunk = Matrices {
             at: logits_at,
             dtype: head.x.dtype,
             rows: count,
@@ -233,9 +244,20 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             step: 0,
             is_transposed: false,
         };
-        works.push(multiply(x, transposed(w), None, logits)?);
+        let known = head.known_logits.map(|known| rows(known, first, count, p)).transpose()?;
+        let to = head.logits.map(|logits| rows(logits, first, count, p)).transpose()?;
+        let from = known.or(to).filter(is_in_packs).unwrap_or(chunk);
+        if known != Some(from) {
+            works.push(multiply(x, transposed(w), None, from)?);
+        }
+        // The head's rows read a chunk, and what is kept is computed once more.
+        if let Some(to) = to.filter(|to| *to != from) {
+            works.push(multiply(x, transposed(w), None, to)?);
+        }
         let losses = if head.sum.is_some() { losses_at } else { 0 };
         let args = vec![
+            Arg::Ptr(from.at),
+            Arg::I64(from.pitch as i64),
             Arg::Ptr(logits_at),
             Arg::I64(sizes.pitch as i64),
             Arg::I32(vocabulary as i32),
@@ -251,7 +273,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
         ];
         works.push(kernel_launch(function.clone(), [count as u32, 1, 1], threads, 0, args));
         if let Some(dx) = head.dx {
-            works.push(multiply(logits, w, None, rows(dx, first, count, p)?)?);
+            works.push(multiply(chunk, w, None, rows(dx, first, count, p)?)?);
         }
         if let Some(dw) = head.dw {
             let d = rows(dw, 0, vocabulary, p)?;
@@ -260,7 +282,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             } else {
                 head.base.map(|base| rows(base, 0, vocabulary, p)).transpose()?
             };
-            works.push(multiply(transposed(logits), x, c, d)?);
+            works.push(multiply(transposed(chunk), x, c, d)?);
         }
     }
     if let Some(sum) = head.sum {
@@ -296,7 +318,7 @@ mod tests {
                 kernel: "cuda.head_loss",
                 op: Op::HeadLoss { compute: Compute::Full, cap: Cap::NONE },
                 ins: vec![x.clone(), w, x.clone(), x],
-                outs: vec![None; 4],
+                outs: vec![None; 5],
                 workspace: None,
                 path: String::new(),
                 key: 0,

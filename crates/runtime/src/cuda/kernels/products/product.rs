@@ -14,9 +14,9 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
-use super::choice::{self, ProductKernel, Untimed};
+use super::call::{Call, Extras};
+use super::choice::{self, Untimed};
 use super::epilogue::EpilogueTensors;
-use super::hopper;
 use super::lt::{Fusion, Matrices, Multiply};
 use crate::cuda::context::{
     Arg, CudaError, Facts, Kernel, Prepare, Source, Work, launch as kernel_launch, sequence,
@@ -177,8 +177,8 @@ impl<'a> Cut<'a> {
             && self.base.is_none_or(is_row)
     }
 
-    /// Whether our Hopper kernel supports these types and extents; only products that fill a device.
-    fn is_for_hopper(&self, launch: &Launch) -> bool {
+    /// Whether our tensor-core kernels may support these types and layouts; only products of some size.
+    fn is_for_own(&self, launch: &Launch) -> bool {
         let [m, n, k] = self.extents();
         let is_large = m * self.count >= 128 && n >= 64 && k >= 64;
         let has_kernel = match self.a.dtype {
@@ -188,9 +188,9 @@ impl<'a> Cut<'a> {
         has_kernel && is_large && EpilogueTensors::of(launch).is_none() && self.is_for_library()
     }
 
-    /// The arguments of our Hopper kernel for each call, if it supports them all.
-    fn hopper_calls(&self, launch: &Launch, address: impl Fn(&View) -> u64) -> Option<Vec<hopper::Call>> {
-        if !self.is_for_hopper(launch) || !self.is_base_direct() {
+    /// The calls of our tensor-core kernels that would compute a launch; `None` if none can.
+    fn own_calls(&self, launch: &Launch, address: impl Fn(&View) -> u64) -> Option<Vec<Call>> {
+        if !self.is_for_own(launch) || !self.is_base_direct() {
             return None;
         }
         let workspace = launch.workspace.as_ref().map_or((0, 0), |w| (address(w), w.span_bytes()));
@@ -202,14 +202,13 @@ impl<'a> Cut<'a> {
         let [a, b, out] = [self.a, self.b, self.out].map(|view| self.starts(view));
         let base = self.base.map(|base| (base, self.starts(base)));
         let call = |i: usize| {
-            let operands = [(self.a, a[i], self.ta), (self.b, b[i], self.tb), (self.out, out[i], false)];
-            let [a, b, d] = operands.map(|(view, start, transposed)| operand(view, start, transposed));
             let base = match &base {
                 Some((view, starts)) => Some(operand(view, starts[i], false)?),
                 None => None,
             };
-            let extras = hopper::Extras { scales, base, workspace, ..hopper::Extras::default() };
-            Some(own_call(self.count, [a?, b?, d?], extras)).filter(hopper::Call::is_served)
+            let [a, b] = [operand(self.a, a[i], self.ta)?, operand(self.b, b[i], self.tb)?];
+            let plain = Call::plain(self.count, a, b, operand(self.out, out[i], false)?);
+            Some(Call { extras: Extras { scales, base, workspace, ..Extras::default() }, ..plain })
         };
         (0..out.len()).map(call).collect()
     }
@@ -248,17 +247,13 @@ fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let own = own.map(|cut| cut.source());
     let mut sources: Vec<Source> =
         own.into_iter().chain(EpilogueTensors::of(launch).map(|parts| parts.source())).collect();
-    if let Some(cut) = Cut::of(launch).filter(|_| facts.product.has_own(facts) && may_use_own_kernel(facts)) {
-        // All calls of a launch have the same sources.
-        let calls = cut.hopper_calls(launch, |view| view.offset as u64);
-        sources.extend(calls.iter().flatten().take(1).flat_map(|call| call.sources(facts)));
+    // Calls of one launch differ only in their addresses, by which one may be served and another not.
+    for source in calls(launch).iter().flat_map(|call| choice::sources(call, Untimed::Library, facts)) {
+        if !sources.contains(&source) {
+            sources.push(source);
+        }
     }
     sources
-}
-
-/// Whether a plain product may run on our kernel: because it was measured to be faster, or is requested.
-fn may_use_own_kernel(facts: &Facts) -> bool {
-    facts.autotune || facts.product == ProductKernel::Wgmma
 }
 
 fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError> {
@@ -272,7 +267,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     };
     let (a, b, out) = (starts(cut.a), starts(cut.b), starts(cut.out));
     let base = cut.base.map(starts);
-    let own = cut.hopper_calls(launch, |view| p.address(view));
+    let own = cut.own_calls(launch, |view| p.address(view));
     let mut works: Vec<Box<dyn Work>> = vec![];
     for i in 0..out.len() {
         let base = base.as_ref().map(|base| base[i]);
@@ -337,16 +332,10 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     Ok(sequence(works))
 }
 
-/// The arguments of our Hopper kernel.
-fn own_call(count: usize, [a, b, d]: [Matrices; 3], extras: hopper::Extras) -> hopper::Call {
-    let epilogue = hopper::Epilogue::Plain;
-    let outs = [Some(d), None, None];
-    hopper::Call { count, a, b, b2: None, outs, sides: [None; 2], bias: 0, partial: 0, epilogue, extras }
-}
-
-/// Whether our Hopper kernel supports a launch, assuming an aligned arena.
-pub(super) fn is_served(launch: &Launch) -> bool {
-    Cut::of(launch).is_some_and(|cut| cut.hopper_calls(launch, |view| view.offset as u64).is_some())
+/// The calls of our tensor-core kernels that would compute a launch, assuming an aligned arena; empty if none can.
+pub(super) fn calls(launch: &Launch) -> Vec<Call> {
+    let calls = Cut::of(launch).and_then(|cut| cut.own_calls(launch, |view| view.offset as u64));
+    calls.unwrap_or_default()
 }
 
 /// Our epilogue kernel on a plain product. An epilogue applies to a single matrix, so there is one call.

@@ -1,13 +1,12 @@
-// Attention by mma.sync from sm_80: copies into shared memory, fragments, products, and masks per warp.
+// Attention by mma.sync from sm_80: tiles in shared memory, fragments, products, and masks per warp.
 //
 // A tile in shared memory has rows of DIM bf16 (SIZE rounded up to a multiple of 16, or of 32 if two warps split a row's
 // columns) at a pitch of DIM + 8. That is an odd number of 16-byte pieces, so eight rows at the same column lie in eight
 // different groups of banks, without conflicts, and every fragment address is a per-lane offset plus a constant. Rows past
 // their segment's end and columns past SIZE are zero-filled, so nothing else can enter a product.
 //
-// Fragments of mma.m16n8k16, lane = 4 g + t: A holds rows g, g + 8 and columns 2t, 2t + 1, + 8; B likewise for its columns; the
-// result rows g, g + 8 at columns 2t, 2t + 1. So two adjacent results, rounded, are the A operand of the next product, and
-// probabilities never leave their lane.
+// Two adjacent results of mma (../../mma.cuh), rounded, are the A operand of the next product: probabilities never leave their
+// lane.
 
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -17,30 +16,6 @@
 #define THREADS (32 * WARPS)
 
 extern __shared__ uint4 memory[];
-
-__device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
-
-// cp.async of 16 bytes; zero-filled if `there` is false.
-__device__ __forceinline__ void copy16(u32 to, const void* from) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
-}
-__device__ __forceinline__ void copy16(u32 to, const void* from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-__device__ __forceinline__ void copy4(u32 to, const void* from, bool there) {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(there ? 4 : 0) : "memory");
-}
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int PENDING> __device__ __forceinline__ void arrived() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
-}
-
-__device__ __forceinline__ void mma(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // 2^x; 0 from minus infinity.
 __device__ __forceinline__ float exp2_fast(float x) {

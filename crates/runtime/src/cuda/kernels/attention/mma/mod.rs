@@ -243,6 +243,7 @@ macro_rules! with_headers {
             include_str!("../../prelude.cuh"),
             include_str!("../call.cuh"),
             include_str!("../../matrices.cuh"),
+            include_str!("../../mma.cuh"),
             include_str!("mma.cuh"),
             include_str!($file)
         )

@@ -1,11 +1,9 @@
-// d [M, N] = a [M, K] b [K, N] in bf16 or 8-bit floats on Hopper, with an epilogue that reads and writes further matrices of d's
-// shape.
+// d [M, N] = a [M, K] b [K, N] in bf16 or 8-bit floats on Hopper, with an epilogue of ../call.cuh.
 //
 // Persistent: a thread block loops over tiles of d. A producer warp fills pipeline stages of a and b by TMA loads; two consumer
 // warpgroups multiply. With PINGPONG each has its own tile, [64 MI, TN], and one's epilogue overlaps the other's products;
 // otherwise both share a tile of [128 MI, TN]. The CLUSTER blocks of a cluster take vertically adjacent tiles, and each
 // multicasts its part of b to all of them.
-// A_MN and B_MN are 1 if the operand is contiguous along M or N, 0 if along K.
 // With FP8, a and b are of the 8-bit types T_A and T_B, contiguous along K, and their product is multiplied by one scale each.
 // With PROMOTE, the sum over each 128 of K is added to an f32 accumulator by ordinary additions: for that, a warpgroup multiplies
 // its tile in slices, whose sums and the tile's fit in its registers, and one warpgroup adds while the other multiplies. Without,
@@ -15,29 +13,9 @@
 //
 // With SPLIT, d is f32, and its matrices are the products over consecutive parts of K of the one a and b, which another kernel adds.
 //
-// EPILOGUE, with c = a b and x rounded to bf16 wherever it is stored:
-//   PLAIN       out = c, with HAS_BASE c + base; of type T_OUT, which base has too, F32_OUT if that is f32; the others are bf16
-//   GATED       b has two halves, gate and up: out = gate, out2 = up (both only with KEEP), out3 = act(gate) up
-//   GATED_GRAD  side = gate, side2 = up: out = c up act'(gate), out2 = c act(gate), out3 = act(gate) up (only with KEEP)
-//   ACTIVATED   out = c + bias (only with KEEP), out3 = act(c + bias); bias is a row of T_BIAS, if HAS_BIAS
-//   ACTIVATED_GRAD  side = h: out = c act'(h), out3 = act(h) (only with KEEP), with SUM partial[r, N] = the sum of out over its
-//               rows [64 r, 64 r + 64), which another kernel adds
-//   GATED_CODES as GATED, with out3 in E4M3: act(gate) up, rounded to bf16 and divided by *out_scale; *amax is raised to the largest
-//               magnitude before the division. Operands have 8 bits, TN is 256.
 // Results are staged in shared memory and leave by TMA stores, which clip at the matrix. The inputs of gradients arrive by TMA
 // loads, two panels ahead: a dedicated warp per warpgroup issues these loads and the stores of results. A base, which may be out
 // itself, is read by the threads that add it. Sums have one order: the same bits every time, whatever the grid.
-
-#define PLAIN 0
-#define GATED 1
-#define GATED_GRAD 2
-#define ACTIVATED 3
-#define ACTIVATED_GRAD 4
-#define GATED_CODES 5
-// Whether b has two halves.
-#define IS_GATED (EPILOGUE == GATED || EPILOGUE == GATED_CODES)
-// Whether the epilogue reads matrices of d's shape.
-#define HAS_SIDES (EPILOGUE == GATED_GRAD || EPILOGUE == ACTIVATED_GRAD)
 
 #define GROUPS 2
 #define TM (PINGPONG ? 64 * MI : 64 * MI * GROUPS)
@@ -57,7 +35,6 @@
 #define THREADS (128 * (GROUPS + 1))
 // Sets of panels that a gradient's epilogue has in flight: its inputs, which the results overwrite, and the value.
 #define SETS 2
-#define SIDES (EPILOGUE == GATED_GRAD ? 2 : 1)
 #define SET_PANELS (SIDES + 1)
 // Panels of results per warpgroup in shared memory.
 #define OUT_PANELS (HAS_SIDES ? SETS * SET_PANELS : PINGPONG ? 6 : 2)
@@ -66,12 +43,6 @@
 #define STEPS (MI * TN / 64)
 
 extern __shared__ __align__(1024) u8 memory[];
-
-struct Shape {
-    // K, or a part of it, in blocks of DEPTH; tiles along M, in clusters, and along N; rows of tiles per band; total tiles over all matrices of a
-    // batch; M and N.
-    int blocks, rows, columns, band, total, m, n;
-};
 
 #if FP8 || HAS_BASE
 // Scales of the operands, the base of PLAIN, whose rows are `pitch` elements apart and its matrices `step`, and the scale and the
@@ -105,19 +76,9 @@ struct Place {
     }
 };
 
-// The first row and column of d, and the matrix of the batch.
-struct Tile {
-    int row, column, batch;
-};
-
-// Bands of rows one after the other; within a band column by column, so that neighbouring blocks share loads in L2.
 __device__ __forceinline__ Tile tile_of(const Shape& s, int index, u32 rank) {
-    const int plane = s.rows * s.columns, batch = index / plane;
-    index -= batch * plane;
-    const int area = s.band * s.columns, band = index / area, rest = index - band * area;
-    const int height = min(s.band, s.rows - band * s.band);
-    const int column = rest / height, row = band * s.band + rest - column * height;
-    return {(row * CLUSTER + (int)rank) * TM, column * WIDTH, batch};
+    const Position at = position_of(s, index);
+    return {(at.row * CLUSTER + (int)rank) * TM, at.column * WIDTH, at.batch};
 }
 __device__ __forceinline__ int first_tile() { return (int)blockIdx.x / CLUSTER; }
 __device__ __forceinline__ int next_tiles() { return (int)gridDim.x / CLUSTER; }
@@ -176,8 +137,6 @@ __device__ __forceinline__ u32 matrices_at(const u8* panel, int n) {
     const int lane = threadIdx.x % 32, row = (int)threadIdx.x % 128 / 32 * 16 + lane % 16, piece = 2 * n + lane / 16;
     return shared_address(panel) + row * 128 + (piece ^ (row % 8)) * 16;
 }
-__device__ __forceinline__ float low(u32 pair) { return __uint_as_float(pair << 16); }
-__device__ __forceinline__ float high(u32 pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 #if HAS_SIDES
 
@@ -256,17 +215,6 @@ __device__ __forceinline__ void move_panels(const Shape& s, const TensorMap* sid
 
 #if EPILOGUE == ACTIVATED_GRAD && SUM
 
-// Adds the values of a lane and of the lane at distance LANES: the lower keeps the sums of the first COUNT values, the upper
-// those of the others.
-template <int LANES, int COUNT> __device__ __forceinline__ void halve(float (&x)[16]) {
-    const bool upper = threadIdx.x & LANES;
-#pragma unroll
-    for (int k = 0; k < COUNT; k++) {
-        const float got = __shfl_xor_sync(ALL_LANES, upper ? x[k] : x[k + COUNT], LANES);
-        x[k] = (upper ? x[k + COUNT] : x[k]) + got;
-    }
-}
-
 // Adds 16 values of every lane over the lanes that differ in bits 2 to 4: lane l ends up with the sums of values 2 q and 2 q +
 // 1, where q is those bits, highest first.
 __device__ __forceinline__ float2 rows_sum(float (&x)[16]) {
@@ -275,16 +223,6 @@ __device__ __forceinline__ float2 rows_sum(float (&x)[16]) {
     halve<4, 2>(x);
     return make_float2(x[0], x[1]);
 }
-
-#endif
-
-#if EPILOGUE == ACTIVATED && HAS_BIAS
-
-__device__ __forceinline__ float2 pair_of(const bf16* p) {
-    const u32 pair = *(const u32*)p;
-    return make_float2(low(pair), high(pair));
-}
-__device__ __forceinline__ float2 pair_of(const float* p) { return *(const float2*)p; }
 
 #endif
 
@@ -541,13 +479,7 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
                     for (int j = 0; j < 4; j++) {
                         const int e = 32 * c + 8 * n + 2 * j;
                         x[j] = bf16x2(sum[i][half * TN / 4 + e], sum[i][half * TN / 4 + e + 1]);
-                        if (half) {
-                            const u32 gate = bf16x2(sum[i][e], sum[i][e + 1]);
-                            float v0, v1, slope;
-                            activation(low(gate), v0, slope);
-                            activation(high(gate), v1, slope);
-                            y[n][j] = bf16x2(v0 * low(x[j]), v1 * high(x[j]));
-                        }
+                        if (half) y[n][j] = gated(bf16x2(sum[i][e], sum[i][e + 1]), x[j]);
                     }
                     if (KEEP) stmatrix(matrices_at(panel, n), x);
                 }
@@ -629,13 +561,8 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
                 ldmatrix(u, matrices_at(up, n));
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const float d0 = sum[i][32 * c + 8 * n + 2 * j], d1 = sum[i][32 * c + 8 * n + 2 * j + 1];
-                    float v0, v1, s0, s1;
-                    activation(low(g[j]), v0, s0);
-                    activation(high(g[j]), v1, s1);
-                    y[j] = bf16x2(v0 * low(u[j]), v1 * high(u[j]));
-                    g[j] = bf16x2(d0 * low(u[j]) * s0, d1 * high(u[j]) * s1);
-                    u[j] = bf16x2(d0 * v0, d1 * v1);
+                    const int e = 32 * c + 8 * n + 2 * j;
+                    y[j] = gated_grad(sum[i][e], sum[i][e + 1], g[j], u[j]);
                 }
                 stmatrix(matrices_at(gate, n), g);
                 stmatrix(matrices_at(up, n), u);
@@ -663,10 +590,7 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
 #else
                     h[j] = bf16x2(sum[i][e], sum[i][e + 1]);
 #endif
-                    float v0, v1, slope;
-                    activation(low(h[j]), v0, slope);
-                    activation(high(h[j]), v1, slope);
-                    y[j] = bf16x2(v0, v1);
+                    y[j] = activated(h[j]);
                 }
                 if (KEEP) stmatrix(matrices_at(panel, n), h);
                 stmatrix(matrices_at(value, n), y);
@@ -697,12 +621,8 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
                 ldmatrix(h, matrices_at(from, n));
 #pragma unroll
                 for (int j = 0; j < 4; j++) {
-                    const float d0 = sum[i][32 * c + 8 * n + 2 * j], d1 = sum[i][32 * c + 8 * n + 2 * j + 1];
-                    float v0, v1, s0, s1;
-                    activation(low(h[j]), v0, s0);
-                    activation(high(h[j]), v1, s1);
-                    y[j] = bf16x2(v0, v1);
-                    h[j] = bf16x2(d0 * s0, d1 * s1);
+                    const int e = 32 * c + 8 * n + 2 * j;
+                    y[j] = activated_grad(sum[i][e], sum[i][e + 1], h[j]);
                 }
 #if SUM
 #pragma unroll
