@@ -1,8 +1,13 @@
 //! The passes of 8-bit products: graph text in, graph text out.
 
+use std::collections::HashMap;
+
+use flatout_ir::oracle;
 use flatout_ir::passes::fuse::epilogues;
+use flatout_ir::passes::fuse::gated_products::gated_codes;
 use flatout_ir::passes::types::fp8::{Narrowed, fp8};
 use flatout_ir::passes::types::quantize_sources::{self, Joined};
+use flatout_ir::target::paper;
 use flatout_ir::{Graph, Scaling};
 
 /// One layer, y = x w, with both gradients; a product outside any layer, and one of odd extents.
@@ -276,4 +281,69 @@ result dx %6.3
 result dw %6.4
 result d %6"
     );
+}
+
+/// A product writes the activation of its halves in 8 bits, beside the halves, which the gradient reads.
+#[test]
+fn products_write_gated_activations_in_eight_bits() {
+    let text = "slot $0 x e4m3[32,48] input zeros
+slot $1 w e4m3[32,48] input zeros
+slot $2 x_scale f32[1] derived zeros
+slot $3 w_scale f32[1] derived zeros
+slot $4 scale f32[1] derived zeros
+slot $5 amax f32[1] carry zeros
+slot $6 dy bf16[32,16] input zeros
+%0 = read{slot=$0} -> e4m3[32,48] @p #0
+%1 = read{slot=$1} -> e4m3[32,48] @p #1
+%2 = read{slot=$2} -> f32[1] @p #2
+%3 = read{slot=$3} -> f32[1] @p #3
+%4 = product{ta=false, tb=true, out=bf16, base=false} %0 %1 %2 %3 -> bf16[32,32] @p #4
+%5 = slice{axis=1, start=0, len=16} %4 -> bf16[32,16] @p #5
+%6 = slice{axis=1, start=16, len=16} %4 -> bf16[32,16] @p #6
+%7 = read{slot=$4} -> f32[1] @p #7
+%8 = read{slot=$5} -> f32[1] @p #8
+%9 = quantize{to=e4m3, current=false, of=gated:silu} %5 %6 %7 %8 -> e4m3[32,16] e4m3[16,32] f32[1] @p #9
+%10 = read{slot=$6} -> bf16[32,16] @p #10
+%11 = gated_grad{act=silu, again=false, p=0} %5 %6 %10 -> bf16[32,16] bf16[32,16] @p #11
+write $5 %9.2
+result y %9
+result dx %11
+";
+    let joined = |text: &str| {
+        let (g, count) = gated_codes(&text.parse().expect("a graph"), &paper());
+        flatout_ir::verify::verify(&g).expect("a sound graph");
+        (g, count)
+    };
+    let (g, count) = joined(text);
+    assert_eq!(count, 1);
+    assert_eq!(g.to_string().parse::<Graph>().expect("its text"), g);
+    assert_eq!(
+        nodes(&g),
+        "%6 = gated_product{act=silu} %0 %1 %2 %3 %4 %5 -> bf16[32,32] e4m3[32,16] f32[1]
+%7 = slice{axis=1, start=0, len=16} %6 -> bf16[32,16]
+%8 = slice{axis=1, start=16, len=16} %6 -> bf16[32,16]
+%10 = gated_grad{act=silu, again=false, p=0} %7 %8 %9 -> bf16[32,16] bf16[32,16]
+write $5 %6.2
+result y %6.1
+result dx %10"
+    );
+    // The same values, as the operation is defined by the two that it replaces.
+    let values: HashMap<String, Vec<f64>> = [("x", 32 * 48), ("w", 32 * 48), ("dy", 32 * 16)]
+        .into_iter()
+        .map(|(name, n)| (name.to_string(), (0..n).map(|i| ((i * 7 + 3) % 13) as f64 / 4.0 - 1.5).collect()))
+        .chain(
+            [("x_scale", 0.5), ("w_scale", 0.25), ("scale", 0.125), ("amax", 0.5)]
+                .map(|(n, v)| (n.into(), vec![v])),
+        )
+        .collect();
+    let before: Graph = text.parse().expect("a graph");
+    let [want, got] = [&before, &g].map(|g| oracle::run(g, &values));
+    assert_eq!(want.results, got.results);
+    // The codes along columns would take another kernel, and halves that nothing else reads would not have to be stored.
+    assert_eq!(joined(&format!("{text}result t %9.1\n")).1, 0);
+    let sole = text.replace(
+        "gated_grad{act=silu, again=false, p=0} %5 %6 %10",
+        "gated_grad{act=silu, again=false, p=0} %10 %10 %10",
+    );
+    assert_eq!(joined(&sole).1, 0);
 }

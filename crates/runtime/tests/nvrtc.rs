@@ -178,6 +178,31 @@ fn real() -> Vec<TypedOp> {
         let ins = vec![wide.clone(), ty(bf16, &[768, 2048]), gate.clone()];
         forms.push((Op::ActivatedProductGrad { act, tb: false, again: true, sum: true }, ins));
     }
+    // Products of 8 bits and weights' gradients, which are split along the inner extent.
+    let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
+    for (a, b, out, base, [m, n, k]) in [
+        (e4m3, e4m3, bf16, false, [65536, 4096, 768]),
+        (e5m2, e4m3, bf16, false, [65536, 768, 4096]),
+        (e4m3, e4m3, bf16, true, [16384, 4096, 4096]),
+        (e4m3, e5m2, f32s, false, [768, 4096, 65536]),
+        (e4m3, e5m2, f32s, true, [768, 4096, 65536]),
+        (e5m2, e4m3, f32s, true, [4096, 12288, 16384]),
+        (bf16, bf16, f32s, false, [768, 768, 65536]),
+        (bf16, bf16, f32s, true, [768, 768, 65536]),
+    ] {
+        let (compute, epilogue, is_wide) = (Compute::Full, Epilogue::None, a == bf16);
+        let op = Op::Product { ta: is_wide, tb: !is_wide, out, base, compute, epilogue };
+        let (a_dims, b_dims) = if is_wide { ([k, m], [k, n]) } else { ([m, k], [n, k]) };
+        let mut ins = vec![ty(a, &a_dims), ty(b, &b_dims)];
+        ins.extend(base.then(|| ty(out, &[m, n])));
+        ins.extend(std::iter::repeat_n(ty(f32s, &[1]), if is_wide { 0 } else { 2 }));
+        forms.push((op, ins));
+    }
+    for act in [Act::Silu, Act::Gelu, Act::GeluExact] {
+        let scalars = vec![ty(f32s, &[1]); 4];
+        let ins = [vec![ty(e4m3, &[65536, 768]), ty(e4m3, &[4096, 768])], scalars].concat();
+        forms.push((Op::GatedProduct { act }, ins));
+    }
     let drawn = [ty(DType::I32, &[3]), ty(DType::I32, &[65536, 2])];
     for (op, tensors) in [
         (Op::Gated { act: Act::Relu, p: 0.1 }, 2),

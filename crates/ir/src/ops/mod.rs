@@ -174,7 +174,9 @@ ops! {
     Gated = "gated" { act: Act, p: f32 }
     /// (gate, up, dy, rng?, rows?) -> d gate, d up; with `again` also the output of `gated`.
     GatedGrad = "gated_grad" { act: Act, again: bool, p: f32 }
-    /// (x [M, K], w [2 F, K]) -> x w^T, whose first F columns are the gate and whose others are up, and act(gate) * up.
+    /// (x [M, K], w [2 F, K]) -> x w^T, whose first F columns are the gate and whose others are up, and act(gate) * up. Of 8-bit x
+    /// and w: (x, w, scale of x, of w, of the activation, its largest magnitude so far) -> x w^T in bf16, the codes of
+    /// act(gate) * up, and the largest magnitude.
     GatedProduct = "gated_product" { act: Act }
     /// (d [M, K], w [K, F], gate [M, F], up) -> d gate and d up, where d w is the gradient of act(gate) * up; with `again` also
     /// act(gate) * up.
@@ -573,7 +575,8 @@ impl Op {
             Op::CachedQkNormRope { .. } => return cached_qk_norm_rope::in_place(self),
             Op::Gated { .. } => &[(0, 0), (1, 0)],
             Op::GatedGrad { .. } => &[(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1), (2, 2)],
-            Op::GatedProduct { .. } => &[],
+            // Of 8-bit operands.
+            Op::GatedProduct { .. } => &[(5, 2)],
             Op::GatedProductGrad { .. } => &[(2, 0), (2, 1), (3, 0), (3, 1)],
             Op::ActivatedProduct { .. } => &[],
             Op::ActivatedProductGrad { again: true, .. } => &[(2, 1)],

@@ -631,6 +631,16 @@ const JOINED: &[Pass] = &[
             })
         },
     },
+    // Products of 8 bits write gated activations in 8 bits, if only their codes along rows are read.
+    Pass {
+        name: "gated_codes",
+        enabled: |o, role| role.is_grad() && o.precision == Precision::FP8 && o.fuse_activation,
+        run: |s, _, target| {
+            s.rewrite(gated_products::gated_codes(&s.graph, target), |gates| {
+                format!("{gates} products write the gated activation behind them in 8 bits")
+            })
+        },
+    },
 ];
 
 /// From fused launches to the final graph, for gradients, updates and evaluation alike.

@@ -61,6 +61,7 @@ pub(super) fn products(table: &mut Table) {
     of_matrix_units(table);
     of_many_tiles(table);
     gated(table);
+    gated_codes(table);
     activated(table);
 }
 
@@ -71,6 +72,15 @@ fn of_matrix_units(table: &mut Table) {
         let op = || plain(ta, tb, bf16, compute);
         for (m, n, k) in [(128, 64, 64), (136, 72, 200), (328, 520, 104), (1032, 136, 328)] {
             table.add(op(), vec![x(bf16, &stored(ta, m, k)), x(bf16, &stored(tb, k, n))]);
+        }
+        // Weights' gradients: in f32, onto those so far, with a long inner extent that our kernel splits.
+        for (m, n, k) in [(136, 72, 200), (328, 264, 104), (128, 64, 1032)] {
+            for base in [false, true] {
+                let (out, epilogue) = (DType::F32, Epilogue::None);
+                let op = Op::Product { ta, tb, out, base, compute, epilogue };
+                let ins = [x(bf16, &stored(ta, m, k)), x(bf16, &stored(tb, k, n))];
+                table.add(op, ins.into_iter().chain(base.then(|| x(out, &[m, n]))).collect());
+            }
         }
         let [[a0, a1], [b0, b1]] = [stored(ta, 136, 72), stored(tb, 72, 264)];
         table.add(op(), vec![x(bf16, &[3, a0, a1]), x(bf16, &[3, b0, b1])]);
@@ -123,6 +133,21 @@ fn gated(table: &mut Table) {
     }
 }
 
+/// Products of 8-bit operands followed by gated activations in 8 bits: less than one tile, several tiles, and sizes that our
+/// kernel leaves to others. The bound allows for sums that fall on either side of a rounding boundary of 8 bits.
+fn gated_codes(table: &mut Table) {
+    let e4m3 = DType::E4M3;
+    let scalar = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
+    for (m, f, k) in [(37, 24, 40), (130, 80, 64), (300, 144, 208), (520, 336, 400)] {
+        for &act in Act::ALL {
+            let wide = tensor(e4m3, &[2 * f, k], Data::Normal(0.5));
+            let scales = [0.25, 0.5, 0.0625, 0.5].map(scalar);
+            let ins = [vec![x(e4m3, &[m, k]), wide], scales.to_vec()].concat();
+            table.add_within(Op::GatedProduct { act }, ins, 2e-2);
+        }
+    }
+}
+
 /// Products followed by activations, and by their derivatives: with either type of bias and without, either layout of the
 /// weight.
 fn activated(table: &mut Table) {
@@ -147,7 +172,8 @@ fn activated(table: &mut Table) {
     }
 }
 
-/// Both layouts and unaligned, where our kernel runs, and as tensor cores support them.
+/// Both layouts and unaligned, where our kernel runs, as tensor cores support them, and less than a tile, several tiles, and an
+/// inner extent that is long enough to be split for Hopper's kernel.
 fn fp8(table: &mut Table) {
     let (e4m3, e5m2) = (DType::E4M3, DType::E5M2);
     let scale = |value: f64| tensor(DType::F32, &[1], Data::Values(vec![value]));
@@ -158,13 +184,16 @@ fn fp8(table: &mut Table) {
                 Op::Product { ta, tb, out, base, compute, epilogue }
             };
             let scaled = |ins: Vec<Input>| ins.into_iter().chain([scale(0.5), scale(0.03125)]).collect();
-            for (m, n, k) in [(37, 29, 19), (17, 32, 48), (96, 64, 128)] {
+            let sizes =
+                [(37, 29, 19), (17, 32, 48), (96, 64, 128), (128, 64, 64), (328, 528, 208), (136, 80, 2064)];
+            for (m, n, k) in sizes {
                 let ins = vec![x(a, &[m, k]), x(b, &[n, k])];
                 table.add(op(false, true, false), scaled(ins.clone()));
                 table.add(op(false, true, true), scaled([ins, vec![x(out, &[m, n])]].concat()));
             }
             table.add(op(true, false, false), scaled(vec![x(a, &[48, 32]), x(b, &[48, 64])]));
             table.add(op(false, true, false), scaled(vec![x(a, &[3, 16, 32]), x(b, &[3, 48, 32])]));
+            table.add(op(false, true, false), scaled(vec![x(a, &[2, 136, 80]), x(b, &[2, 64, 80])]));
         }
     }
 }

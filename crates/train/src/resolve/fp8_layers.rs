@@ -111,7 +111,8 @@ fn list(names: &BTreeSet<String>) -> String {
 /// in 8 bits.
 pub fn sentence(plans: &PlanSet, settled: &Settled) -> Option<String> {
     let grad = plans.plan(Role::GRAD)?;
-    let products = || grad.launches.iter().filter(|l| l.op.kind() == OpKind::Product);
+    let is_product = |kind: OpKind| matches!(kind, OpKind::Product | OpKind::GatedProduct);
+    let products = || grad.launches.iter().filter(|l| is_product(l.op.kind()));
     let narrow = products().filter(|l| l.ins[0].dtype.is_fp8()).count();
     let layers = active(plans);
     if narrow == 0 {

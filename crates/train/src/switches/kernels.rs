@@ -170,7 +170,7 @@ fn overlap(view: &CompiledView<'_>) -> &'static str {
 
 pub const PRODUCT: Switch = Switch {
     name: "product_kernel",
-    doc: "Kernel of bf16 products on a GPU: cuBLASLt, or flatout's own (wgmma on Hopper, mma from Ampere on) where it can; auto is the fastest, or follows a rule where autotune is off.",
+    doc: "Kernel of products in bf16 and 8 bits on a GPU: cuBLASLt, or flatout's own where it can (wgmma on Hopper; mma from Ampere on, in bf16); auto is the fastest, or follows a rule where autotune is off.",
     field: field!(kernels.product),
     class: Class::Bounded,
     off: Some("cublaslt"),

@@ -108,7 +108,6 @@ entries! {
 
 const CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 const CUDA_ERROR_INVALID_VALUE: c_int = 1;
-const CU_TENSOR_MAP_DATA_TYPE_BFLOAT16: c_int = 9;
 const CU_TENSOR_MAP_INTERLEAVE_NONE: c_int = 0;
 const CU_TENSOR_MAP_L2_PROMOTION_L2_128B: c_int = 2;
 /// Out-of-bounds elements are zeros, not NaN.
@@ -320,7 +319,7 @@ impl Driver {
         let status = unsafe {
             (self.tensor_map)(
                 map.0.as_mut_ptr().cast(),
-                CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                of.type_code(),
                 of.dims.len() as c_uint,
                 of.at,
                 of.dims.as_ptr(),

@@ -54,6 +54,7 @@ pub mod products {
     mod call;
     pub mod choice;
     mod epilogue;
+    pub mod gated_codes;
     pub mod gated_product;
     pub mod head_loss;
     mod hopper;
@@ -88,6 +89,7 @@ pub const KERNELS: &[&[Kernel]] = &[
     elementwise::dropout::KERNELS,
     elementwise::map::KERNELS,
     elementwise::gated::KERNELS,
+    products::gated_codes::KERNELS,
     products::gated_product::KERNELS,
     products::activated_product::KERNELS,
     products::head_loss::KERNELS,

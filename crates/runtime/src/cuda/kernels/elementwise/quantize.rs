@@ -82,6 +82,11 @@ impl<'a> Codes<'a> {
     }
 }
 
+/// A source whose entry point `start` initialises a largest magnitude.
+pub(crate) fn start_source() -> Source {
+    Draft::new("codes.cuh").define("TO", code(FORWARD)).source(CODES)
+}
+
 fn code(to: DType) -> u8 {
     if to == DType::E4M3 { 4 } else { 5 }
 }

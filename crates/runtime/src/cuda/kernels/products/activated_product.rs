@@ -13,7 +13,7 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::{DType, TensorType};
 use flatout_ir::{Launch, Op, OpKind, View};
 
-use super::call::{Call, Epilogue, SUMMED};
+use super::call::{Call, Epilogue, Extras, SUMMED};
 use super::choice::{self, Untimed};
 use super::product::{expressible, library_workspace};
 use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, sequence};
@@ -112,6 +112,7 @@ impl<'a> Problem<'a> {
             bias,
             partial,
             epilogue: self.epilogue,
+            extras: Extras::default(),
         })
     }
 

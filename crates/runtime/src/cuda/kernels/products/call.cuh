@@ -1,14 +1,16 @@
 // Shared by our product kernels: the order of tiles, and the epilogues, two adjacent columns at a time.
 //
-// d [M, N] = a [M, K] b [K, N] in bf16. A_MN and B_MN are 1 if the operand is contiguous along M or N, 0 if along K.
+// d [M, N] = a [M, K] b [K, N] in bf16, or in 8 bits where the kernel multiplies those. A_MN and B_MN are 1 if the operand is contiguous along M or N, 0 if along K.
 //
 // EPILOGUE, with c = a b and x rounded to bf16 wherever it is stored:
-//   PLAIN       out = c
+//   PLAIN       out = c, with HAS_BASE c + base
 //   GATED       b has two halves, gate and up: out = gate, out2 = up (both only with KEEP), out3 = act(gate) up
 //   GATED_GRAD  side = gate, side2 = up: out = c up act'(gate), out2 = c act(gate), out3 = act(gate) up (only with KEEP)
 //   ACTIVATED   out = c + bias (only with KEEP), out3 = act(c + bias); bias is a row of T_BIAS, if HAS_BIAS
 //   ACTIVATED_GRAD  side = h: out = c act'(h), out3 = act(h) (only with KEEP), with SUM partial[r, N] = the sum of out over its
 //               rows [64 r, 64 r + 64), which another kernel adds
+//   GATED_CODES as GATED of 8-bit operands, with out3 in E4M3: act(gate) up, rounded to bf16 and divided by *out_scale; *amax is
+//               raised to the largest magnitude before the division
 //
 // A sum has one order in every kernel: with s(w) the sum over rows [16 w, 16 w + 16) of the block, (s(0) + s(1)) + (s(2) +
 // s(3)); s(w) adds rows g and g + 8, then the results of g = 0 .. 7 as a tree that halves them.
@@ -18,6 +20,9 @@
 #define GATED_GRAD 2
 #define ACTIVATED 3
 #define ACTIVATED_GRAD 4
+#define GATED_CODES 5
+// Whether b has two halves.
+#define IS_GATED (EPILOGUE == GATED || EPILOGUE == GATED_CODES)
 // Whether the epilogue reads matrices of d's shape, and how many.
 #define HAS_SIDES (EPILOGUE == GATED_GRAD || EPILOGUE == ACTIVATED_GRAD)
 #define SIDES (EPILOGUE == GATED_GRAD ? 2 : 1)

@@ -24,6 +24,11 @@ pub enum Epilogue {
         act: Act,
         keep: bool,
     },
+    /// As `Gated` of 8-bit operands, with the activation's value in E4M3.
+    GatedCodes {
+        act: Act,
+        keep: bool,
+    },
     /// Adds a bias of this type, if any, and also stores the activation's input if `keep`.
     Activated {
         act: Act,
@@ -38,6 +43,43 @@ pub enum Epilogue {
     },
 }
 
+/// The element types of a product, and whether a base of the result's type is added. Those of an epilogue are bf16, but for operands of
+/// `GatedCodes`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Types {
+    pub a: DType,
+    pub b: DType,
+    pub out: DType,
+    pub has_base: bool,
+}
+
+impl Types {
+    pub const BF16: Types = Types { a: DType::BF16, b: DType::BF16, out: DType::BF16, has_base: false };
+
+    /// Both operands have 8 bits, and a scale.
+    pub fn is_fp8(self) -> bool {
+        self.a.is_fp8() && self.b.is_fp8()
+    }
+
+    pub fn is_served(self) -> bool {
+        let is_bf16 = self.a == DType::BF16 && self.b == DType::BF16;
+        (is_bf16 || self.is_fp8()) && matches!(self.out, DType::BF16 | DType::F32)
+    }
+}
+
+/// What a product reads beside its operands.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Extras {
+    /// Addresses of the f32 scales of 8-bit operands a and b.
+    pub scales: Option<[u64; 2]>,
+    /// Has the result's shape and type, and may be the same memory.
+    pub base: Option<Matrices>,
+    /// Addresses of the scale and of the largest magnitude of codes.
+    pub codes: [u64; 2],
+    /// Address and bytes of the workspace, which holds the parts of a split product.
+    pub workspace: (u64, usize),
+}
+
 /// Rows per partial sum.
 pub const SUMMED: usize = 64;
 /// Rows of tiles that are processed together.
@@ -46,8 +88,9 @@ const BAND: usize = 8;
 impl Epilogue {
     /// One of each kind, and with and without sums.
     #[cfg(test)]
-    pub const KINDS: [Epilogue; 6] = [
+    pub const KINDS: [Epilogue; 7] = [
         Epilogue::Plain,
+        Epilogue::GatedCodes { act: Act::Silu, keep: true },
         Epilogue::Gated { act: Act::Silu, keep: true },
         Epilogue::GatedGrad { act: Act::Silu, keep: true },
         Epilogue::Activated { act: Act::Gelu, keep: true, bias: None },
@@ -63,11 +106,13 @@ impl Epilogue {
             Epilogue::GatedGrad { act, keep } => [2, gated::code(act), keep as u8],
             Epilogue::Activated { act, keep, .. } => [3, gated::code(act), keep as u8],
             Epilogue::ActivatedGrad { act, keep, .. } => [4, gated::code(act), keep as u8],
+            Epilogue::GatedCodes { act, keep } => [5, gated::code(act), keep as u8],
         }
     }
 
+    /// Whether b has two halves, each with half of a tile's columns.
     pub fn is_gated(self) -> bool {
-        matches!(self, Epilogue::Gated { .. })
+        matches!(self, Epilogue::Gated { .. } | Epilogue::GatedCodes { .. })
     }
 
     pub fn sums(self) -> bool {
@@ -111,17 +156,28 @@ pub struct Call {
     pub bias: u64,
     pub partial: u64,
     pub epilogue: Epilogue,
+    pub extras: Extras,
 }
 
 impl Call {
     /// A product without an epilogue.
     pub fn plain(count: usize, a: Matrices, b: Matrices, d: Matrices) -> Call {
-        let outs = [Some(d), None, None];
-        Call { count, a, b, b2: None, outs, sides: [None; 2], bias: 0, partial: 0, epilogue: Epilogue::Plain }
+        Call {
+            count,
+            a,
+            b,
+            b2: None,
+            outs: [Some(d), None, None],
+            sides: [None; 2],
+            bias: 0,
+            partial: 0,
+            epilogue: Epilogue::Plain,
+            extras: Extras::default(),
+        }
     }
 
     fn operands(&self) -> impl Iterator<Item = &Matrices> {
-        let sides = self.sides.iter().flatten();
+        let sides = self.sides.iter().flatten().chain(&self.extras.base);
         [&self.a, &self.b].into_iter().chain(&self.b2).chain(self.outs.iter().flatten()).chain(sides)
     }
 
@@ -132,18 +188,49 @@ impl Call {
         [m, if b.is_transposed { b.rows } else { b.columns }, k]
     }
 
-    /// Whether all operands are bf16 with 16-byte aligned rows, as TMA and cp.async copy them.
+    /// Whether types agree and all rows are 16-byte aligned, as TMA and cp.async copy them.
     pub fn is_served(&self) -> bool {
+        let types = self.types();
         let is_movable = |m: &Matrices| {
-            let is_even = m.pitch.is_multiple_of(8) && (self.count == 1 || m.step.is_multiple_of(8));
-            m.dtype == DType::BF16 && is_even && m.alignment(self.count) >= 16 && m.pitch >= m.columns
+            let is_even = |n: usize| (n * m.dtype.bytes()).is_multiple_of(16);
+            let is_even = is_even(m.pitch) && (self.count == 1 || is_even(m.step));
+            is_even && m.alignment(self.count) >= 16 && m.pitch >= m.columns
         };
-        let is_result = |m: &Matrices| !m.is_transposed;
+        let is_typed = match self.epilogue {
+            Epilogue::Plain => {
+                types.is_served() && self.extras.base.is_none_or(|base| base.dtype == types.out)
+            }
+            Epilogue::GatedCodes { .. } => {
+                let [kept @ .., codes] = &self.outs;
+                let are_codes = codes.is_some_and(|codes| codes.dtype == DType::E4M3);
+                types.is_fp8() && are_codes && kept.iter().flatten().all(|m| m.dtype == DType::BF16)
+            }
+            _ => self.operands().all(|m| m.dtype == DType::BF16),
+        };
+        // Products of 8 bits have no transposed form.
+        let is_along_k = self.layout() == [false, false];
+        let is_scaled = types.is_fp8() == self.extras.scales.is_some();
+        let mut results =
+            self.outs.iter().flatten().chain(self.sides.iter().flatten()).chain(&self.extras.base);
         self.extents().iter().all(|n| *n > 0)
+            && is_typed
+            && is_scaled
+            && (is_along_k || !types.is_fp8())
             && self.operands().all(is_movable)
             && self.is_in_pairs()
-            && self.outs.iter().flatten().chain(self.sides.iter().flatten()).all(is_result)
+            && results.all(|m| !m.is_transposed)
             && self.operands().all(|m| m.rows.max(m.columns) <= i32::MAX as usize)
+    }
+
+    pub fn types(&self) -> Types {
+        let out = self.outs[0].map_or(DType::BF16, |out| out.dtype);
+        match self.epilogue {
+            Epilogue::Plain => {
+                Types { a: self.a.dtype, b: self.b.dtype, out, has_base: self.extras.base.is_some() }
+            }
+            Epilogue::GatedCodes { .. } => Types { a: self.a.dtype, b: self.b.dtype, ..Types::BF16 },
+            _ => Types::BF16,
+        }
     }
 
     /// Whether the bias can be read in pairs.
@@ -164,14 +251,15 @@ impl Call {
         m.div_ceil(rows) * n.div_ceil(columns) * self.count
     }
 
-    /// `Shape` of call.cuh, for tiles of `rows` by `columns` elements and blocks of `inner` of K.
-    pub fn shape(&self, [rows, columns]: [usize; 2], inner: usize) -> Result<Block, CudaError> {
+    /// `Shape` of call.cuh, for tiles of `rows` by `columns` elements and blocks of `inner` of K, which is split into parts.
+    pub fn shape(&self, tile: [usize; 2], inner: usize, parts: usize) -> Result<Block, CudaError> {
         let [m, n, k] = self.extents();
         let number =
             |n: usize| u32::try_from(n).ok().filter(|n| *n < 1 << 30).ok_or_else(|| too_large("tiles", n));
-        let total = self.tiles([rows, columns]);
-        let [rows, columns] = [m.div_ceil(rows), n.div_ceil(columns)];
-        let shape = [k.div_ceil(inner), rows, columns, BAND.min(rows), total, m, n, k];
+        let total = self.tiles(tile) * parts;
+        let [rows, columns] = [m.div_ceil(tile[0]), n.div_ceil(tile[1])];
+        let blocks = k.div_ceil(inner).div_ceil(parts);
+        let shape = [blocks, rows, columns, BAND.min(rows), total, m, n, k];
         Ok(Block::of_ints(&shape.into_iter().map(number).collect::<Result<Vec<u32>, CudaError>>()?))
     }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use flatout_ir::{Launch, OpKind};
 
 use super::call::Call;
-use super::{activated_product, gated_product, hopper, mma, product};
+use super::{activated_product, gated_codes, gated_product, hopper, mma, product};
 use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source, Work, sequence};
 use crate::cuda::driver::store;
 use crate::cuda::kernels::timing;
@@ -62,9 +62,7 @@ impl ProductKernel {
     fn forms(self, call: &Call, facts: &Facts) -> Vec<Form> {
         match self {
             _ if !call.is_served() => vec![],
-            ProductKernel::Wgmma => {
-                hopper::forms(call.epilogue).iter().map(|form| Form::Wgmma(*form)).collect()
-            }
+            ProductKernel::Wgmma => hopper::forms(call, facts).into_iter().map(Form::Wgmma).collect(),
             ProductKernel::Mma if mma::serves(call, facts) => mma::forms(call, facts).map(Form::Mma).to_vec(),
             _ => vec![],
         }
@@ -86,10 +84,11 @@ impl Form {
         }
     }
 
-    fn source(&self, call: &Call, facts: &Facts) -> Source {
+    /// The sources of everything that a product runs on.
+    fn sources(&self, call: &Call, facts: &Facts) -> Vec<Source> {
         match self {
-            Form::Wgmma(form) => form.source(call),
-            Form::Mma(form) => form.source(call, facts),
+            Form::Wgmma(form) => form.sources(call, facts),
+            Form::Mma(form) => vec![form.source(call, facts)],
         }
     }
 
@@ -105,6 +104,7 @@ impl Form {
 pub fn serving(launch: &Launch, facts: &Facts) -> Vec<ProductKernel> {
     let calls = match launch.op.kind() {
         OpKind::Product => product::calls(launch),
+        OpKind::GatedProduct if launch.ins[0].dtype.is_fp8() => gated_codes::calls(launch),
         OpKind::GatedProduct | OpKind::GatedProductGrad => gated_product::calls(launch),
         OpKind::ActivatedProduct | OpKind::ActivatedProductGrad => activated_product::calls(launch),
         _ => vec![],
@@ -146,7 +146,7 @@ fn is_default(kernel: ProductKernel, untimed: Untimed, facts: &Facts) -> bool {
 pub(super) fn sources(call: &Call, untimed: Untimed, facts: &Facts) -> Vec<Source> {
     let may_run = |kernel: &ProductKernel| facts.autotune || is_default(*kernel, untimed, facts);
     let forms = facts.product.own(facts).filter(may_run).map_or(vec![], |kernel| kernel.forms(call, facts));
-    forms.iter().map(|form| form.source(call, facts)).collect()
+    forms.iter().flat_map(|form| form.sources(call, facts)).collect()
 }
 
 /// The fastest work of a product that cuBLASLt does by `prepare_library` and our kernel by `call` followed by `rest`. `name` is
@@ -204,8 +204,11 @@ fn times(
     rest: Rest<'_>,
     p: &Prepare<'_>,
 ) -> Result<Vec<KernelTime>, CudaError> {
-    let sources = forms.iter().map(|form| form.source(call, p.facts()));
-    let texts: Vec<String> = sources.map(|source| format!("{source}{}", source.code)).collect();
+    let texts: Vec<String> = forms
+        .iter()
+        .flat_map(|form| form.sources(call, p.facts()))
+        .map(|source| format!("{source}{}", source.code))
+        .collect();
     let problem = format!("{name} or {}", store::name(texts.iter().map(String::as_str)));
     if let Some(known) = p.tuned().recall_kernels(&problem) {
         return Ok(known);

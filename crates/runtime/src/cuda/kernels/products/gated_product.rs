@@ -10,7 +10,7 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
-use super::call::{Call, Epilogue};
+use super::call::{Call, Epilogue, Extras};
 use super::choice::{self, Untimed};
 use super::lt::{Fusion, Matrices, Multiply};
 use super::product::{expressible, library_workspace};
@@ -29,7 +29,7 @@ const fn row(name: &'static str, op: OpKind) -> KernelRow {
 }
 
 /// That of cuBLASLt. Rows that go through the workspace take half of it.
-fn workspace(shapes: &Shapes<'_>) -> usize {
+pub(super) fn workspace(shapes: &Shapes<'_>) -> usize {
     library_workspace(shapes.outs[0].elements())
 }
 
@@ -153,6 +153,7 @@ impl<'a> Problem<'a> {
             bias: 0,
             partial: 0,
             epilogue: self.epilogue(),
+            extras: Extras::default(),
         })
     }
 
@@ -195,18 +196,18 @@ impl<'a> Problem<'a> {
     }
 }
 
-fn matrices(view: &View, at: u64, transposed: bool) -> Option<Matrices> {
+pub(super) fn matrices(view: &View, at: u64, transposed: bool) -> Option<Matrices> {
     expressible(view, at, 0, transposed).filter(|m| m.is_transposed == transposed)
 }
 
-fn rows(view: &View, first: usize, count: usize) -> View {
+pub(super) fn rows(view: &View, first: usize, count: usize) -> View {
     let mut part = view.clone();
     part.offset += first * view.strides[0] * view.dtype.bytes();
     part.dims[0] = count;
     part
 }
 
-fn columns(view: &View, first: usize, count: usize) -> View {
+pub(super) fn columns(view: &View, first: usize, count: usize) -> View {
     let mut part = view.clone();
     part.offset += first * view.strides[1] * view.dtype.bytes();
     part.dims[1] = count;

@@ -4,7 +4,8 @@
 //! columns at a constant distance; leading axes that are not evenly strided become several calls. It multiplies bf16 to bf16 or
 //! f32, and f32 to f32 in full precision or, if the product allows it, in TF32. It multiplies 8-bit operands to bf16 or f32 if
 //! both are contiguous along the inner extent, all addresses and strides, also of the scales, are multiples of 16 bytes, and
-//! not both are E5M2. Our plain kernel always multiplies in full precision.
+//! not both are E5M2. Our kernel for Hopper multiplies bf16, and 8 bits under the same conditions, to bf16 or f32. Our plain
+//! kernel always multiplies in full precision.
 
 use std::borrow::Cow;
 
@@ -13,7 +14,7 @@ use flatout_ir::target::{KernelRow, Layout, Shapes};
 use flatout_ir::types::DType;
 use flatout_ir::{Launch, Op, OpKind, View};
 
-use super::call::Call;
+use super::call::{Call, Extras};
 use super::choice::{self, Untimed};
 use super::epilogue::EpilogueTensors;
 use super::lt::{Fusion, Matrices, Multiply};
@@ -176,16 +177,40 @@ impl<'a> Cut<'a> {
             && self.base.is_none_or(is_row)
     }
 
-    /// Whether our tensor-core kernels support these types and layouts; only products of some size.
+    /// Whether our tensor-core kernels may support these types and layouts; only products of some size.
     fn is_for_own(&self, launch: &Launch) -> bool {
         let [m, n, k] = self.extents();
-        let is_bf16 = [self.a, self.b, self.out].iter().all(|view| view.dtype == DType::BF16);
         let is_large = m * self.count >= 128 && n >= 64 && k >= 64;
-        is_bf16
-            && is_large
-            && self.base.is_none()
-            && EpilogueTensors::of(launch).is_none()
-            && self.is_for_library()
+        let has_kernel = match self.a.dtype {
+            DType::BF16 => self.base.is_none() || self.out.dtype == DType::F32,
+            input => input.is_fp8(),
+        };
+        has_kernel && is_large && EpilogueTensors::of(launch).is_none() && self.is_for_library()
+    }
+
+    /// The calls of our tensor-core kernels that would compute a launch; `None` if none can.
+    fn own_calls(&self, launch: &Launch, address: impl Fn(&View) -> u64) -> Option<Vec<Call>> {
+        if !self.is_for_own(launch) || !self.is_base_direct() {
+            return None;
+        }
+        let workspace = launch.workspace.as_ref().map_or((0, 0), |w| (address(w), w.span_bytes()));
+        let scales = self.scales.map(|scales| scales.map(&address));
+        let operand = |view: &View, start: usize, transposed: bool| {
+            let at = address(view) + (start * view.dtype.bytes()) as u64;
+            expressible(view, at, self.step(view), transposed)
+        };
+        let [a, b, out] = [self.a, self.b, self.out].map(|view| self.starts(view));
+        let base = self.base.map(|base| (base, self.starts(base)));
+        let call = |i: usize| {
+            let base = match &base {
+                Some((view, starts)) => Some(operand(view, starts[i], false)?),
+                None => None,
+            };
+            let [a, b] = [operand(self.a, a[i], self.ta)?, operand(self.b, b[i], self.tb)?];
+            let plain = Call::plain(self.count, a, b, operand(self.out, out[i], false)?);
+            Some(Call { extras: Extras { scales, base, workspace, ..Extras::default() }, ..plain })
+        };
+        (0..out.len()).map(call).collect()
     }
 
     /// Whether cuBLASLt can read the base in place.
@@ -242,6 +267,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
     };
     let (a, b, out) = (starts(cut.a), starts(cut.b), starts(cut.out));
     let base = cut.base.map(starts);
+    let own = cut.own_calls(launch, |view| p.address(view));
     let mut works: Vec<Box<dyn Work>> = vec![];
     for i in 0..out.len() {
         let base = base.as_ref().map(|base| base[i]);
@@ -278,28 +304,27 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
             Some(fusion) => Multiply { fusion, ..multiply }.prepare_fused(p)?,
             None => None,
         };
-        match fused {
-            Some(work) => works.push(work),
-            // Which 8-bit products the library supports depends on the device; our kernel handles the others.
-            None if cut.scales.is_some() => works.push(match multiply.prepare_fused(p)? {
-                Some(work) => work,
-                None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p)?,
-            }),
-            None if cut.is_for_own(launch) => {
-                let call = Call::plain(cut.count, multiply.a, multiply.b, multiply.d);
-                let library = || multiply.prepare(p);
-                works.push(choice::fastest(
-                    &multiply.name(),
-                    library,
-                    &call,
-                    &|| Ok(None),
-                    Untimed::Library,
-                    p,
-                )?);
-            }
-            None => {
+        // Which 8-bit products the library supports depends on the device; our plain kernel handles the others.
+        let library = || match cut.scales {
+            Some(_) => match multiply.prepare_fused(p)? {
+                Some(work) => Ok(work),
+                None => plain(&cut, [a[i], b[i], base.unwrap_or(0), out[i]], p),
+            },
+            None => multiply.prepare(p),
+        };
+        match (fused, &own) {
+            (Some(work), _) => works.push(work),
+            (None, Some(calls)) => works.push(choice::fastest(
+                &multiply.name(),
+                library,
+                &calls[i],
+                &|| Ok(None),
+                Untimed::Library,
+                p,
+            )?),
+            (None, None) => {
                 p.count_product(choice::LIBRARY);
-                works.push(multiply.prepare(p)?);
+                works.push(library()?);
                 works.extend(finish(&parts, cut.out, p)?);
             }
         }
@@ -309,17 +334,8 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Result<Box<dyn Work>, CudaError>
 
 /// The calls of our tensor-core kernels that would compute a launch, assuming an aligned arena; empty if none can.
 pub(super) fn calls(launch: &Launch) -> Vec<Call> {
-    let Some(cut) = Cut::of(launch).filter(|cut| cut.is_for_own(launch)) else { return vec![] };
-    let matrices = |view: &View, start: usize, transposed| {
-        let at = view.offset + start * view.dtype.bytes();
-        expressible(view, at as u64, cut.step(view), transposed)
-    };
-    let [a, b, out] = [cut.a, cut.b, cut.out].map(|view| cut.starts(view));
-    let call = |i: usize| {
-        let [a, b] = [matrices(cut.a, a[i], cut.ta)?, matrices(cut.b, b[i], cut.tb)?];
-        Some(Call::plain(cut.count, a, b, matrices(cut.out, out[i], false)?))
-    };
-    (0..out.len()).map(call).collect::<Option<_>>().unwrap_or_default()
+    let calls = Cut::of(launch).and_then(|cut| cut.own_calls(launch, |view| view.offset as u64));
+    calls.unwrap_or_default()
 }
 
 /// Our epilogue kernel on a plain product. An epilogue applies to a single matrix, so there is one call.

@@ -8,6 +8,7 @@ use std::borrow::Cow;
 
 use flatout_ir::Launch;
 use flatout_ir::ops::attention::Mask;
+use flatout_ir::types::DType;
 
 use super::{PANEL, backward_fused, backward_whole, is_hopper, is_written};
 use crate::cuda::argument::{Block, launch_blocks};
@@ -275,6 +276,7 @@ pub(super) fn walked_maps(p: &Problem, call: &Call, at: &Prepare<'_>) -> Result<
     let map = |rows: Rows, tokens: usize, heads: usize| {
         at.tensor_map(&Tensor {
             at: rows.at,
+            dtype: DType::BF16,
             dims: [p.size, heads, tokens].map(|n| n as u64).to_vec(),
             steps: vec![rows.head as u64, rows.token as u64],
             box_dims: vec![PANEL as u32, 1, ROWS as u32],

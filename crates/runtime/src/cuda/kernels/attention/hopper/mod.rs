@@ -61,6 +61,7 @@ fn rows_map(
     let [box_tokens, box_heads] = box_rows;
     at.tensor_map(&Tensor {
         at: rows.at,
+        dtype: DType::BF16,
         dims: [p.size, heads, len, count].map(|n| n as u64).to_vec(),
         steps: vec![head, token, token * len as u64],
         box_dims: [PANEL, box_heads, box_tokens, 1].map(|n| n as u32).to_vec(),

@@ -1,19 +1,34 @@
-// d [M, N] = a [M, K] b [K, N] in bf16 on Hopper, with an epilogue of ../call.cuh.
+// d [M, N] = a [M, K] b [K, N] in bf16 or 8-bit floats on Hopper, with an epilogue of ../call.cuh.
 //
 // Persistent: a thread block loops over tiles of d. A producer warp fills pipeline stages of a and b by TMA loads; two consumer
 // warpgroups multiply. With PINGPONG each has its own tile, [64 MI, TN], and one's epilogue overlaps the other's products;
 // otherwise both share a tile of [128 MI, TN]. The CLUSTER blocks of a cluster take vertically adjacent tiles, and each
 // multicasts its part of b to all of them.
+// With FP8, a and b are of the 8-bit types T_A and T_B, contiguous along K, and their product is multiplied by one scale each.
+// With PROMOTE, the sum over each 128 of K is added to an f32 accumulator by ordinary additions: for that, a warpgroup multiplies
+// its tile in slices, whose sums and the tile's fit in its registers, and one warpgroup adds while the other multiplies. Without,
+// the tensor cores accumulate all of K, in fewer bits than f32 where operands have 8: over 65536 of K the relative error of a
+// product was 7e-3 instead of 1e-4, which is cuBLASLt's too. With STAGGER, the second warpgroup of a tile begins so many stages
+// after the first.
+//
+// With SPLIT, d is f32, and its matrices are the products over consecutive parts of K of the one a and b, which another kernel adds.
 //
 // Results are staged in shared memory and leave by TMA stores, which clip at the matrix. The inputs of gradients arrive by TMA
-// loads, two panels ahead: a dedicated warp per warpgroup issues these loads and the stores of results. Sums have one order:
-// the same bits every time, whatever the grid.
+// loads, two panels ahead: a dedicated warp per warpgroup issues these loads and the stores of results. A base, which may be out
+// itself, is read by the threads that add it. Sums have one order: the same bits every time, whatever the grid.
 
 #define GROUPS 2
 #define TM (PINGPONG ? 64 * MI : 64 * MI * GROUPS)
 // Columns of d per tile.
-#define WIDTH (EPILOGUE == GATED ? TN / 2 : TN)
+#define WIDTH (IS_GATED ? TN / 2 : TN)
 #define PANEL_BYTES 8192
+// Elements of K per stage: 128 bytes of a row.
+#define DEPTH (FP8 ? 128 : 64)
+// Columns of the sums that a warpgroup promotes at once.
+#define SLICE (TN > 128 ? TN / 2 : TN)
+// Registers per thread of the consumers, and of the producer's warpgroup.
+#define MANY_REGISTERS (PROMOTE ? 240 : 224)
+#define FEW_REGISTERS (PROMOTE ? 24 : 56)
 #define A_BYTES (TM * 128)
 #define B_BYTES (TN * 128)
 #define STAGE_BYTES (A_BYTES + B_BYTES)
@@ -28,6 +43,18 @@
 #define STEPS (MI * TN / 64)
 
 extern __shared__ __align__(1024) u8 memory[];
+
+#if FP8 || HAS_BASE
+// Scales of the operands, the base of PLAIN, whose rows are `pitch` elements apart and its matrices `step`, and the scale and the
+// largest magnitude of codes.
+struct Extras {
+    const float *a_scale, *b_scale;
+    const T_OUT* base;
+    i64 pitch, step;
+    const float* out_scale;
+    u32* amax;
+};
+#endif
 
 struct Barriers {
     u64 full[STAGES], empty[STAGES], loaded[GROUPS][SETS], made[GROUPS][SETS];
@@ -73,28 +100,32 @@ __device__ __forceinline__ void produce(const Shape& s, const TensorMap* a, cons
         for (int block = 0; block < s.blocks; block++) {
             u8 *to_a = memory + at.stage * STAGE_BYTES, *to_b = to_a + A_BYTES;
             u64* full = &bar->full[at.stage];
-            const int k = block * 64;
+#if SPLIT
+            const int k = (t.batch * s.blocks + block) * DEPTH, batch = 0;
+#else
+            const int k = block * DEPTH, batch = t.batch;
+#endif
             barrier_wait(&bar->empty[at.stage], at.parity);
             barrier_expect(full, STAGE_BYTES);
 #if A_MN
 #pragma unroll
-            for (int p = 0; p < TM / 64; p++) bulk_load(to_a + p * PANEL_BYTES, a, full, t.row + 64 * p, k, t.batch);
+            for (int p = 0; p < TM / 64; p++) bulk_load(to_a + p * PANEL_BYTES, a, full, t.row + 64 * p, k, batch);
 #else
-            bulk_load(to_a, a, full, k, t.row, t.batch);
+            bulk_load(to_a, a, full, k, t.row, batch);
 #endif
 #if B_MN
 #pragma unroll
             for (int i = 0; i < TN / 64 / CLUSTER; i++) {
                 const int p = (int)rank * (TN / 64 / CLUSTER) + i;
-                load_shared(to_b + p * PANEL_BYTES, b, full, t.column + 64 * p, k, t.batch);
+                load_shared(to_b + p * PANEL_BYTES, b, full, t.column + 64 * p, k, batch);
             }
-#elif EPILOGUE == GATED && CLUSTER > 1
-            load_shared(to_b + rank * (B_BYTES / 2), rank ? b2 : b, full, k, t.column, t.batch);
-#elif EPILOGUE == GATED
-            bulk_load(to_b, b, full, k, t.column, t.batch);
-            bulk_load(to_b + B_BYTES / 2, b2, full, k, t.column, t.batch);
+#elif IS_GATED && CLUSTER > 1
+            load_shared(to_b + rank * (B_BYTES / 2), rank ? b2 : b, full, k, t.column, batch);
+#elif IS_GATED
+            bulk_load(to_b, b, full, k, t.column, batch);
+            bulk_load(to_b + B_BYTES / 2, b2, full, k, t.column, batch);
 #else
-            load_shared(to_b + rank * (B_BYTES / CLUSTER), b, full, k, t.column + (int)rank * (TN / CLUSTER), t.batch);
+            load_shared(to_b + rank * (B_BYTES / CLUSTER), b, full, k, t.column + (int)rank * (TN / CLUSTER), batch);
 #endif
             at.next();
         }
@@ -231,8 +262,77 @@ struct Ring {
     }
 };
 
+#if F32_OUT
+
+// Writes 32 columns of a warpgroup's sums to a panel [64, 32] of f32.
+__device__ __forceinline__ void store_f32(u8* panel, const float* sum) {
+    const int lane = threadIdx.x % 32, row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int piece = (2 * j + lane % 4 / 2) ^ (row % 8);
+            float* to = (float*)(panel + (row + 8 * r) * 128 + piece * 16 + lane % 2 * 8);
+            *(float2*)to = make_float2(sum[4 * j + 2 * r], sum[4 * j + 2 * r + 1]);
+        }
+}
+
+#endif
+
+// A product of one instruction, which takes 32 bytes of K.
+template <int N> __device__ __forceinline__ void multiply(float (&d)[N / 2], u64 a, u64 b, int add) {
+#if FP8
+    Fp8Product<N>::of_shared(d, a, b, add);
+#else
+    Product<N>::template of_shared<A_MN, B_MN>(d, a, b, add);
+#endif
+}
+
+#if HAS_BASE
+
+__device__ __forceinline__ float2 pair_at(const bf16* p) {
+    const u32 pair = *(const u32*)p;
+    return make_float2(low(pair), high(pair));
+}
+__device__ __forceinline__ float2 pair_at(const float* p) { return *(const float2*)p; }
+
+#endif
+
+#if FP8 || HAS_BASE
+
+// Scales 64 columns of a warpgroup's sums and adds the base; row and column are the first of the 64 by 64.
+[[maybe_unused]] __device__ __forceinline__ void finish(float* sum, const Shape& s, const Extras& extras, float scale, int row, int column,
+                                       int batch) {
+#if HAS_BASE
+    const int lane = threadIdx.x % 32, first = row + (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+    const T_OUT* from = extras.base + batch * extras.step + column + 2 * (lane % 4);
+    float2 base[16];
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const bool is_there = first + 8 * r < s.m && column + 8 * j + 2 * (lane % 4) < s.n;
+            base[2 * j + r] = is_there ? pair_at(from + (first + 8 * r) * extras.pitch + 8 * j) : make_float2(0.0f, 0.0f);
+        }
+#pragma unroll
+    for (int e = 0; e < 16; e++) {
+        sum[2 * e] = fmaf(sum[2 * e], scale, base[e].x);
+        sum[2 * e + 1] = fmaf(sum[2 * e + 1], scale, base[e].y);
+    }
+#else
+#pragma unroll
+    for (int e = 0; e < 32; e++) sum[e] *= scale;
+#endif
+}
+
+#endif
+
 __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, const TensorMap* out2, const TensorMap* out3,
-                                        [[maybe_unused]] const T_BIAS* bias, Barriers* bar, u32 rank, int group) {
+                                        [[maybe_unused]] const T_BIAS* bias,
+#if FP8 || HAS_BASE
+                                        const Extras& extras,
+#endif
+                                        Barriers* bar, u32 rank, int group) {
     const int lane = threadIdx.x % 32;
     const bool leads = threadIdx.x % 128 == 0;
     u8* own = memory + STAGES * STAGE_BYTES + group * OUT_PANELS * PANEL_BYTES;
@@ -241,9 +341,22 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
     [[maybe_unused]] u32 set_parity = 0;
     Place at = {0, 0};
     float sum[MI][TN / 2];
+#if FP8
+    const float scale = *extras.a_scale * *extras.b_scale;
+#elif HAS_BASE
+    const float scale = 1.0f;
+#endif
+#if EPILOGUE == GATED_CODES
+    const float by = 1.0f / *extras.out_scale;
+    float largest = 0.0f;
+#endif
     int turn = 0;
 #if PINGPONG
     if (group == 1) named_arrive(4, 256);
+#endif
+#if STAGGER
+    // The second warpgroup stays behind the first, so that the epilogue of one overlaps products of the other.
+    if (group == 1) named_sync(6, 256);
 #endif
     for (int index = first_tile(); index < s.total; index += next_tiles(), turn ^= 1) {
 #if PINGPONG
@@ -254,6 +367,41 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
         // Parities only distinguish adjacent phases: a warpgroup may look at stages only once the other has consumed its own.
         named_sync(4 + group, 256);
 #endif
+#if PROMOTE
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int k = 0; k < TN / 2; k++) sum[i][k] = 0.0f;
+#pragma unroll 1
+        for (int block = 0; block < s.blocks; block++) {
+            barrier_wait(&bar->full[at.stage], at.parity);
+            const u8* stage = memory + at.stage * STAGE_BYTES;
+            const u64 a = along_k(stage + (PINGPONG ? 0 : group * MI * PANEL_BYTES)), b = along_k(stage + A_BYTES);
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int c = 0; c < TN; c += SLICE) {
+                    float part[SLICE / 2];
+                    product_arrive();
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        multiply<SLICE>(part, a + (i * PANEL_BYTES + e * 32) / 16, b + (c * 128 + e * 32) / 16, e > 0);
+                    product_commit();
+                    product_wait<0>();
+                    hold(part);
+                    if (i == MI - 1 && c == TN - SLICE && lane < CLUSTER) barrier_arrive_at(&bar->empty[at.stage], lane);
+#pragma unroll
+                    for (int k = 0; k < SLICE / 2; k++) sum[i][c / 2 + k] += part[k];
+                }
+            at.next();
+#if STAGGER
+            if (group == 0 && index == first_tile() && block == min(STAGGER, s.blocks) - 1) named_arrive(6, 256);
+#endif
+        }
+#if PINGPONG
+        named_arrive(5 - group, 256);
+#endif
+#else
         int last = 0;
 #pragma unroll 1
         for (int block = 0; block < s.blocks; block++) {
@@ -267,8 +415,8 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
             for (int e = 0; e < 4; e++)
 #pragma unroll
                 for (int i = 0; i < MI; i++)
-                    Product<TN>::template of_shared<A_MN, B_MN>(sum[i], a + (i * PANEL_BYTES + e * (A_MN ? 2048 : 32)) / 16,
-                                                                b + e * (B_MN ? 2048 : 32) / 16, block + e > 0);
+                    multiply<TN>(sum[i], a + (i * PANEL_BYTES + e * (A_MN ? 2048 : 32)) / 16, b + e * (B_MN ? 2048 : 32) / 16,
+                                 block + e > 0);
             product_commit();
             product_wait<1>();
             // The previous stage has been read.
@@ -283,6 +431,7 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
         if (lane < CLUSTER) barrier_arrive_at(&bar->empty[last], lane);
 #pragma unroll
         for (int i = 0; i < MI; i++) hold(sum[i]);
+#endif
 
 #if !HAS_SIDES
         const Tile t = tile_of(s, index, rank);
@@ -292,6 +441,17 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
 #pragma unroll
         for (int step = 0; step < STEPS; step++) {
             const int i = step / (TN / 64), c = step % (TN / 64);
+#if FP8 || HAS_BASE
+            finish(sum[i] + 32 * c, s, extras, scale, row + 64 * i, t.column + 64 * c, t.batch);
+#endif
+#if F32_OUT
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u8* panel = ring.take();
+                store_f32(panel, sum[i] + 32 * c + 16 * half);
+                ring.send(out, panel, t.column + 64 * c + 32 * half, row + 64 * i, t.batch);
+            }
+#else
             u8* panel = ring.take();
 #pragma unroll
             for (int n = 0; n < 4; n++) {
@@ -302,6 +462,7 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
                 stmatrix(matrices_at(panel, n), y);
             }
             ring.send(out, panel, t.column + 64 * c, row + 64 * i, t.batch);
+#endif
         }
 #elif EPILOGUE == GATED
 #pragma unroll
@@ -328,6 +489,59 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
 #pragma unroll
             for (int n = 0; n < 4; n++) stmatrix(matrices_at(panel, n), y[n]);
             ring.send(out3, panel, column, row + 64 * i, t.batch);
+        }
+#elif EPILOGUE == GATED_CODES
+#pragma unroll
+        for (int i = 0; i < MI; i++) {
+            // Two codes of each row that a lane holds of 8 columns.
+            u16 codes[2][4][4];
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                const int column = t.column + 64 * c;
+                u32 gate[4][4];
+                u8* panel = KEEP ? ring.take() : nullptr;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const int e = 32 * c + 8 * n + 2 * j;
+                        gate[n][j] = bf16x2(sum[i][e] * scale, sum[i][e + 1] * scale);
+                    }
+                    if (KEEP) stmatrix(matrices_at(panel, n), gate[n]);
+                }
+                if (KEEP) ring.send(out, panel, column, row + 64 * i, t.batch);
+                panel = KEEP ? ring.take() : nullptr;
+#pragma unroll
+                for (int n = 0; n < 4; n++) {
+                    u32 up[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const int e = TN / 4 + 32 * c + 8 * n + 2 * j;
+                        up[j] = bf16x2(sum[i][e] * scale, sum[i][e + 1] * scale);
+                        float v0, v1, slope;
+                        activation(low(gate[n][j]), v0, slope);
+                        activation(high(gate[n][j]), v1, slope);
+                        const u32 y = bf16x2(v0 * low(up[j]), v1 * high(up[j]));
+                        largest = fmaxf(largest, fmaxf(fabsf(low(y)), fabsf(high(y))));
+                        codes[c][n][j] = (u16)codes_of<e4m3>(low(y) * by, high(y) * by);
+                    }
+                    if (KEEP) stmatrix(matrices_at(panel, n), up);
+                }
+                if (KEEP) ring.send(out2, panel, column, row + 64 * i, t.batch);
+            }
+            // Codes of 128 columns are a panel of 128 bytes per row.
+            u8* panel = ring.take();
+            const int warp_row = (int)threadIdx.x % 128 / 32 * 16 + lane / 4;
+#pragma unroll
+            for (int c = 0; c < 2; c++)
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+#pragma unroll
+                    for (int j = 0; j < 4; j++) {
+                        const int piece = (4 * c + n) ^ (warp_row % 8);
+                        *(u16*)(panel + (warp_row + j % 2 * 8) * 128 + piece * 16 + j / 2 * 8 + lane % 4 * 2) = codes[c][n][j];
+                    }
+            ring.send(out3, panel, t.column, row + 64 * i, t.batch);
         }
 #elif EPILOGUE == GATED_GRAD
 #pragma unroll
@@ -430,6 +644,11 @@ __device__ __forceinline__ void consume(const Shape& s, const TensorMap* out, co
         }
 #endif
     }
+#if EPILOGUE == GATED_CODES
+    // Magnitudes are not negative, so their bits compare like the numbers.
+    const u32 bits = __reduce_max_sync(ALL_LANES, __float_as_uint(largest));
+    if (lane == 0 && bits > *(volatile u32*)extras.amax) atomicMax(extras.amax, bits);
+#endif
     if (leads) bulk_wait<0>();
 }
 
@@ -443,7 +662,12 @@ extern "C" __global__ void OF_CLUSTER __launch_bounds__(THREADS, 1)
 product(const __grid_constant__ Shape shape, const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
         const __grid_constant__ TensorMap b2, const __grid_constant__ TensorMap out, const __grid_constant__ TensorMap out2,
         const __grid_constant__ TensorMap out3, const __grid_constant__ TensorMap side,
-        const __grid_constant__ TensorMap side2, const T_BIAS* bias, float* partial) {
+        const __grid_constant__ TensorMap side2, const T_BIAS* bias, float* partial
+#if FP8 || HAS_BASE
+        ,
+        const __grid_constant__ Extras extras
+#endif
+) {
     Barriers* bar = (Barriers*)(memory + STAGES * STAGE_BYTES + GROUPS * OUT_PANELS * PANEL_BYTES);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
@@ -464,7 +688,7 @@ product(const __grid_constant__ Shape shape, const __grid_constant__ TensorMap a
     else
         __syncthreads();
     if (threadIdx.x >= 128 * GROUPS) {
-        registers_down<56>();
+        registers_down<FEW_REGISTERS>();
         if (threadIdx.x == 128 * GROUPS) produce(shape, &a, &b, &b2, bar, rank);
 #if HAS_SIDES
         const int mover = (int)threadIdx.x / 32 - 4 * GROUPS - 1;
@@ -472,9 +696,13 @@ product(const __grid_constant__ Shape shape, const __grid_constant__ TensorMap a
             move_panels(shape, &side, &side2, &out, &out2, &out3, partial, bar, rank, __shfl_sync(ALL_LANES, mover, 0));
 #endif
     } else {
-        registers_up<224>();
+        registers_up<MANY_REGISTERS>();
         // A shuffle makes it evidently warp-uniform to the compiler.
-        consume(shape, &out, &out2, &out3, bias, bar, rank, __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0));
+        consume(shape, &out, &out2, &out3, bias,
+#if FP8 || HAS_BASE
+                extras,
+#endif
+                bar, rank, __shfl_sync(ALL_LANES, (int)threadIdx.x / 128, 0));
     }
     // A block must stay until the others of its cluster no longer multicast into its shared memory.
     if (CLUSTER > 1) {

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::call::{Call, Epilogue};
+use super::call::{Call, Epilogue, Types};
 use super::lt::Matrices;
 use crate::cuda::argument::{Block, launch_blocks};
 use crate::cuda::context::{Arg, Facts, Prepare, Prepared, Source};
@@ -30,11 +30,12 @@ const WARP: usize = 64;
 const INNER: usize = 32;
 const NAME: &str = "products/mma/product.cu";
 
-/// Whether the kernel computes a product that `Call::is_served`: results are stored 16 bytes at a time.
+/// Whether the kernel computes a product that `Call::is_served`: all is bf16, and results are stored 16 bytes at a time.
 pub fn serves(call: &Call, facts: &Facts) -> bool {
     let [_, n, _] = call.extents();
     let [_, b_mn] = call.layout();
-    facts.major >= 8 && n.is_multiple_of(8) && !(call.epilogue.is_gated() && b_mn)
+    let is_bf16 = call.types() == Types::BF16;
+    is_bf16 && facts.major >= 8 && n.is_multiple_of(8) && !(call.epilogue.is_gated() && b_mn)
 }
 
 /// The configurations worth timing, with the default first: that of the largest tiles of which every multiprocessor has one, and
@@ -103,7 +104,7 @@ impl ProductConfig {
         let b2 = call.b2.as_ref().map_or(b, words);
         // An absent matrix is not accessed.
         let results = call.outs.iter().chain(&call.sides).map(|m| m.as_ref().map_or([0; 3], words));
-        let mut args = vec![call.shape(tile, INNER)?];
+        let mut args = vec![call.shape(tile, INNER, 1)?];
         args.extend([a, b, b2].map(|matrix| Block::of_words(&matrix)));
         args.push(Block::of_words(&results.collect::<Vec<[u64; 3]>>().concat()));
         args.extend([call.bias, call.partial].map(|at| Block::from(Arg::Ptr(at))));
