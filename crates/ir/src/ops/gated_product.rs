@@ -4,8 +4,8 @@
 //! the activation's value is a product too, but it is never stored: the kernel writes the gradients of gate and up.
 //! `passes/fuse/gated_products.rs` creates these operations from products, slices and gated activations after autodiff.
 //!
-//! A product of 8-bit operands gives the activation in 8 bits too, by a scale that is given, and its largest magnitude: the values
-//! are those of a product followed by a quantised activation.
+//! A product of 8-bit operands gives the activation in 8 bits too, by a scale that is given, and its largest magnitude: the
+//! values are those of a product followed by a quantised activation.
 
 use super::{arity, expect, gated};
 use crate::builder::{Builder, Tensor};
@@ -16,8 +16,8 @@ use crate::ops::product::{self, Compute, plain};
 use crate::ops::quantize::{FORWARD, Source};
 use crate::types::{DType, TensorType};
 
-/// Number of inputs of the product of 8-bit operands: x, w and their scales. The scale and the largest magnitude so far of the
-/// activation follow.
+/// Number of inputs of the product of 8-bit operands: x, w and their scales. The scale and the largest magnitude so far of
+/// the activation follow.
 const SCALED: usize = 4;
 
 /// x [M, K] and w [2 F, K] -> x w^T, whose first F columns are the gate, and act(gate) * up [M, F].

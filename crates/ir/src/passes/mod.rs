@@ -490,7 +490,7 @@ const JOINED: &[Pass] = &[
             Ok(())
         },
     },
-    // Values that the backward pass reads are either kept or recomputed next to their use.
+    // A second pass over the logits reads those of the first instead of computing them again.
     Pass {
         name: "kept_logits",
         enabled: |o, role| role.is_grad() && o.recompute == Recompute::None,
@@ -500,6 +500,7 @@ const JOINED: &[Pass] = &[
             })
         },
     },
+    // Values that the backward pass reads are either kept or recomputed next to their use.
     Pass {
         name: "recompute",
         enabled: |o, role| role.is_grad() && o.recompute != Recompute::None,

@@ -1,5 +1,5 @@
-//! Keeps the logits of a loss for its gradient, which otherwise computes them again. That is one of four products of the head, for
-//! rows times vocabulary of memory. A loss that computes its gradient in the same pass has no use for it.
+//! Keeps the logits of a loss for its gradient, which otherwise computes them again. That is one of four products of the head,
+//! for rows times vocabulary of memory. A loss that computes its gradient in the same pass has no use for it.
 
 use crate::graph::{Graph, NodeId, Value};
 use crate::ops::Op;
@@ -9,8 +9,8 @@ use crate::types::DType;
 /// The kernels read rows of whole 16 bytes, in any type.
 const WHOLE: usize = 8;
 
-/// Gives every gradient the logits of its loss; returns the number of losses. `narrow` also keeps those of a type narrower than
-/// f32: the CPU, which computes them in f32 again, would get other bits from them.
+/// Gives every gradient the logits of its loss; returns the number of losses. `narrow` also keeps those of a type narrower
+/// than f32: the CPU, which computes them in f32 again, would get other bits from them.
 pub fn kept_logits(g: &Graph, narrow: bool) -> (Graph, usize) {
     let mut replay = Replay::new(g);
     let mut count = 0;

@@ -43,8 +43,8 @@ pub enum Epilogue {
     },
 }
 
-/// The element types of a product, and whether a base of the result's type is added. Those of an epilogue are bf16, but for operands of
-/// `GatedCodes`.
+/// The element types of a product, and whether a base of the result's type is added. Those of an epilogue are bf16, but for
+/// operands of `GatedCodes`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Types {
     pub a: DType,

@@ -11,7 +11,8 @@
 // product was 7e-3 instead of 1e-4, which is cuBLASLt's too. With STAGGER, the second warpgroup of a tile begins so many stages
 // after the first.
 //
-// With SPLIT, d is f32, and its matrices are the products over consecutive parts of K of the one a and b, which another kernel adds.
+// With SPLIT, d is f32, and its matrices are the products over consecutive parts of K of the one a and b, which another kernel
+// adds.
 //
 // Results are staged in shared memory and leave by TMA stores, which clip at the matrix. The inputs of gradients arrive by TMA
 // loads, two panels ahead: a dedicated warp per warpgroup issues these loads and the stores of results. A base, which may be out
