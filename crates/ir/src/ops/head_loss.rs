@@ -1,10 +1,10 @@
-//! The head's product and the cross entropy, without ever holding all logits in memory.
+//! The head's product and the cross entropy, without holding all logits in memory unless a second pass is to read them.
 //!
 //! logits = x w^T, with an optional cap; logp[r] = logits[r, target[r]] - lse[r]; sum = -sum_r weight[r] logp[r]. A row whose
 //! target is -1 has logp 0. best[r] is the largest log-probability of the row: the target is the most likely token where its
-//! logp is as large. The backward pass takes lse and computes logits again: d logits = d_logp[r] (onehot - softmax), times the slope
-//! of the cap; with `kept` it takes the logits too, the forward pass's last output, before the cap and in the type of x. Where only
-//! the sum is differentiated, one pass computes both (`HeadLossTrain`).
+//! logp is as large. The backward pass takes lse and computes logits again: d logits = d_logp[r] (onehot - softmax), times the
+//! slope of the cap; with `kept` it takes the logits too, the forward pass's last output, before the cap and in the type of x.
+//! Where only the sum is differentiated, one pass computes both (`HeadLossTrain`).
 
 use super::{arity, expect};
 use crate::autodiff::{distinct, gradients};
