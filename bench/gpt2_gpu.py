@@ -7,8 +7,9 @@
     python bench/gpt2_gpu.py target/debug/flatout --small --rounds 1
 
 64 rows of 1,024 tokens at once and 524,288 tokens per update on both sides, bf16, random tokens; llm.c keeps its master weights in fp32 as flatout does
-(-w 1, its default) and recomputes nothing (-r 0), with GELU fused (-ge 1). llm.c needs nvcc and cuDNN's frontend to be built; without --llmc flatout runs alone and a
-line says so. Prints the median step after a warm-up, tokens per second and the ratio.
+(-w 1, its default) and recomputes nothing (-r 0), with GELU fused (-ge 1). llm.c needs nvcc and cuDNN's frontend to be built: with CUDA 13 the location in its
+call of cudaMemAdvise must become `cudaMemLocation{cudaMemLocationTypeHost, 0}`, and recent frontends need `-lnvrtc -lcuda` among NVCC_LDFLAGS.
+Without --llmc flatout runs alone and a line says so. Prints the median step after a warm-up, tokens per second and the ratio.
 """
 
 import argparse

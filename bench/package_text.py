@@ -83,7 +83,9 @@ def paragraphs(text):
 def documents(package, folder):
     """The texts of a package's files, by path."""
     with tempfile.TemporaryDirectory() as scratch:
-        subprocess.run(["apt-get", "download", "--quiet", package], cwd=scratch, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        done = subprocess.run(["apt-get", "download", "--quiet", package], cwd=scratch, capture_output=True, text=True)
+        if done.returncode != 0:
+            sys.exit(f"{package} cannot be downloaded: {done.stderr.strip()}\nIf its version is no longer on the server, run `apt-get update` first")
         (archive,) = Path(scratch).glob("*.deb")
         subprocess.run(["dpkg-deb", "--extract", archive, folder], check=True)
     for path in sorted(Path(folder).rglob("*")):
