@@ -16,7 +16,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::call::{Call, Epilogue, Extras, SUMMED};
 use super::choice::{self, Untimed};
 use super::product::{expressible, library_workspace};
-use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, sequence};
+use crate::cuda::context::{Facts, Kernel, Prepare, Prepared, Source, sequence};
 use crate::cuda::kernels::reductions::partial_sums::partial_sums;
 use crate::cuda::kernels::stage;
 use crate::rows::kernel_row;
@@ -177,9 +177,7 @@ impl<'a> Problem<'a> {
     }
 
     fn library(&self, p: &Prepare<'_>) -> Prepared {
-        let works =
-            self.separate_launches().into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
-        Ok(sequence(works.collect::<Result<_, CudaError>>()?))
+        choice::separate(self.separate_launches(), p)
     }
 
     /// The addition of the partial sums that our kernel leaves.
@@ -195,20 +193,6 @@ impl<'a> Problem<'a> {
             _ => Ok(vec![]),
         }
     }
-
-    /// The cache key of its times, besides the device and our sources.
-    fn name(&self) -> String {
-        let views = self.launch.ins.iter().chain(self.launch.outs.iter().flatten());
-        let shapes: Vec<_> = views.map(|view| (view.dtype, &view.dims, &view.strides)).collect();
-        format!("{:?} of {shapes:?}", self.launch.op)
-    }
-}
-
-/// The kernel of a replacement operation.
-fn kernel_of(launch: &Launch) -> &'static Kernel {
-    let kind = launch.op.kind();
-    let kernels = crate::cuda::KERNELS.iter().copied().flatten();
-    kernels.into_iter().find(|kernel| kernel.row.op == kind).expect("every operation of these has a kernel")
 }
 
 /// The call of our kernels that would compute a launch, assuming an aligned arena; empty if there is none.
@@ -218,9 +202,7 @@ pub(super) fn calls(launch: &Launch) -> Vec<Call> {
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let Some(problem) = Problem::of(launch) else { return vec![] };
-    let launches = problem.separate_launches();
-    let mut sources: Vec<Source> =
-        launches.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
+    let mut sources = choice::separate_sources(&problem.separate_launches(), facts);
     let own: Vec<Source> =
         calls(launch).iter().flat_map(|call| choice::sources(call, Untimed::Own, facts)).collect();
     if !own.is_empty() && problem.epilogue.sums() {
@@ -238,5 +220,5 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Prepared {
         Epilogue::ActivatedGrad { sum: true, .. } => problem.finish(p).map(Some),
         _ => Ok(None),
     };
-    choice::fastest(&problem.name(), library, &call, &rest, Untimed::Own, p)
+    choice::fastest(&choice::name(launch), library, &call, &rest, Untimed::Own, p)
 }

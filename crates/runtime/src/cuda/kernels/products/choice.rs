@@ -10,7 +10,7 @@ use flatout_ir::{Launch, OpKind};
 
 use super::call::Call;
 use super::{activated_product, gated_codes, gated_product, hopper, mma, product};
-use crate::cuda::context::{CudaError, Facts, Prepare, Prepared, Source, Work, sequence};
+use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, Work, sequence};
 use crate::cuda::driver::store;
 use crate::cuda::kernels::timing;
 use crate::cuda::session::tuned::KernelTime;
@@ -185,6 +185,30 @@ pub(super) fn fastest(
         Some(form) => own(form),
         None => library(),
     }
+}
+
+/// The kernels that compute a product and its activation apart, one launch after the other.
+pub(super) fn separate(launches: Vec<Launch>, p: &Prepare<'_>) -> Prepared {
+    let works = launches.into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
+    Ok(sequence(works.collect::<Result<_, CudaError>>()?))
+}
+
+/// The sources of such launches.
+pub(super) fn separate_sources(launches: &[Launch], facts: &Facts) -> Vec<Source> {
+    launches.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect()
+}
+
+fn kernel_of(launch: &Launch) -> &'static Kernel {
+    let kind = launch.op.kind();
+    let mut kernels = crate::cuda::KERNELS.iter().copied().flatten();
+    kernels.find(|kernel| kernel.row.op == kind).expect("every operation of these has a kernel")
+}
+
+/// The cache key of a launch's times, besides the device and our sources.
+pub(super) fn name(launch: &Launch) -> String {
+    let views = launch.ins.iter().chain(launch.outs.iter().flatten());
+    let shapes: Vec<_> = views.map(|view| (view.dtype, &view.dims, &view.strides)).collect();
+    format!("{:?} of {shapes:?}", launch.op)
 }
 
 fn own_work(call: &Call, form: &Form, rest: Rest<'_>, p: &Prepare<'_>) -> Prepared {

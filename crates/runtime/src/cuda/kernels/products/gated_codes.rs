@@ -14,7 +14,7 @@ use flatout_ir::{Launch, Op, OpKind, View};
 use super::call::{Call, Epilogue, Extras};
 use super::choice::{self, Untimed};
 use super::gated_product::{columns, matrices, rows, workspace};
-use crate::cuda::context::{CudaError, Facts, Kernel, Prepare, Prepared, Source, sequence};
+use crate::cuda::context::{Facts, Kernel, Prepare, Prepared, Source, sequence};
 use crate::cuda::kernels::elementwise::quantize;
 use crate::cuda::kernels::stage::{self, Stage, Value, at};
 use crate::rows::kernel_row;
@@ -139,9 +139,7 @@ impl<'a> Problem<'a> {
     }
 
     fn library(&self, p: &Prepare<'_>) -> Prepared {
-        let works =
-            self.separate_launches().into_iter().map(|launch| (kernel_of(&launch).prepare)(&launch, p));
-        Ok(sequence(works.collect::<Result<_, CudaError>>()?))
+        choice::separate(self.separate_launches(), p)
     }
 
     /// Copies the largest magnitude so far to where our kernel raises it, unless it is there already.
@@ -155,20 +153,6 @@ impl<'a> Problem<'a> {
             args: vec![at(before), Value::At(to.offset)],
         })
     }
-
-    /// The cache key of its times, besides the device and our sources.
-    fn name(&self) -> String {
-        let views = self.launch.ins.iter().chain(self.launch.outs.iter().flatten());
-        let shapes: Vec<_> = views.map(|view| (view.dtype, &view.dims, &view.strides)).collect();
-        format!("{:?} of {shapes:?}", self.launch.op)
-    }
-}
-
-/// The kernel of a separate launch.
-fn kernel_of(launch: &Launch) -> &'static Kernel {
-    let kernels =
-        if launch.op.kind() == OpKind::Product { super::product::KERNELS } else { quantize::KERNELS };
-    &kernels[0]
 }
 
 /// The call of our kernels that would compute a launch, assuming an aligned arena; empty if there is none.
@@ -178,9 +162,7 @@ pub(super) fn calls(launch: &Launch) -> Vec<Call> {
 
 fn sources(launch: &Launch, facts: &Facts) -> Vec<Source> {
     let Some(problem) = Problem::of(launch) else { return vec![] };
-    let launches = problem.separate_launches();
-    let mut sources: Vec<Source> =
-        launches.iter().flat_map(|launch| (kernel_of(launch).sources)(launch, facts)).collect();
+    let mut sources = choice::separate_sources(&problem.separate_launches(), facts);
     let own: Vec<Source> =
         calls(launch).iter().flat_map(|call| choice::sources(call, Untimed::Own, facts)).collect();
     if !own.is_empty() {
@@ -194,7 +176,7 @@ fn prepare(launch: &Launch, p: &Prepare<'_>) -> Prepared {
     let Some(problem) = Problem::of(launch) else { return Ok(sequence(vec![])) };
     let library = || problem.library(p);
     let Some(call) = problem.call(|view| p.address(view)) else { return library() };
-    let works = choice::fastest(&problem.name(), library, &call, &|| Ok(None), Untimed::Own, p)?;
+    let works = choice::fastest(&choice::name(launch), library, &call, &|| Ok(None), Untimed::Own, p)?;
     // Harmless before the separate launches, which do the same.
     match problem.start() {
         Some(start) if !choice::sources(&call, Untimed::Own, p.facts()).is_empty() => {
