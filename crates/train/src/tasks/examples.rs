@@ -22,7 +22,7 @@ use super::preference::{AnswerSplit, ComparedAnswers};
 use super::seen::{PatchImages, SeenImages};
 use super::text;
 use crate::config::resolved::Resolved;
-use crate::config::{Config, IMAGE_TOKENS, SYSTEM, Sight, SourceKind, Task};
+use crate::config::{Config, IMAGE_TOKENS, SYSTEM, Sight, SourceKind, Task, Unit};
 use crate::machine::cache_folder;
 use crate::run::{BESIDE, tokenizer_path};
 use crate::switches::Choose;
@@ -130,8 +130,8 @@ pub fn lengths(config: &Config) -> Option<Lengths> {
 
 /// Whether the config names examples whose lengths only their files say.
 pub fn has_unread_lengths(config: &Config) -> bool {
-    let is_of_text = matches!(config.data.task, Task::Text | Task::Images);
-    !is_of_text && config.data.source() != SourceKind::Synthetic && lengths(config).is_none()
+    let is_of_examples = config.data.task.unit() == Unit::Examples;
+    is_of_examples && config.data.source() != SourceKind::Synthetic && lengths(config).is_none()
 }
 
 /// Opens the examples that a config names. Uses the run's own tokeniser if there is one. `fold` holds out one of several folds

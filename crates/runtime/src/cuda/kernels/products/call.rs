@@ -67,7 +67,7 @@ impl Types {
     }
 }
 
-/// What a product reads beside its operands.
+/// Further tensors that a product reads, and its workspace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Extras {
     /// Addresses of the f32 scales of 8-bit operands a and b.

@@ -8,8 +8,8 @@
 // With PROMOTE, the sum over each 128 of K is added to an f32 accumulator by ordinary additions: for that, a warpgroup multiplies
 // its tile in slices, whose sums and the tile's fit in its registers, and one warpgroup adds while the other multiplies. Without,
 // the tensor cores accumulate all of K, in fewer bits than f32 where operands have 8: over 65536 of K the relative error of a
-// product was 7e-3 instead of 1e-4, which is cuBLASLt's too. With STAGGER, the second warpgroup of a tile begins so many stages
-// after the first.
+// product was 7e-3 instead of 1e-4, which is cuBLASLt's too. With STAGGER, the second warpgroup of a tile begins that number of
+// stages after the first.
 //
 // With SPLIT, d is f32, and its matrices are the products over consecutive parts of K of the one a and b, which another kernel
 // adds.

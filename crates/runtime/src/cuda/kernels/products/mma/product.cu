@@ -208,7 +208,7 @@ __device__ __forceinline__ void exchange(u32 (&x)[4]) {
 #define ABREAST (WARP_WIDTH / 32)
 #define STRIPS (8 * ABREAST)
 
-// What a lane loads and stores of a strip of matrices of d's shape: eight columns of a row, 16 bytes.
+// The part of a strip of matrices of d's shape that a lane loads and stores: eight columns of a row, 16 bytes.
 struct Lane {
     int row, column, batch, m, n;
 
